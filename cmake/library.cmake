@@ -1,0 +1,22 @@
+# The library: one object set, linked as libtalea.so (exported talea_* only) and, for the tool and
+# the tests, as the static library talea_internal with all C++ symbols.
+file(GLOB_RECURSE talea_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/*.cpp)
+if(TALEA_CUDA)
+  list(FILTER talea_sources EXCLUDE REGEX "linear_cross_entropy/not_built.cpp$")
+else()
+  list(FILTER talea_sources EXCLUDE REGEX "/(cuda|sm90)/|src/device/")
+endif()
+if(NOT TALEA_MPI)
+  list(FILTER talea_sources EXCLUDE REGEX "src/dist/mpi")
+endif()
+
+add_library(talea_internal STATIC ${talea_sources})
+target_include_directories(talea_internal PUBLIC ${PROJECT_SOURCE_DIR}/include
+                                                 ${PROJECT_SOURCE_DIR}/src)
+target_link_libraries(talea_internal PUBLIC OpenMP::OpenMP_CXX fmt::fmt-header-only)
+target_compile_definitions(talea_internal PUBLIC $<$<BOOL:${TALEA_CUDA}>:TALEA_CUDA>
+                                                 $<$<BOOL:${TALEA_MPI}>:TALEA_MPI>
+                                                 $<$<BOOL:${TALEA_MUTANTS}>:TALEA_MUTANTS>)
+if(TALEA_CUDA)
+  include(cmake/cuda.cmake)
+endif()

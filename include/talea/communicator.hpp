@@ -1,0 +1,39 @@
+// What: the ranks that share one call, as an argument of the operator.
+// Why: vocabulary and sequence parallelism use the same code as a world of one.
+// Never: names the engine (threads, MPI, NCCL) behind it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "talea/tensor.hpp"
+
+namespace talea {
+
+// A caller's stream (cudaStream_t) or null; host communicators ignore it.
+using Stream = void*;
+
+// All calls are collective: every rank makes the same calls in the same order with the same sizes.
+// A rank that does not arrive makes the others throw Error(runtime) naming it, within the timeout.
+// Buffers live where device() says. Results do not depend on arrival order.
+class Communicator {
+ public:
+  virtual ~Communicator() = default;
+  virtual const char* engine() const = 0;  // "self", "threads", "mpi", "nccl", ...
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+  virtual DeviceKind device() const { return DeviceKind::cpu; }
+
+  // `bytes` bytes of every rank, in rank order, into recv (size() * bytes).
+  virtual void all_gather(const void* send, void* recv, int64_t bytes, Stream stream) = 0;
+  // In place; dtype f32, f64 or i64 (bf16 also on device communicators); summed in rank order.
+  virtual void all_reduce_sum(void* buffer, int64_t count, DType dtype, Stream stream) = 0;
+  // send holds size() * count elements; this rank receives the sum of block rank().
+  virtual void reduce_scatter_sum(const void* send, void* recv, int64_t count, DType dtype,
+                                  Stream stream) = 0;
+};
+
+// The world of one rank; stateless and shared.
+Communicator& self_communicator();
+
+}  // namespace talea

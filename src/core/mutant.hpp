@@ -1,0 +1,58 @@
+// What: planted bugs that the test suite must kill, one switch a class of bug.
+// Why: a test that no bug can fail is a defect; the kill table proves that ours can.
+// Never: present in a normal build: without TALEA_MUTANTS every switch is a constant false.
+#pragma once
+
+#include <cstdint>
+
+namespace talea {
+
+// The names follow the museum of known bugs (docs/museum.md) where there is one.
+#define TALEA_MUTANT_LIST(X)                                                               \
+  X(b1_upstream_first_only, "none backward reads only the first upstream gradient")        \
+  X(b2_upstream_stride_ignored, "an expanded or strided upstream is read as contiguous")   \
+  X(b3_transposed_as_contiguous, "a transposed input is read as contiguous")               \
+  X(b4_gradient_in_16_bits, "the fp32 gradient passes through a bf16 buffer")              \
+  X(b5_subtract_one, "p - 1 of the target is formed by subtraction from a rounded p")      \
+  X(b6_dw_16bit_accumulator, "dW is accumulated over chunks in bf16")                      \
+  X(b7_padding_in_softmax, "padded vocabulary rows enter the softmax")                     \
+  X(b8_sentinel_matches_padding, "an ignored or foreign target matches a padded column")   \
+  X(b9_smoothing_local, "label smoothing over the local shard")                            \
+  X(b10_offset_32_bit, "an element offset is cut to 32 bits")                              \
+  X(b11_bias_twice, "the bias is added once per block of the hidden dimension")            \
+  X(b12_max_starts_at_zero, "the running maximum starts at 0")                             \
+  X(b13_silent_fallback, "a named lane that declines is replaced in silence")              \
+  X(b14_dx_summed_in_16_bits, "dX is summed over vocabulary splits in bf16")               \
+  X(b15_input_overwritten, "a caller's input is used as scratch")                          \
+  X(b16_all_ignored, "an all-ignored batch divides by zero in the gradient")               \
+  X(b17_unordered_sum, "a reduction's order depends on the threads")                       \
+  X(b18_second_backward, "a second call scales the gradient of the first")                 \
+  X(b19_dw_missing_when_dx_frozen, "dW is not computed when dX is not requested")          \
+  X(b20_local_mean, "a local count divides where the global one was asked for")            \
+  X(b22_probability_clamp, "-log(p + eps) instead of -log p")                              \
+  X(b24_invalid_leaves_denominator, "an invalid target leaves the denominator in silence") \
+  X(ignored_row_leaks, "an ignored row takes part in dW")                                  \
+  X(zloss_outside_gradient, "the z-loss is in the loss but not in the gradient")           \
+  X(class_weight_on_zloss, "the z-loss is scaled by the class weight")                     \
+  X(softcap_no_derivative, "the derivative of the softcap is left out")                    \
+  X(scale_missing_in_dw, "the logit scale is left out of dW")                              \
+  X(topk_tie_highest, "ties of top-k go to the highest id")                                \
+  X(main_grad_overwritten, "dW overwrites the main gradient instead of adding")            \
+  X(workspace_overrun, "more than the declared workspace is written")                      \
+  X(logits_rounded, "logits are rounded to 16 bits before the softmax")
+
+enum class Mutant : int32_t {
+  off = 0,
+#define TALEA_MUTANT_ENUM(name, text) name,
+  TALEA_MUTANT_LIST(TALEA_MUTANT_ENUM)
+#undef TALEA_MUTANT_ENUM
+};
+
+#ifdef TALEA_MUTANTS
+inline Mutant planted_mutant = Mutant::off;  // set by the test program before any call
+inline bool mutant(Mutant m) { return planted_mutant == m; }
+#else
+constexpr bool mutant(Mutant) { return false; }
+#endif
+
+}  // namespace talea

@@ -1,0 +1,319 @@
+// What: derives the problem from the arguments and checks everything that needs no data.
+// Why: errors come early, before any work, and name argument and value.
+// Never: dereferences a tensor.
+#include <algorithm>
+#include <bit>
+#include <cmath>
+
+#include "core/fail.hpp"
+#include "ops/linear_cross_entropy/contract.hpp"
+
+namespace talea::lce {
+namespace {
+
+constexpr auto data_error = ErrorKind::invalid_data;
+
+std::string shape_of(const Tensor& t) {
+  std::string s = "[";
+  for (int i = 0; i < t.rank; ++i) s += fmt::format("{}{}", i ? ", " : "", t.shape[i]);
+  return s + "]";
+}
+
+void check_shape(const char* name, const Tensor& t, std::initializer_list<int64_t> want) {
+  if (!t) return;
+  bool same = t.rank == static_cast<int>(want.size());
+  int i = 0;
+  std::string expected = "[";
+  for (int64_t extent : want) {
+    same = same && t.shape[i] == extent;
+    expected += fmt::format("{}{}", i ? ", " : "", extent);
+    ++i;
+  }
+  require(same, data_error, "{}: shape {} where {}] is needed", name, shape_of(t), expected);
+  require(t.data || t.elements() == 0, data_error, "{}: null pointer with shape {}", name,
+          shape_of(t));
+}
+
+template <typename... Allowed>
+void check_dtype(const char* name, const Tensor& t, Allowed... allowed) {
+  if (!t) return;
+  std::string list;
+  ((list += std::string(list.empty() ? "" : ", ") + name_of(allowed)), ...);
+  require(((t.dtype == allowed) || ...), data_error,
+          "{}: dtype {} is not supported here; one of {}", name, name_of(t.dtype), list);
+}
+
+void check_options(const Options& o) {
+  const auto bad = ErrorKind::usage;
+  require(o.label_smoothing >= 0 && o.label_smoothing < 1, bad,
+          "label_smoothing = {}: must lie in [0, 1)", o.label_smoothing);
+  require(o.z_loss >= 0 && std::isfinite(o.z_loss), bad, "z_loss = {}: must be finite and >= 0",
+          o.z_loss);
+  require(o.softcap >= 0 && std::isfinite(o.softcap), bad,
+          "softcap = {}: must be finite and > 0 (0 turns it off)", o.softcap);
+  require(std::isfinite(o.logit_scale) && o.logit_scale != 0, bad,
+          "logit_scale = {}: must be finite and not 0", o.logit_scale);
+  require(o.denominator != Denominator::given ||
+              (std::isfinite(o.denominator_value) && o.denominator_value > 0),
+          bad, "denominator = {}: a given denominator must be finite and > 0", o.denominator_value);
+  require(o.workspace_limit_bytes >= 0, bad, "workspace_limit = {} bytes: must be >= 0",
+          o.workspace_limit_bytes);
+  require(o.threads >= 0, bad, "threads = {}: must be >= 0", o.threads);
+  require(o.vocab >= 0, bad, "vocab = {}: must be >= 0", o.vocab);
+}
+
+// The bytes [first, last) a view can touch.
+struct Extent {
+  const char* first;
+  const char* last;
+};
+
+Extent extent_of(const Tensor& t) {
+  const char* base = static_cast<const char*>(t.data);
+  if (t.elements() == 0) return {base, base};
+  int64_t low = 0, high = 0;
+  for (int i = 0; i < t.rank; ++i) {
+    const int64_t reach = (t.shape[i] - 1) * t.stride[i];
+    (reach < 0 ? low : high) += reach;
+  }
+  return {base + low * size_of(t.dtype), base + (high + 1) * size_of(t.dtype)};
+}
+
+struct Named {
+  const char* name;
+  const Tensor* tensor;
+};
+
+std::vector<Named> input_list(const Inputs& in) {
+  return {{"hidden", &in.hidden},
+          {"weight", &in.weight},
+          {"bias", &in.bias},
+          {"targets", &in.targets},
+          {"class_weight", &in.class_weight},
+          {"token_weight", &in.token_weight},
+          {"token_scale", &in.token_scale},
+          {"soft_target_ids", &in.soft_target_ids},
+          {"soft_target_probs", &in.soft_target_probs},
+          {"upstream", &in.upstream},
+          {"upstream_lse", &in.upstream_lse},
+          {"upstream_entropy", &in.upstream_entropy}};
+}
+
+std::vector<Named> output_list(const Outputs& out) {
+  return {{"loss", &out.loss},
+          {"lse", &out.lse},
+          {"target_logprob", &out.target_logprob},
+          {"entropy", &out.entropy},
+          {"argmax", &out.argmax},
+          {"accuracy", &out.accuracy},
+          {"topk_values", &out.topk_values},
+          {"topk_ids", &out.topk_ids},
+          {"topk_logprobs", &out.topk_logprobs},
+          {"dx", &out.dx},
+          {"dw", &out.dw},
+          {"db", &out.db}};
+}
+
+void check_overlap(const Inputs& in, const Outputs& out) {
+  const auto inputs = input_list(in);
+  const auto outputs = output_list(out);
+  auto crossing = [](const Tensor& a, const Tensor& b) {
+    const Extent x = extent_of(a), y = extent_of(b);
+    return x.first < y.last && y.first < x.last;
+  };
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    const Tensor& o = *outputs[i].tensor;
+    if (!o) continue;
+    for (int d = 0; d < o.rank; ++d)
+      require(o.shape[d] <= 1 || o.stride[d] > 0, data_error,
+              "{}: stride {} of dimension {} in an output; it must be positive", outputs[i].name,
+              o.stride[d], d);
+    for (const Named& n : inputs)
+      require(!*n.tensor || !crossing(o, *n.tensor), data_error,
+              "{}: its memory overlaps the input {}", outputs[i].name, n.name);
+    for (size_t j = i + 1; j < outputs.size(); ++j)
+      require(!*outputs[j].tensor || !crossing(o, *outputs[j].tensor), data_error,
+              "{}: its memory overlaps the output {}", outputs[i].name, outputs[j].name);
+  }
+}
+
+void check_devices(const Inputs& in, const Outputs& out) {
+  auto check = [&](const Named& n) {
+    require(!*n.tensor || (n.tensor->device == in.hidden.device &&
+                           n.tensor->device_index == in.hidden.device_index),
+            data_error, "{}: lies on another device than hidden ({} {} against {} {})", n.name,
+            n.tensor->device == DeviceKind::cpu ? "cpu" : "cuda", n.tensor->device_index,
+            in.hidden.device == DeviceKind::cpu ? "cpu" : "cuda", in.hidden.device_index);
+  };
+  for (const Named& n : input_list(in)) check(n);
+  for (const Named& n : output_list(out)) check(n);
+}
+
+void check_dtypes(const Inputs& in, const Outputs& out) {
+  using enum DType;
+  check_dtype("hidden", in.hidden, f32, bf16, f16, f64);
+  if (is_16bit(in.hidden.dtype))
+    check_dtype("weight", in.weight, in.hidden.dtype, f32);
+  else
+    check_dtype("weight", in.weight, in.hidden.dtype);
+  check_dtype("bias", in.bias, in.weight.dtype, f32);
+  check_dtype("targets", in.targets, i32, i64);
+  check_dtype("soft_target_ids", in.soft_target_ids, i32, i64);
+  for (const Named& n :
+       {Named{"class_weight", &in.class_weight}, Named{"token_weight", &in.token_weight},
+        Named{"token_scale", &in.token_scale}, Named{"soft_target_probs", &in.soft_target_probs},
+        Named{"upstream", &in.upstream}, Named{"upstream_lse", &in.upstream_lse},
+        Named{"upstream_entropy", &in.upstream_entropy}, Named{"loss", &out.loss},
+        Named{"lse", &out.lse}, Named{"target_logprob", &out.target_logprob},
+        Named{"entropy", &out.entropy}, Named{"accuracy", &out.accuracy},
+        Named{"topk_values", &out.topk_values}, Named{"topk_logprobs", &out.topk_logprobs}})
+    check_dtype(n.name, *n.tensor, f32, f64);
+  check_dtype("argmax", out.argmax, i64);
+  check_dtype("topk_ids", out.topk_ids, i64);
+  check_dtype("dx", out.dx, in.hidden.dtype, f32, f64);
+  check_dtype("dw", out.dw, in.weight.dtype, f32, f64);
+  check_dtype("db", out.db, in.bias ? in.bias.dtype : in.weight.dtype, f32, f64);
+  require(!out.accumulate_dw || !is_16bit(out.dw.dtype), data_error,
+          "dw: accumulation needs an fp32 main gradient, not {}", name_of(out.dw.dtype));
+  require(!out.accumulate_db || !is_16bit(out.db.dtype), data_error,
+          "db: accumulation needs an fp32 buffer, not {}", name_of(out.db.dtype));
+}
+
+void check_shapes(const Problem& p, const Inputs& in, const Outputs& out) {
+  const int64_t n = p.tokens, rows = in.hidden.shape[0];
+  check_shape("hidden", in.hidden, {rows, p.hidden});
+  check_shape("weight", in.weight, {p.vocab_stored, p.hidden});
+  check_shape("bias", in.bias, {p.vocab_stored});
+  check_shape("targets", in.targets, {n});
+  check_shape("class_weight", in.class_weight, {p.vocab});
+  check_shape("token_weight", in.token_weight, {n});
+  check_shape("token_scale", in.token_scale, {n});
+  check_shape("soft_target_ids", in.soft_target_ids, {n, p.soft_k});
+  check_shape("soft_target_probs", in.soft_target_probs,
+              {n, p.soft_targets == SoftTargets::dense ? p.vocab : p.soft_k});
+  if (p.options.reduction == Reduction::none) {
+    check_shape("loss", out.loss, {n});
+    check_shape("upstream", in.upstream, {n});
+  } else {
+    check_shape("loss", out.loss, {});
+    check_shape("upstream", in.upstream, {});
+  }
+  check_shape("upstream_lse", in.upstream_lse, {n});
+  check_shape("upstream_entropy", in.upstream_entropy, {n});
+  for (const Named& t : {Named{"lse", &out.lse}, Named{"target_logprob", &out.target_logprob},
+                         Named{"entropy", &out.entropy}, Named{"argmax", &out.argmax}})
+    check_shape(t.name, *t.tensor, {n});
+  check_shape("accuracy", out.accuracy, {});
+  for (const Named& t : {Named{"topk_values", &out.topk_values}, Named{"topk_ids", &out.topk_ids},
+                         Named{"topk_logprobs", &out.topk_logprobs}})
+    check_shape(t.name, *t.tensor, {n, p.top_k});
+  check_shape("dx", out.dx, {rows, p.hidden});
+  check_shape("dw", out.dw, {p.vocab_stored, p.hidden});
+  check_shape("db", out.db, {p.vocab_stored});
+}
+
+void check_presence(const Problem& p, const Inputs& in, const Outputs& out) {
+  const auto usage = ErrorKind::usage;
+  require(!(in.targets && in.soft_target_probs), usage,
+          "targets and soft_target_probs: give one of them");
+  require(!in.soft_target_ids || in.soft_target_probs, usage,
+          "soft_target_ids: needs soft_target_probs beside it");
+  const bool any = in.targets || in.soft_target_probs;
+  require(any || !out.loss, usage, "loss: needs targets or soft_target_probs");
+  require(in.targets || !out.target_logprob, usage, "target_logprob: needs targets");
+  require(in.targets || !out.accuracy, usage, "accuracy: needs targets");
+  require(any || !in.upstream, usage, "upstream: needs targets or soft_target_probs");
+  require(any || !p.backward() || in.upstream_lse || in.upstream_entropy, usage,
+          "{}: without targets a gradient needs upstream_lse or upstream_entropy",
+          out.dx ? "dx" : "dw");
+  require(in.bias || !out.db, usage, "db: needs a bias");
+  require(p.top_k <= max_top_k, usage, "top-k = {}: at most {}", p.top_k, max_top_k);
+  require(p.top_k <= p.vocab, usage, "top-k = {}: the vocabulary has {} entries", p.top_k, p.vocab);
+  require(p.options.denominator_scope == DenominatorScope::local ||
+              p.options.denominator != Denominator::given,
+          usage, "denominator_scope = global: a given denominator is already global");
+}
+
+int64_t alignment_of(const Inputs& in, const Outputs& out) {
+  uint64_t bits = 256;
+  for (const Tensor* t : {&in.hidden, &in.weight, &out.dx, &out.dw})
+    if (*t) bits |= reinterpret_cast<uintptr_t>(t->data);
+  return int64_t{1} << std::countr_zero(bits);
+}
+
+void fill_flags(Problem& p, const Inputs& in, const Outputs& out) {
+  p.has_targets = in.targets.present;
+  p.has_bias = in.bias.present;
+  p.has_class_weight = in.class_weight.present;
+  p.has_token_weight = in.token_weight.present;
+  p.has_token_scale = in.token_scale.present;
+  p.has_upstream = in.upstream.present;
+  p.has_upstream_lse = in.upstream_lse.present;
+  p.has_upstream_entropy = in.upstream_entropy.present;
+  p.wants_loss = out.loss.present;
+  p.wants_lse = out.lse.present;
+  p.wants_logprob = out.target_logprob.present;
+  p.wants_entropy = out.entropy.present;
+  p.wants_argmax = out.argmax.present;
+  p.wants_accuracy = out.accuracy.present;
+  p.wants_dx = out.dx.present;
+  p.wants_dw = out.dw.present;
+  p.wants_db = out.db.present;
+  p.accumulate_dw = out.accumulate_dw;
+  if (out.dx) p.dx_dtype = out.dx.dtype;
+  if (out.dw) p.dw_dtype = out.dw.dtype;
+  if (in.bias) p.bias_dtype = in.bias.dtype;
+  for (const Tensor* t : {&out.topk_values, &out.topk_ids, &out.topk_logprobs})
+    if (*t && t->rank == 2) p.top_k = t->shape[1];
+}
+
+}  // namespace
+
+Problem describe(const Inputs& in, const Outputs& out, const Options& options, const Ranks& ranks) {
+  check_options(options);
+  require(in.hidden && in.hidden.rank == 2, data_error,
+          "hidden: needed, with shape [tokens, hidden]{}",
+          in.hidden ? fmt::format(", not {}", shape_of(in.hidden)) : "");
+  require(in.weight && in.weight.rank == 2, data_error,
+          "weight: needed, with shape [vocab, hidden]{}",
+          in.weight ? fmt::format(", not {}", shape_of(in.weight)) : "");
+  Problem p;
+  p.options = options;
+  p.world = ranks.vocab ? ranks.vocab->size() : 1;
+  p.rank = ranks.vocab ? ranks.vocab->rank() : 0;
+  p.sequence_parallel = ranks.sequence_parallel;
+  p.tokens = in.hidden.shape[0] * (ranks.sequence_parallel ? p.world : 1);
+  p.hidden = in.hidden.shape[1];
+  p.vocab_stored = in.weight.shape[0];
+  p.vocab_begin = ranks.vocab_begin;
+  require(p.world == 1 || options.vocab > 0, ErrorKind::usage,
+          "vocab = 0: with {} vocabulary ranks the logical vocabulary must be given", p.world);
+  p.vocab = options.vocab > 0 ? options.vocab : p.vocab_begin + p.vocab_stored;
+  require(p.vocab >= 1, data_error, "vocab = {}: at least one entry is needed", p.vocab);
+  require(p.world > 1 || (p.vocab_begin == 0 && p.vocab <= p.vocab_stored), data_error,
+          "vocab = {}: the weight holds only {} rows from {}", p.vocab, p.vocab_stored,
+          p.vocab_begin);
+  p.vocab_local = std::clamp<int64_t>(p.vocab - p.vocab_begin, 0, p.vocab_stored);
+  p.device = in.hidden.device;
+  p.device_index = in.hidden.device_index;
+  p.hidden_dtype = in.hidden.dtype;
+  p.weight_dtype = in.weight.dtype;
+  p.hidden_row_stride = in.hidden.stride[0];
+  p.hidden_col_stride = in.hidden.stride[1];
+  p.weight_row_stride = in.weight.stride[0];
+  p.weight_col_stride = in.weight.stride[1];
+  p.alignment_bytes = alignment_of(in, out);
+  if (in.soft_target_probs) {
+    p.soft_targets = in.soft_target_ids ? SoftTargets::sparse : SoftTargets::dense;
+    if (in.soft_target_ids.rank == 2) p.soft_k = in.soft_target_ids.shape[1];
+  }
+  fill_flags(p, in, out);
+  check_presence(p, in, out);
+  check_dtypes(in, out);
+  check_shapes(p, in, out);
+  check_devices(in, out);
+  check_overlap(in, out);
+  return p;
+}
+
+}  // namespace talea::lce

@@ -1,0 +1,132 @@
+// What: the way through the operator: check, choose, workspace, run.
+// Why: one table and one choose() serve the library, the C interface and the command line.
+// Never: includes a CUDA header or knows how a lane works.
+#include <array>
+
+#include "core/fail.hpp"
+#include "core/mutant.hpp"
+#include "ops/linear_cross_entropy/contract.hpp"
+
+namespace talea {
+namespace lce {
+
+std::span<const Lane> lanes() {
+  static const std::array<Lane, 5> table = {sm90_lane(), cuda_lane(), cpu_lane(), unfused_lane(),
+                                            reference_lane()};
+  return table;
+}
+
+namespace {
+
+struct Choice {
+  const Lane* lane = nullptr;
+  std::vector<LaneDecline> declined;
+};
+
+Choice choose(const Problem& p, const DeviceFacts& device) {
+  Choice choice;
+  const std::string& wanted = p.options.lane;
+  bool known = wanted == "auto";
+  for (const Lane& lane : lanes()) {
+    const bool named = wanted == lane.name;
+    known = known || named;
+    if (choice.lane) break;
+    if (wanted != "auto" && !named) continue;
+    if (wanted == "auto" && std::string_view(lane.name) == "unfused") {
+      choice.declined.push_back(
+          {lane.name, "materialises the logits; only when asked for by name"});
+      continue;
+    }
+    if (auto reason = lane.decline(p, device)) {
+      choice.declined.push_back({lane.name, *reason});
+      continue;
+    }
+    choice.lane = &lane;
+  }
+  require(known, ErrorKind::usage, "lane = {}: no such lane (sm90, cuda, cpu, unfused, reference)",
+          wanted);
+  return choice;
+}
+
+const Lane& chosen(const Problem& p, const DeviceFacts& device, Choice& choice) {
+  choice = choose(p, device);
+  if (!choice.lane && p.options.lane != "auto" && mutant(Mutant::b13_silent_fallback)) {
+    Problem any = p;
+    any.options.lane = "auto";
+    choice = choose(any, device);
+  }
+  std::string reasons;
+  for (const LaneDecline& d : choice.declined)
+    reasons += fmt::format("\n  {}: {}", d.lane, d.reason);
+  require(choice.lane, ErrorKind::unavailable, "no lane takes this problem:{}", reasons);
+  return *choice.lane;
+}
+
+double product_flops(const Problem& p) {
+  const double one = 2.0 * static_cast<double>(p.tokens) * static_cast<double>(p.hidden) *
+                     static_cast<double>(p.vocab_local);
+  return one * (1 + (p.wants_dx ? 1 : 0) + (p.wants_dw ? 1 : 0));
+}
+
+}  // namespace
+}  // namespace lce
+
+LinearCrossEntropyProblem describe(const LinearCrossEntropyInputs& inputs,
+                                   const LinearCrossEntropyOutputs& outputs,
+                                   const LinearCrossEntropyOptions& options,
+                                   const LinearCrossEntropyRanks& ranks) {
+  return lce::describe(inputs, outputs, options, ranks);
+}
+
+int64_t workspace_bytes(const LinearCrossEntropyProblem& problem) {
+  const DeviceFacts device = gather_device_facts(problem.device_index);
+  lce::Choice choice;
+  return lce::chosen(problem, device, choice).workspace_bytes(problem, device);
+}
+
+LaneChoice explain(const LinearCrossEntropyProblem& problem) {
+  const DeviceFacts device = gather_device_facts(problem.device_index);
+  lce::Choice choice = lce::choose(problem, device);
+  LaneChoice said;
+  said.declined = choice.declined;
+  if (!choice.lane) return said;
+  said.lane = choice.lane->name;
+  said.lane_kind = choice.lane->kind;
+  said.workspace_bytes = choice.lane->workspace_bytes(problem, device);
+  said.flops = lce::product_flops(problem);
+  said.details = choice.lane->details(problem, device);
+  return said;
+}
+
+std::vector<std::string> linear_cross_entropy_lanes() {
+  std::vector<std::string> names;
+  for (const lce::Lane& lane : lce::lanes()) names.emplace_back(lane.name);
+  return names;
+}
+
+LinearCrossEntropyResult linear_cross_entropy(const LinearCrossEntropyInputs& inputs,
+                                              const LinearCrossEntropyOutputs& outputs,
+                                              const LinearCrossEntropyOptions& options,
+                                              Workspace workspace,
+                                              const LinearCrossEntropyRanks& ranks, Stream stream) {
+  const lce::Problem problem = lce::describe(inputs, outputs, options, ranks);
+  const DeviceFacts device = gather_device_facts(problem.device_index);
+  lce::Choice choice;
+  const lce::Lane& lane = lce::chosen(problem, device, choice);
+  const int64_t needed = lane.workspace_bytes(problem, device);
+  require(workspace.bytes >= needed && (workspace.data || needed == 0), ErrorKind::usage,
+          "workspace: {} bytes given, {} bytes needed by lane {}",
+          workspace.data ? workspace.bytes : 0, needed, lane.name);
+  LinearCrossEntropyResult result;
+  result.lane = lane.name;
+  result.lane_kind = lane.kind;
+  result.declined = choice.declined;
+  result.workspace_bytes = needed;
+  result.flops = lce::product_flops(problem);
+  Communicator& vocab = ranks.vocab ? *ranks.vocab : self_communicator();
+  Communicator& batch = ranks.batch ? *ranks.batch : self_communicator();
+  lane.run({problem, device, inputs, outputs, workspace, vocab, batch, stream, result});
+  return result;
+}
+
+}  // namespace talea

@@ -1,0 +1,140 @@
+// What: the checks that need data, and what the targets say about the batch.
+// Why: ignored, out-of-range and empty batches mean the same in every lane.
+// Never: reads hidden, weight or bias.
+#include <cmath>
+
+#include "core/fail.hpp"
+#include "core/half.hpp"
+#include "core/mutant.hpp"
+#include "ops/linear_cross_entropy/contract.hpp"
+
+namespace talea::lce {
+namespace {
+
+void check_weights(const char* name, const Tensor& t) {
+  for (int64_t v = 0; t && v < t.shape[0]; ++v) {
+    const double c = at(t, v);
+    require(c >= 0 && std::isfinite(c), ErrorKind::invalid_data,
+            "{}[{}] = {}: must be finite and >= 0", name, v, c);
+  }
+}
+
+void check_scales(const Tensor& t) {
+  for (int64_t i = 0; t && i < t.shape[0]; ++i) {
+    const double s = at(t, i);
+    require(std::isfinite(s) && s != 0, ErrorKind::invalid_data,
+            "token_scale[{}] = {}: must be finite and not 0", i, s);
+  }
+}
+
+}  // namespace
+
+RowKind row_kind(const Problem& p, const Inputs& in, int64_t t) {
+  const int64_t ignore = p.options.ignore_index;
+  auto inside = [&](int64_t id) { return id >= 0 && id < p.vocab; };
+  if (p.has_targets) {
+    const int64_t y = index_at(in.targets, t);
+    if (y == ignore) return RowKind::ignored;
+    return inside(y) ? RowKind::valid : RowKind::poisoned;
+  }
+  if (p.soft_targets != SoftTargets::sparse || p.soft_k == 0) return RowKind::valid;
+  // A sparse row is ignored as a whole: every id is ignore_index.
+  bool all_ignored = true, all_inside = true;
+  for (int64_t j = 0; j < p.soft_k; ++j) {
+    const int64_t id = index_at(in.soft_target_ids, t, j);
+    all_ignored = all_ignored && id == ignore;
+    all_inside = all_inside && inside(id);
+  }
+  if (all_ignored) return RowKind::ignored;
+  return all_inside ? RowKind::valid : RowKind::poisoned;
+}
+
+TargetFacts examine(const Problem& p, const Inputs& in) {
+  check_weights("class_weight", in.class_weight);
+  check_scales(in.token_scale);
+  TargetFacts f;
+  f.class_weight_sum = static_cast<double>(p.vocab);
+  if (in.class_weight) {
+    f.class_weight_sum = 0;
+    for (int64_t v = 0; v < p.vocab; ++v) f.class_weight_sum += at(in.class_weight, v);
+  }
+  const bool checked = p.options.target_check != TargetCheck::poison;
+  for (int64_t t = 0; t < p.tokens; ++t) {
+    const RowKind kind = row_kind(p, in, t);
+    if (kind == RowKind::ignored) {
+      ++f.ignored;
+      continue;
+    }
+    if (kind == RowKind::poisoned) {
+      if (checked && p.has_targets)
+        fail(ErrorKind::invalid_data, "targets[{}] = {}: outside [0, {}) and not ignore_index {}",
+             t, index_at(in.targets, t), p.vocab, p.options.ignore_index);
+      if (checked)
+        fail(ErrorKind::invalid_data, "soft_target_ids[{}]: an id outside [0, {})", t, p.vocab);
+      ++f.out_of_range;
+      if (mutant(Mutant::b24_invalid_leaves_denominator)) continue;
+    } else {
+      ++f.valid;
+    }
+    double c = 1;
+    if (p.has_targets && kind == RowKind::valid) {
+      const int64_t y = index_at(in.targets, t);
+      if (in.class_weight) c = at(in.class_weight, y);
+      if (y >= p.vocab_begin && y < p.vocab_begin + p.vocab_local) ++f.in_partition;
+    }
+    f.valid_weight += c;
+    f.weighted += c * (in.token_weight ? at(in.token_weight, t) : 1.0);
+  }
+  return f;
+}
+
+Normaliser normaliser(const Problem& p, const TargetFacts& facts, Communicator& batch) {
+  const bool global =
+      p.options.denominator_scope == DenominatorScope::global && !mutant(Mutant::b20_local_mean);
+  double sums[3] = {facts.valid_weight, facts.weighted,
+                    static_cast<double>(facts.valid + facts.out_of_range)};
+  if (global) batch.all_reduce_sum(sums, 3, DType::f64, nullptr);
+  Normaliser m;
+  m.empty = sums[2] == 0;
+  if (p.options.reduction != Reduction::mean) return m;
+  switch (p.options.denominator) {
+    case Denominator::valid:
+      m.denominator = sums[0];
+      break;
+    case Denominator::weighted:
+      m.denominator = sums[1];
+      break;
+    case Denominator::given:
+      m.denominator = p.options.denominator_value;
+      break;
+  }
+  m.inverse = 1.0 / m.denominator;
+  return m;
+}
+
+double reduce_loss(const Problem& p, const Normaliser& m, double sum) {
+  if (p.options.reduction == Reduction::sum) return sum;
+  // A given denominator makes the mean of nothing 0 / M, which is 0; only a counted one is empty.
+  if (m.empty && p.options.denominator != Denominator::given)
+    return p.options.on_empty == OnEmpty::nan ? NAN : 0.0;
+  return sum / m.denominator;
+}
+
+double upstream_at(const Inputs& in, int64_t t) {
+  if (!in.upstream) return 1.0;
+  if (in.upstream.rank == 0) return load_element(in.upstream.data, in.upstream.dtype, 0);
+  if (mutant(Mutant::b1_upstream_first_only)) return at(in.upstream, 0);
+  if (mutant(Mutant::b2_upstream_stride_ignored))
+    return load_element(in.upstream.data, in.upstream.dtype, t);
+  return at(in.upstream, t);
+}
+
+void record(const TargetFacts& facts, const Normaliser& m, Result& result) {
+  result.valid_tokens = facts.valid;
+  result.ignored_tokens = facts.ignored;
+  result.out_of_range_tokens = facts.out_of_range;
+  result.targets_in_partition = facts.in_partition;
+  result.denominator = m.denominator;
+}
+
+}  // namespace talea::lce

@@ -1,0 +1,47 @@
+# The front door. `make demo` and `make test` need nothing done before them.
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+JOBS ?= $(shell nproc)
+OUT ?= out
+
+.PHONY: help setup build demo test mutants bench format lint cuda install clean
+
+help: ## this list
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 10
+
+setup: ## install what the build and the tests need (apt)
+	@tools/setup build test
+
+build: ## the library and build/bin/talea
+	@tools/setup build
+	@cmake --preset release -DTALEA_TESTS=OFF >/dev/null
+	@cmake --build build --parallel $(JOBS)
+
+demo: build ## the main job on real input: trains on this project's sources, checks, reports
+	@tools/demo $(OUT)
+
+test: ## build and pass the tests
+	@tools/setup build test
+	@cmake --preset release -DTALEA_TESTS=ON >/dev/null
+	@cmake --build build --parallel $(JOBS)
+	@ctest --test-dir build --output-on-failure --parallel $(JOBS) -LE gpu
+
+mutants: ## plant every known bug and watch the suite kill it
+	@tools/setup build test
+	@cmake --preset dev >/dev/null
+	@cmake --build build/dev --parallel $(JOBS)
+	@ctest --test-dir build/dev --output-on-failure -L mutants
+
+cuda: ## build the CUDA lanes (needs nvcc, no GPU)
+	@tools/setup build test
+	@cmake --preset cuda >/dev/null
+	@cmake --build build/cuda --parallel $(JOBS)
+
+format: ## clang-format everything
+	@git ls-files '*.cpp' '*.hpp' '*.cu' '*.cuh' '*.h' '*.c' | xargs clang-format -i
+
+lint: ## what pre-commit runs, without installing hooks
+	@tools/lint
+
+clean: ## remove what was built
+	@rm -rf build out

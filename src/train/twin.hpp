@@ -1,0 +1,101 @@
+// What: candidate, reference and noise twins trained side by side, compared at every step.
+// Why: a single step cannot show a drift, and a drift means nothing without its noise band.
+// Never: lets one run's numbers into another; they share weights, data and rules only.
+#pragma once
+
+#include <functional>
+#include <optional>
+
+#include "train/compare.hpp"
+#include "train/stream.hpp"
+#include "train/trainer.hpp"
+
+namespace talea::train {
+
+// Largest allowed same-state errors of one fp32 step against the same step in fp64, relative.
+struct Tolerances {
+  double loss = 2e-6;    // to max(1, loss)
+  double rows = 4e-6;    // lse and log-probabilities, to max(1, largest)
+  double grads = 1e-4;   // relative L2 of each tensor's gradient
+  double params = 1e-6;  // relative L2 of all parameters after the step
+  double m = 1e-4, v = 1e-4;
+  double norm = 2e-5;  // of the gradient norm; the clip scale follows it
+  double band = 4;     // drift of the candidate over the twins' largest drift
+};
+
+struct SameState {  // one step of the candidate against fp64 from the candidate's own state
+  double loss = 0, lse = 0, logp = 0, grads = 0, norm = 0, clip = 0, params = 0, m = 0, v = 0;
+  std::string worst_tensor;  // of the gradients
+};
+
+struct Drift {  // against the free-running fp64 reference
+  double loss = 0, grads = 0, params_before = 0, params = 0, m = 0, v = 0;
+};
+
+struct StepRecord {
+  StepReport candidate, reference;
+  double twin_loss = 0;
+  SameState same;
+  Drift drift, band;        // band: the largest of the twins
+  double params_moved = 0;  // ||params - initial|| / ||initial|| of the candidate
+  double seconds = 0;
+  std::string lane;
+};
+
+struct TwinOptions {
+  int twins = 2;           // fp32 runs with the reference lane, moved by one ulp at the start
+  bool same_state = true;  // one fp64 step from the candidate's state at every step
+  std::string mutant;      // empty: the candidate is config.loss_lane
+  Tolerances tolerances;
+  int64_t plant_nan_at = -1;  // step whose candidate loss is made NaN (to prove that gates see it)
+};
+
+class TwinRun {
+ public:
+  TwinRun(const TrainConfig& config, const Corpus& corpus, const TwinOptions& options);
+
+  int64_t total_steps() const { return total_steps_; }
+  bool done() const { return candidate_.state().step >= total_steps_; }
+  StepRecord step();
+
+  Trainer<float>& candidate() { return candidate_; }
+  Trainer<double>& reference() { return reference_; }
+  std::vector<Trainer<float>>& twins() { return twins_; }
+  // The first stage and tensor of the last step in which the candidate leaves fp64 by more than
+  // `tolerance` relative L2; empty: none.
+  std::string localise(double tolerance);
+
+ private:
+  SameState same_state(const std::vector<Batch>& batches, const Window& window);
+  void compare_updates(SameState& same, const StepReport& mine, const StepReport& theirs) const;
+
+  TrainConfig config_;
+  TwinOptions options_;
+  Stream stream_;
+  int64_t total_steps_;
+  Trainer<float> candidate_;
+  Trainer<double> reference_, probe_;
+  std::vector<Trainer<float>> twins_;
+  std::vector<float> initial_;
+  std::optional<TrainState<float>> before_;  // the candidate's state before the last step
+};
+
+int64_t planned_steps(const TrainConfig& config, const Stream& stream);
+
+// Moves every value to a neighbour, up or down by the seed.
+void move_one_ulp(std::vector<float>& values, uint64_t seed);
+
+template <typename To, typename From>
+void copy_state(TrainState<To>& to, const TrainState<From>& from) {
+  to.params.assign(from.params.begin(), from.params.end());
+  to.m.assign(from.m.begin(), from.m.end());
+  to.v.assign(from.v.begin(), from.v.end());
+  to.grads.assign(from.grads.begin(), from.grads.end());
+  to.step = from.step;
+  to.cursor = from.cursor;
+  to.window_done = from.window_done;
+  to.window_loss = from.window_loss;
+  to.window_valid = from.window_valid;
+}
+
+}  // namespace talea::train

@@ -125,7 +125,7 @@ void check_overlap(const Inputs& in, const Outputs& out) {
     const Tensor& o = *outputs[i].tensor;
     if (!o) continue;
     for (int d = 0; d < o.rank; ++d)
-      require(o.shape[d] <= 1 || o.stride[d] > 0, data_error,
+      require(o.elements() == 0 || o.shape[d] <= 1 || o.stride[d] > 0, data_error,
               "{}: stride {} of dimension {} in an output; it must be positive", outputs[i].name,
               o.stride[d], d);
     for (const Named& n : inputs)

@@ -69,8 +69,13 @@ TargetFacts examine(const Problem& p, const Inputs& in) {
       if (checked && p.has_targets)
         fail(ErrorKind::invalid_data, "targets[{}] = {}: outside [0, {}) and not ignore_index {}",
              t, index_at(in.targets, t), p.vocab, p.options.ignore_index);
-      if (checked)
-        fail(ErrorKind::invalid_data, "soft_target_ids[{}]: an id outside [0, {})", t, p.vocab);
+      if (checked) {
+        const auto foreign = [&](int64_t id) { return id < 0 || id >= p.vocab; };
+        int64_t j = 0;
+        while (!foreign(index_at(in.soft_target_ids, t, j))) ++j;
+        fail(ErrorKind::invalid_data, "soft_target_ids[{}, {}] = {}: outside [0, {})", t, j,
+             index_at(in.soft_target_ids, t, j), p.vocab);
+      }
       ++f.out_of_range;
       if (mutant(Mutant::b24_invalid_leaves_denominator)) continue;
     } else {

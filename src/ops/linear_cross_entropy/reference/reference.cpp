@@ -184,7 +184,8 @@ class Reference {
     const RowResult<double> result = finish_row(b_.states[r], row, terms_, own);
     loss_sum_ += result.loss;
     const Candidate<double>* best = b_.best + r * k_;
-    if (k_ > 0 && p_.has_targets && best[0].id == index_at(c_.in.targets, t)) ++hits_;
+    const bool ranked = k_ > 0 && !std::isnan(row.lse);  // a NaN row has no best
+    if (ranked && p_.has_targets && best[0].id == index_at(c_.in.targets, t)) ++hits_;
     write_row(p_, c_.out, t,
               {result.loss, row.lse, row.logp_target, row.entropy, k_ ? best : nullptr});
     if (p_.backward()) gradient(t, r, row, result, q);

@@ -1,0 +1,258 @@
+// What: the edge rows of the contract's section 3 that concern targets and special values.
+// Why: each row is a promise on every lane; several are bugs that others shipped.
+// Never: looser than the rule of section 7.
+#include <cmath>
+
+#include "support/lane_test.hpp"
+
+namespace talea::testing {
+namespace {
+
+constexpr double inf = INFINITY;
+constexpr DType working_types[] = {DType::f32, DType::bf16, DType::f16};
+
+class Edges : public LaneTest {};
+TALEA_EVERY_LANE(Edges);
+
+Case none_case(Plain plain) {
+  Case c = plain_case(plain);
+  c.options.reduction = Reduction::none;
+  want_everything(c);
+  return c;
+}
+
+void spoil_row(Case& c, int64_t t) {
+  const Real bad[] = {NAN, inf, -inf};
+  for (int64_t i = 0; i < c.hidden(); ++i) c.in.hidden.set(t, i, bad[i % 3]);
+}
+
+TEST_P(Edges, IgnoredRowsTakeNoPartEvenWithNaN) {
+  for (const DType dtype : working_types)
+    for (const int64_t ignore : {int64_t{-100}, int64_t{4}, int64_t{1} << 40}) {
+      Case c = none_case({.tokens = 9, .dtype = dtype, .bias = true});
+      c.options.ignore_index = ignore;
+      for (int64_t t = 0; t < 9; ++t)
+        if (c.in.targets.integer(t) == 4) c.in.targets.set_integer(t, 0, 5);
+      for (const int64_t t : {0, 3, 4, 8}) c.in.targets.set_integer(t, 0, ignore);
+      const Outcome clean = run(c);
+      for (const int64_t t : {0, 3, 4, 8}) spoil_row(c, t);
+      expect_right(c);
+      const Outcome spoiled = run(c);
+      EXPECT_EQ(same_bits(clean.out, spoiled.out), "") << "an ignored row leaks";
+    }
+}
+
+TEST_P(Edges, ForeignTargetsAreErrorsWhenChecked) {
+  for (const int64_t y : {int64_t{-1}, int64_t{11}, INT64_MAX, INT64_MIN}) {
+    Case c = plain_case({});
+    c.options.target_check = TargetCheck::checked;
+    c.in.targets.set_integer(3, 0, y);
+    try {
+      run(c);
+      ADD_FAILURE() << "target " << y << " was taken";
+    } catch (const Error& error) {
+      const std::string text = error.what();
+      EXPECT_NE(text.find("targets[3]"), std::string::npos) << text;
+      EXPECT_NE(text.find(std::to_string(y)), std::string::npos) << text;
+      EXPECT_EQ(error.kind(), ErrorKind::invalid_data);
+    }
+  }
+}
+
+TEST_P(Edges, ForeignTargetsPoisonTheirRowOnly) {
+  for (const Reduction reduction : {Reduction::none, Reduction::sum, Reduction::mean})
+    for (const int64_t y : {int64_t{-1}, int64_t{11}, int64_t{13}, INT64_MAX, INT64_MIN}) {
+      Case c = plain_case({.vocab = 14, .bias = true});
+      c.options.vocab = 11;  // 11 .. 13 are padded rows: foreign all the same (B8)
+      for (int64_t t = 0; t < 7; ++t) c.in.targets.set_integer(t, 0, t);
+      c.options.reduction = reduction;
+      c.options.target_check = TargetCheck::poison;
+      want_everything(c);
+      c.in.targets.set_integer(2, 0, y);
+      c.in.targets.set_integer(4, 0, -100);
+      expect_right(c);
+      if (!accepts(c)) continue;
+      const LinearCrossEntropyResult r = run(c).result;
+      EXPECT_TRUE(r.out_of_range_tokens == 1 || r.out_of_range_tokens == -1);
+      EXPECT_TRUE(r.ignored_tokens == 1 || r.ignored_tokens == -1);
+      EXPECT_TRUE(r.valid_tokens == 5 || r.valid_tokens == -1);
+    }
+}
+
+TEST_P(Edges, NaNRowLeavesTheOthersBitIdentical) {
+  for (const DType dtype : working_types) {
+    Case c = none_case({.tokens = 8, .hidden = 6, .vocab = 21, .dtype = dtype});
+    const Outcome clean = run(c);
+    Case spoiled = c;
+    spoiled.in.hidden.set(5, 2, NAN);
+    expect_right(spoiled);
+    const Outcome o = run(spoiled);
+    for (int64_t t = 0; t < 8; ++t) {
+      if (t == 5) {
+        EXPECT_TRUE(std::isnan(o.out.loss.get(t)) && std::isnan(o.out.dx.get(t, 0)));
+        EXPECT_EQ(o.out.argmax.integer(t), -1);
+        continue;
+      }
+      EXPECT_EQ(o.out.loss.get(t), clean.out.loss.get(t));
+      EXPECT_EQ(o.out.entropy.get(t), clean.out.entropy.get(t));
+      for (int64_t i = 0; i < 6; ++i) EXPECT_EQ(o.out.dx.get(t, i), clean.out.dx.get(t, i));
+    }
+  }
+}
+
+// Infinities enter through the bias: column v of every row.
+TEST_P(Edges, InfiniteLogits) {
+  for (const int64_t vocab : {11, 600}) {
+    const auto with = [&](std::vector<std::pair<int64_t, double>> logits, int64_t target) {
+      Case c = none_case({.tokens = 3, .vocab = vocab, .bias = true});
+      for (const auto& [v, b] : logits) c.in.bias.set(v, 0, b);
+      for (int64_t t = 0; t < 3; ++t) c.in.targets.set_integer(t, 0, target);
+      expect_right(c);
+      return run(c);
+    };
+    EXPECT_TRUE(std::isnan(with({{2, inf}}, 0).out.loss.get(0)));
+    EXPECT_TRUE(std::isfinite(with({{2, -inf}}, 0).out.loss.get(0)));
+    EXPECT_EQ(with({{2, -inf}}, 2).out.loss.get(0), inf);
+    std::vector<std::pair<int64_t, double>> all, head, tail;
+    for (int64_t v = 0; v < vocab; ++v) all.emplace_back(v, -inf);
+    for (int64_t v = 0; v < vocab - 1; ++v) head.emplace_back(v, -inf);
+    for (int64_t v = 1; v < vocab; ++v) tail.emplace_back(v, -inf);
+    EXPECT_TRUE(std::isnan(with(all, 0).out.loss.get(0)));
+    EXPECT_TRUE(std::isfinite(with(head, vocab - 1).out.loss.get(0)));  // -inf against -inf
+    EXPECT_TRUE(std::isfinite(with(tail, 0).out.loss.get(0)));
+    EXPECT_EQ(with(head, 1).out.loss.get(0), inf);
+  }
+}
+
+TEST_P(Edges, VeryNegativeRows) {
+  for (const double shift : {-95.0, -150.0, -1e4}) {
+    Case c = none_case({.tokens = 5, .vocab = 300, .bias = true});
+    for (int64_t v = 0; v < 300; ++v) c.in.bias.set(v, 0, c.in.bias.get(v) + shift);
+    expect_right(c, "shift " + std::to_string(shift));
+  }
+}
+
+TEST_P(Edges, LogitsUpToTheEndOfFp32) {
+  const double rows[][4] = {{3e38, 2.9e38, 1e38, -0.3e38},
+                            {-3e38, -2.9e38, -3.3e38, -1e38},
+                            {3e38, 3e38, 1, 0},
+                            {-3.3e38, -3.3e38, -3.3e38, -3.3e38}};
+  for (const auto& row : rows)
+    for (int64_t y = 0; y < 4; ++y) {
+      Case c = none_case({.tokens = 1, .hidden = 1, .vocab = 4});
+      c.in.hidden.set(0, 0, 1);
+      for (int64_t v = 0; v < 4; ++v) c.in.weight.set(v, 0, row[v]);
+      c.in.targets.set_integer(0, 0, y);
+      c.out.dx = Array();  // a difference of two such weights is beyond fp32 in the truth as well
+      expect_right(c);
+    }
+}
+
+TEST_P(Edges, NothingCounted) {
+  for (const Reduction reduction : {Reduction::none, Reduction::sum, Reduction::mean})
+    for (const OnEmpty on_empty : {OnEmpty::nan, OnEmpty::zero})
+      for (const int64_t tokens : {0, 5}) {
+        Case c = plain_case({.tokens = tokens, .bias = true});
+        for (int64_t t = 0; t < tokens; ++t) c.in.targets.set_integer(t, 0, -100);
+        c.options.reduction = reduction;
+        c.options.on_empty = on_empty;
+        want_everything(c, 2);
+        expect_right(c);
+        if (!accepts(c)) continue;
+        const Outcome o = run(c);
+        for (int64_t v = 0; v < 11; ++v) EXPECT_EQ(o.out.db.get(v), 0);
+        if (reduction == Reduction::none) continue;
+        const double loss = static_cast<double>(o.out.loss.get());
+        if (reduction == Reduction::mean && on_empty == OnEmpty::nan)
+          EXPECT_TRUE(std::isnan(loss));
+        else
+          EXPECT_EQ(loss, 0);
+      }
+}
+
+TEST_P(Edges, ClassWeightsThatSumToZero) {
+  for (const Reduction reduction : {Reduction::sum, Reduction::mean}) {
+    Case c = plain_case({});
+    c.in.class_weight = Array(DType::f32, {11});
+    for (int64_t v = 0; v < 11; ++v) c.in.class_weight.set(v, 0, 0);
+    c.options.reduction = reduction;
+    want_everything(c);
+    c.out.dx = c.out.dw = Array();
+    expect_right(c);
+    if (accepts(c)) {
+      EXPECT_EQ(std::isnan(run(c).out.loss.get()), reduction == Reduction::mean);
+    }
+  }
+}
+
+TEST_P(Edges, VocabularyOfOneAndHiddenOfNone) {
+  for (const DType dtype : working_types) {
+    Case one = none_case({.vocab = 1, .dtype = dtype, .bias = true});
+    expect_right(one);
+    if (accepts(one)) {
+      const Outcome o = run(one);
+      for (int64_t t = 0; t < 7; ++t) EXPECT_EQ(o.out.loss.get(t), 0);
+      for (int64_t i = 0; i < 5; ++i) EXPECT_EQ(o.out.dx.get(0, i), 0);
+      for (int64_t i = 0; i < 5; ++i) EXPECT_EQ(o.out.dw.get(0, i), 0);
+      EXPECT_EQ(o.out.db.get(0), 0);
+    }
+    Case flat = none_case({.hidden = 0, .dtype = dtype});
+    expect_right(flat);
+    if (accepts(flat)) {
+      EXPECT_NEAR(static_cast<double>(run(flat).out.loss.get(0)), std::log(11.0), 1e-6);
+    }
+  }
+}
+
+TEST_P(Edges, PaddingIsNeverRead) {
+  for (const DType dtype : working_types)
+    for (const int64_t padding : {1, 53}) {
+      Case c = none_case({.vocab = 11 + padding, .dtype = dtype, .bias = true});
+      c.options.vocab = 11;
+      c.options.label_smoothing = 0.1;
+      for (int64_t t = 0; t < 7; ++t) c.in.targets.set_integer(t, 0, t);
+      for (int64_t v = 11; v < 11 + padding; ++v) {
+        for (int64_t i = 0; i < 5; ++i) c.in.weight.set(v, i, NAN);
+        c.in.bias.set(v, 0, v % 2 ? inf : 1e30);
+      }
+      want_everything(c, 3);
+      expect_right(c);
+    }
+}
+
+// Small integers: products are exact, so a tie is a tie in every lane.
+TEST_P(Edges, TiesGoToTheLowestId) {
+  for (const int64_t vocab : {11, 700})
+    for (const int64_t first : {int64_t{0}, int64_t{3}, vocab / 2 - 1, vocab - 2}) {
+      Case c = plain_case({.tokens = 4, .hidden = 2, .vocab = vocab});
+      for (int64_t t = 0; t < 4; ++t) c.in.hidden.set(t, 0, 1), c.in.hidden.set(t, 1, 0);
+      for (int64_t v = 0; v < vocab; ++v)
+        c.in.weight.set(v, 0, v == first || v == first + 1 ? 2 : 1);
+      want_everything(c, 5);
+      expect_right(c);
+      if (!accepts(c)) continue;
+      const Outcome o = run(c);
+      std::vector<int64_t> want = {first, first + 1};
+      for (int64_t v = 0; want.size() < 5; ++v)
+        if (v != first && v != first + 1) want.push_back(v);
+      for (int64_t t = 0; t < 4; ++t) {
+        EXPECT_EQ(o.out.argmax.integer(t), first);
+        for (int64_t j = 0; j < 5; ++j)
+          EXPECT_EQ(o.out.topk_ids.integer(t, j), want[static_cast<size_t>(j)]) << j;
+      }
+    }
+}
+
+TEST_P(Edges, TopKOfEveryWidth) {
+  for (const int64_t k : {1, 7, 31, 32}) {
+    Case c = plain_case({.vocab = 257});
+    want_everything(c, k);
+    expect_right(c);
+    Case all = plain_case({.vocab = k});
+    want_everything(all, k);
+    expect_right(all);
+  }
+}
+
+}  // namespace
+}  // namespace talea::testing

@@ -1,0 +1,37 @@
+// What: the fixture of every test that runs on each lane the machine has.
+// Why: one parametrised suite; a lane that is added to the table is tested without further changes.
+// Never: passes in silence where the device is missing: such cases are reported as skipped.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include "support/run.hpp"
+
+namespace talea::testing {
+
+class LaneTest : public ::testing::TestWithParam<std::string> {
+ protected:
+  void SetUp() override {
+    std::string why;
+    place_ = place_of(GetParam(), why);
+    if (!place_) GTEST_SKIP() << why;
+  }
+
+  const std::string& lane() const { return GetParam(); }
+  Place& place() { return *place_; }
+  bool accepts(const Case& c) { return !declines(place(), lane(), c); }
+  Outcome run(const Case& c) { return run_lane(place(), lane(), c); }
+  // Right against both yardsticks, or declined with a reason where that is allowed.
+  void expect_right(const Case& c, const std::string& what = "") {
+    EXPECT_EQ(verify(lane(), c), "") << what;
+  }
+
+ private:
+  Place* place_ = nullptr;
+};
+
+#define TALEA_EVERY_LANE(suite)                                                               \
+  INSTANTIATE_TEST_SUITE_P(Lanes, suite, ::testing::ValuesIn(::talea::testing::lanes_here()), \
+                           [](const auto& info) { return info.param; })
+
+}  // namespace talea::testing

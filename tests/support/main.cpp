@@ -1,0 +1,84 @@
+// What: the test program's main: googletest, the mutant switch and a fixed random seed.
+// Why: a run is reproducible from its command line alone, and the kill table needs the switch.
+// Never: part of the library; the library has no switch of this kind in a normal build.
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <string_view>
+
+#include "core/mutant.hpp"
+#include "support/compare.hpp"
+#include "support/run.hpp"
+
+namespace {
+
+using talea::testing::CompareMutant;
+
+constexpr std::pair<const char*, CompareMutant> compare_mutants[] = {
+    {"b25_nan_passes", CompareMutant::nan_passes},
+    {"b26_tolerance_cannot_fail", CompareMutant::tolerance_cannot_fail},
+    {"b21_only_losses_compared", CompareMutant::only_losses},
+    {"l2_not_compared", CompareMutant::luck_of_one}};
+
+struct Planted {
+  const char* name;
+  const char* text;
+  talea::Mutant mutant;
+};
+constexpr Planted planted[] = {
+#define TALEA_MUTANT_ROW(name, text) {#name, text, talea::Mutant::name},
+    TALEA_MUTANT_LIST(TALEA_MUTANT_ROW)
+#undef TALEA_MUTANT_ROW
+};
+
+void list_mutants() {
+#ifdef TALEA_MUTANTS
+  for (const Planted& m : planted) std::printf("%s\t%s\n", m.name, m.text);
+#endif
+  for (const auto& [name, mutant] : compare_mutants)
+    std::printf("%s\ta bug of the comparison itself\n", name);
+}
+
+bool plant(std::string_view wanted) {
+  for (const auto& [name, mutant] : compare_mutants)
+    if (wanted == name) {
+      talea::testing::compare_mutant = mutant;
+      return true;
+    }
+#ifdef TALEA_MUTANTS
+  for (const Planted& m : planted)
+    if (wanted == m.name) {
+      talea::planted_mutant = m.mutant;
+      return true;
+    }
+#endif
+  return false;
+}
+
+class Tally final : public ::testing::EmptyTestEventListener {
+  void OnTestProgramEnd(const ::testing::UnitTest&) override {
+    std::fputs(talea::testing::tally().c_str(), stdout);
+  }
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  ::testing::InitGoogleTest(&argc, argv);
+  for (int i = 1; i < argc; ++i) {
+    const std::string_view arg = argv[i];
+    if (arg == "--list-mutants") {
+      list_mutants();
+      return 0;
+    }
+    if (arg.substr(0, 9) == "--mutant=" && plant(arg.substr(9))) continue;
+    std::fprintf(stderr, "%s: not an option, or not a mutant of this build\n", argv[i]);
+    return 2;
+  }
+  // rapidcheck reads its parameters here; RC_PARAMS from outside repeats a failing run.
+  setenv("RC_PARAMS", "seed=20250601", 0);
+  ::testing::UnitTest::GetInstance()->listeners().Append(new Tally);
+  return RUN_ALL_TESTS();
+}

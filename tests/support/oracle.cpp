@@ -1,0 +1,294 @@
+// What: the contract's formulas in long double, written down naively.
+// Why: an oracle that shares code with the library would share its mistakes.
+// Never: includes anything of src/, merges partial states or works in chunks.
+#include "support/oracle.hpp"
+
+#include <cmath>
+#include <numeric>
+
+namespace talea::testing {
+namespace {
+
+constexpr Real nan = __builtin_nanl("");
+
+Real value(const Array& a, int64_t i, Real otherwise) { return a.present() ? a.get(i) : otherwise; }
+
+Real upstream(const Case& c, int64_t t) {
+  if (!c.in.upstream.present()) return 1;
+  return c.in.upstream.shape().empty() ? c.in.upstream.get() : c.in.upstream.get(t);
+}
+
+class Oracle {
+ public:
+  explicit Oracle(const Case& c)
+      : c_(c), o_(c.options), n_(c.tokens()), d_(c.hidden()), v_(c.vocab()) {}
+
+  Answer solve() {
+    a_.rows = classify(c_);
+    mean_ = mean_of(c_, a_.rows);
+    a_.denominator = mean_.denominator;
+    allocate();
+    for (int64_t t = 0; t < n_; ++t) row(t);
+    scalars();
+    products();
+    return std::move(a_);
+  }
+
+ private:
+  void allocate() {
+    const auto n = static_cast<size_t>(n_), nv = static_cast<size_t>(n_ * v_);
+    a_.logits.assign(nv, nan);
+    a_.dz.assign(nv, 0);
+    token_loss_.assign(n, 0);
+    a_.lse.assign(n, 0);
+    a_.target_logprob.assign(n, 0);
+    a_.entropy.assign(n, 0);
+    a_.argmax.assign(n, -1);
+    for (int64_t v = 0; v < v_; ++v) class_sum_ += value(c_.in.class_weight, v, 1);
+    x_ = read(c_.in.hidden, n_);
+    w_ = read(c_.in.weight, v_);
+  }
+
+  size_t at(int64_t row, int64_t i) const { return static_cast<size_t>(row * d_ + i); }
+
+  std::vector<Real> read(const Array& a, int64_t rows) const {
+    std::vector<Real> values(static_cast<size_t>(rows * d_));
+    for (int64_t r = 0; r < rows; ++r)
+      for (int64_t i = 0; i < d_; ++i) values[at(r, i)] = a.get(r, i);
+    return values;
+  }
+
+  void logits(int64_t t, Real* z) {
+    const Real s = Real(o_.logit_scale) * value(c_.in.token_scale, t, 1);
+    for (int64_t v = 0; v < v_; ++v) {
+      Real dot = 0;
+      for (int64_t i = 0; i < d_; ++i) dot += x_[at(t, i)] * w_[at(v, i)];
+      const Real a = s * dot + value(c_.in.bias, v, 0);
+      z[v] = o_.softcap > 0 ? o_.softcap * std::tanh(a / o_.softcap) : a;
+      if (std::isfinite(z[v])) a_.largest_logit = std::max(a_.largest_logit, std::fabs(z[v]));
+    }
+  }
+
+  void row(int64_t t) {
+    const auto i = static_cast<size_t>(t);
+    if (a_.rows[i] == Row::ignored) return;
+    if (a_.rows[i] == Row::poisoned) {
+      token_loss_[i] = a_.lse[i] = a_.target_logprob[i] = a_.entropy[i] = nan;
+      return;
+    }
+    Real* z = a_.logits.data() + t * v_;
+    logits(t, z);
+    Real max = -INFINITY;
+    bool broken = false;
+    for (int64_t v = 0; v < v_; ++v) {
+      broken = broken || std::isnan(z[v]);
+      max = std::max(max, z[v]);
+    }
+    if (broken || std::isinf(max)) {  // NaN or +Inf somewhere, or all -Inf: no distribution
+      token_loss_[i] = a_.lse[i] = a_.target_logprob[i] = a_.entropy[i] = nan;
+      std::fill_n(a_.dz.begin() + t * v_, v_, nan);
+      return;
+    }
+    const int64_t y = c_.in.targets.present() ? c_.in.targets.integer(t) : -1;
+    Real sum = 0, others = 0;
+    for (int64_t v = 0; v < v_; ++v) {
+      sum += std::exp(z[v] - max);
+      if (v != y) others += std::exp(z[v] - max);
+    }
+    std::vector<Real> logp(static_cast<size_t>(v_)), p(logp.size());
+    Real entropy = 0;
+    for (int64_t v = 0; v < v_; ++v) {
+      const auto k = static_cast<size_t>(v);
+      logp[k] = z[v] - max - std::log(sum);
+      p[k] = std::exp(z[v] - max) / sum;
+      if (p[k] > 0) entropy -= p[k] * logp[k];
+    }
+    // A confident target: 1 - p keeps its digits in the sum of the others.
+    if (y >= 0 && z[y] == max) logp[static_cast<size_t>(y)] = -std::log1p(others);
+    a_.lse[i] = max + std::log(sum);
+    a_.entropy[i] = entropy;
+    for (int64_t v = v_ - 1; v >= 0; --v)
+      if (z[v] == max) a_.argmax[i] = v;
+    if (y >= 0) a_.target_logprob[i] = logp[static_cast<size_t>(y)];
+    loss_and_gradient(t, y, logp, p, others / sum);
+  }
+
+  void loss_and_gradient(int64_t t, int64_t y, const std::vector<Real>& logp,
+                         const std::vector<Real>& p, Real one_minus_py) {
+    const auto i = static_cast<size_t>(t);
+    const Real eps = o_.label_smoothing, zeta = o_.z_loss, lse = a_.lse[i];
+    const bool soft = c_.in.soft_target_probs.present(), hard = y >= 0;
+    const bool sparse = c_.in.soft_target_ids.present();
+    const std::vector<Real> q = soft ? distribution(c_, t) : std::vector<Real>();
+    Real ce = 0, mass = 0;
+    if (hard) {
+      const Real cy = value(c_.in.class_weight, y, 1);
+      ce = (1 - eps) * cy * -logp[static_cast<size_t>(y)];
+      mass = (1 - eps) * cy;
+    }
+    for (int64_t v = 0; v < v_; ++v) {
+      const auto k = static_cast<size_t>(v);
+      const Real cv = value(c_.in.class_weight, v, 1);
+      if (eps > 0 && (hard || soft)) ce += eps / Real(v_) * cv * -logp[k];
+      if (soft && (!sparse || q[k] != 0)) {
+        ce += (1 - eps) * cv * q[k] * -logp[k];
+        mass += (1 - eps) * cv * q[k];
+      }
+    }
+    const Real w = value(c_.in.token_weight, t, 1);
+    token_loss_[i] = w * (ce + zeta * lse * lse);
+    const Real g = hard || soft ? upstream(c_, t) * w / mean_.denominator : 0;
+    const Real g_lse = value(c_.in.upstream_lse, t, 0);
+    const Real g_entropy = value(c_.in.upstream_entropy, t, 0);
+    const Real rest = eps > 0 ? eps / Real(v_) * class_sum_ + 2 * zeta * lse : 2 * zeta * lse;
+    for (int64_t v = 0; v < v_; ++v) {
+      const auto k = static_cast<size_t>(v);
+      const Real cv = value(c_.in.class_weight, v, 1);
+      Real dz = v == y ? -g * mass * one_minus_py : g * mass * p[k];
+      dz += g * rest * p[k];
+      if (soft) dz -= g * (1 - eps) * cv * q[k];
+      if (eps > 0) dz -= g * eps * cv / Real(v_);
+      dz += g_lse * p[k];
+      if (p[k] > 0) dz -= g_entropy * p[k] * (logp[k] + a_.entropy[i]);
+      a_.dz[static_cast<size_t>(t * v_ + v)] = dz;
+    }
+  }
+
+  void scalars() {
+    if (o_.reduction == Reduction::none) {
+      a_.loss = token_loss_;
+    } else {
+      const Real sum = std::accumulate(token_loss_.begin(), token_loss_.end(), Real(0));
+      for (const Real l : token_loss_) a_.loss_terms += std::fabs(l / mean_.denominator);
+      const bool counted = o_.denominator != Denominator::given;
+      if (o_.reduction == Reduction::sum)
+        a_.loss = {sum};
+      else if (mean_.empty && counted)
+        a_.loss = {o_.on_empty == OnEmpty::nan ? nan : Real(0)};
+      else
+        a_.loss = {sum / mean_.denominator};
+    }
+    Real hits = 0, valid = 0;
+    for (int64_t t = 0; c_.in.targets.present() && t < n_; ++t) {
+      if (a_.rows[static_cast<size_t>(t)] != Row::valid) continue;
+      valid += 1;
+      if (a_.argmax[static_cast<size_t>(t)] == c_.in.targets.integer(t)) hits += 1;
+    }
+    a_.accuracy = hits / valid;
+  }
+
+  static std::vector<Real> magnitudes(std::vector<Real> values) {
+    for (Real& x : values) x = std::fabs(x);
+    return values;
+  }
+  static Real largest(const std::vector<Real>& values) {
+    Real most = 0;
+    for (const Real x : values)
+      if (std::isfinite(x)) most = std::max(most, x);
+    return most;
+  }
+
+  void products() {
+    const int64_t stored = c_.vocab_stored();
+    a_.dx.assign(static_cast<size_t>(n_ * d_), 0);
+    a_.dw.assign(static_cast<size_t>(stored * d_), 0);
+    a_.db.assign(static_cast<size_t>(stored), 0);
+    for (int64_t v = 0; c_.accumulate_dw && v < stored; ++v)
+      for (int64_t i = 0; i < d_; ++i) a_.dw[static_cast<size_t>(v * d_ + i)] = c_.out.dw.get(v, i);
+    for (int64_t v = 0; c_.accumulate_db && v < stored; ++v)
+      a_.db[static_cast<size_t>(v)] = c_.out.db.get(v);
+    std::vector<Real> x_terms(a_.dx.size(), 0), w_terms = magnitudes(a_.dw),
+                                                b_terms = magnitudes(a_.db);
+    for (int64_t t = 0; c_.backward() && t < n_; ++t) {
+      const Row kind = a_.rows[static_cast<size_t>(t)];
+      if (kind == Row::poisoned) std::fill_n(a_.dx.begin() + t * d_, d_, nan);
+      if (kind != Row::valid) continue;
+      const Real s = Real(o_.logit_scale) * value(c_.in.token_scale, t, 1);
+      for (int64_t v = 0; v < v_; ++v) {
+        const Real z = a_.logits[static_cast<size_t>(t * v_ + v)], k = o_.softcap;
+        Real da = a_.dz[static_cast<size_t>(t * v_ + v)];
+        if (k > 0) da *= 1 - (z / k) * (z / k);
+        a_.db[static_cast<size_t>(v)] += da;
+        b_terms[static_cast<size_t>(v)] += std::fabs(da);
+        for (int64_t i = 0; i < d_; ++i) {
+          const Real to_x = s * da * w_[at(v, i)], to_w = s * da * x_[at(t, i)];
+          a_.dx[at(t, i)] += to_x;
+          a_.dw[at(v, i)] += to_w;
+          x_terms[at(t, i)] += std::fabs(to_x);
+          w_terms[at(v, i)] += std::fabs(to_w);
+        }
+      }
+    }
+    a_.dx_terms = largest(x_terms);
+    a_.dw_terms = largest(w_terms);
+    a_.db_terms = largest(b_terms);
+  }
+
+  const Case& c_;
+  const LinearCrossEntropyOptions& o_;
+  int64_t n_, d_, v_;
+  Mean mean_;
+  Real class_sum_ = 0;
+  std::vector<Real> x_, w_, token_loss_;
+  Answer a_;
+};
+
+}  // namespace
+
+Answer oracle(const Case& c) { return Oracle(c).solve(); }
+
+std::vector<Row> classify(const Case& c) {
+  std::vector<Row> rows(static_cast<size_t>(c.tokens()), Row::valid);
+  const int64_t ignore = c.options.ignore_index;
+  for (int64_t t = 0; t < c.tokens(); ++t) {
+    Row& kind = rows[static_cast<size_t>(t)];
+    if (c.in.targets.present()) {
+      const int64_t y = c.in.targets.integer(t);
+      kind = y == ignore ? Row::ignored : y < 0 || y >= c.vocab() ? Row::poisoned : Row::valid;
+    } else if (c.in.soft_target_ids.present() && c.in.soft_target_ids.shape()[1] > 0) {
+      const int64_t k = c.in.soft_target_ids.shape()[1];
+      int64_t ignored = 0, foreign = 0;
+      for (int64_t j = 0; j < k; ++j) {
+        const int64_t id = c.in.soft_target_ids.integer(t, j);
+        ignored += id == ignore;
+        foreign += id < 0 || id >= c.vocab();
+      }
+      kind = ignored == k ? Row::ignored : foreign > 0 ? Row::poisoned : Row::valid;
+    }
+  }
+  return rows;
+}
+
+Mean mean_of(const Case& c, const std::vector<Row>& rows) {
+  Real plain = 0, weighted = 0;
+  Mean mean{1, true};
+  for (int64_t t = 0; t < c.tokens(); ++t) {
+    const Row kind = rows[static_cast<size_t>(t)];
+    if (kind == Row::ignored) continue;
+    mean.empty = false;
+    // A poisoned row still counts: the batch is not quietly made smaller.
+    const bool classed = kind == Row::valid && c.in.targets.present();
+    const Real cy = classed ? value(c.in.class_weight, c.in.targets.integer(t), 1) : Real(1);
+    plain += cy;
+    weighted += cy * value(c.in.token_weight, t, 1);
+  }
+  if (c.options.reduction != Reduction::mean) return mean;
+  mean.denominator = c.options.denominator == Denominator::valid      ? plain
+                     : c.options.denominator == Denominator::weighted ? weighted
+                                                                      : c.options.denominator_value;
+  return mean;
+}
+
+std::vector<Real> distribution(const Case& c, int64_t t) {
+  std::vector<Real> q(static_cast<size_t>(c.vocab()), 0);
+  const Array& probs = c.in.soft_target_probs;
+  if (!c.in.soft_target_ids.present()) {
+    for (int64_t v = 0; v < c.vocab(); ++v) q[static_cast<size_t>(v)] = probs.get(t, v);
+    return q;
+  }
+  for (int64_t j = 0; j < probs.shape()[1]; ++j)
+    q[static_cast<size_t>(c.in.soft_target_ids.integer(t, j))] += probs.get(t, j);
+  return q;
+}
+
+}  // namespace talea::testing

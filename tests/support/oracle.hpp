@@ -1,0 +1,45 @@
+// What: the contract's formulas in long double, written down naively, as the truth of every test.
+// Why: an oracle that shares code with the library would share its mistakes.
+// Never: includes anything of src/.
+#pragma once
+
+#include <vector>
+
+#include "support/case.hpp"
+
+namespace talea::testing {
+
+using Real = long double;
+
+enum class Row { valid, ignored, poisoned };
+
+// Values of all outputs, computed whether or not the case wants them; row-major.
+struct Answer {
+  std::vector<Row> rows;
+  std::vector<Real> logits;  // [tokens, vocab]; rows that are not valid hold NaN
+  Real largest_logit = 0;    // finite magnitude
+  std::vector<Real> loss;    // one, or tokens with Reduction::none
+  std::vector<Real> lse, target_logprob, entropy;
+  std::vector<int64_t> argmax;
+  Real accuracy = 0;
+  std::vector<Real> dz;          // [tokens, vocab]: gradient of the logits
+  std::vector<Real> dx, dw, db;  // dw, db include what they are added to, and padded rows
+  Real denominator = 1;
+  // Largest sum of the magnitudes of the terms of one element: what cancellation starts from.
+  Real loss_terms = 0, dx_terms = 0, dw_terms = 0, db_terms = 0;
+};
+
+Answer oracle(const Case& c);
+
+// The kinds of the rows, from the targets alone.
+std::vector<Row> classify(const Case& c);
+// M and whether nothing was counted.
+struct Mean {
+  Real denominator = 1;
+  bool empty = false;
+};
+Mean mean_of(const Case& c, const std::vector<Row>& rows);
+// q of one row, with repeated sparse ids added up.
+std::vector<Real> distribution(const Case& c, int64_t t);
+
+}  // namespace talea::testing

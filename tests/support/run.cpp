@@ -1,0 +1,207 @@
+// What: places a case, runs a lane on it and fetches the outputs.
+// Why: see run.hpp.
+// Never: reads a value as a number.
+#include "support/run.hpp"
+
+#include <fmt/format.h>
+
+#include <cstring>
+#include <map>
+
+namespace talea::testing {
+namespace {
+
+constexpr int64_t fence_bytes = 256;
+
+struct Placed {
+  LinearCrossEntropyInputs in;
+  LinearCrossEntropyOutputs out;
+  std::map<std::string, void*> base;
+};
+
+void* put(Place& place, const Array& a) {
+  void* base = place.allocate(static_cast<int64_t>(a.block().size()));
+  place.upload(base, a.block().data(), static_cast<int64_t>(a.block().size()));
+  return base;
+}
+
+Placed put(Place& place, const Case& c) {
+  Placed p;
+  const auto view = [&](const char* name, const Array& a) -> Tensor {
+    if (!a.present()) return {};
+    return a.at(p.base[name] = put(place, a), place.kind());
+  };
+  p.in = {view("hidden", c.in.hidden),
+          view("weight", c.in.weight),
+          view("bias", c.in.bias),
+          view("targets", c.in.targets),
+          view("class_weight", c.in.class_weight),
+          view("token_weight", c.in.token_weight),
+          view("token_scale", c.in.token_scale),
+          view("soft_target_ids", c.in.soft_target_ids),
+          view("soft_target_probs", c.in.soft_target_probs),
+          view("upstream", c.in.upstream),
+          view("upstream_lse", c.in.upstream_lse),
+          view("upstream_entropy", c.in.upstream_entropy)};
+  p.out = {view("loss", c.out.loss),
+           view("lse", c.out.lse),
+           view("target_logprob", c.out.target_logprob),
+           view("entropy", c.out.entropy),
+           view("argmax", c.out.argmax),
+           view("accuracy", c.out.accuracy),
+           view("topk_values", c.out.topk_values),
+           view("topk_ids", c.out.topk_ids),
+           view("topk_logprobs", c.out.topk_logprobs),
+           view("dx", c.out.dx),
+           view("dw", c.out.dw),
+           view("db", c.out.db),
+           c.accumulate_dw,
+           c.accumulate_db};
+  return p;
+}
+
+// Brings the outputs back and reports every byte that changed outside them.
+Outcome fetch(Place& place, const Case& c, const Placed& p) {
+  Outcome o;
+  o.out = c.out;
+  for (const auto& [name, member] : CaseOutputs::members) {
+    Array& a = o.out.*member;
+    if (!a.present()) continue;
+    const std::vector<std::byte> before = a.block();
+    place.download(a.block().data(), p.base.at(name), static_cast<int64_t>(a.block().size()));
+    const std::vector<bool> outside = a.outside();
+    for (size_t b = 0; b < before.size(); ++b)
+      if (outside[b] && a.block()[b] != before[b]) {
+        o.damage += fmt::format("{}: byte {} outside the tensor was written\n", name, b);
+        break;
+      }
+  }
+  for (const auto& [name, member] : CaseInputs::members) {
+    const Array& a = c.in.*member;
+    if (!a.present()) continue;
+    std::vector<std::byte> after(a.block().size());
+    place.download(after.data(), p.base.at(name), static_cast<int64_t>(after.size()));
+    if (std::memcmp(after.data(), a.block().data(), after.size()) != 0)
+      o.damage += fmt::format("{}: the input was changed\n", name);
+  }
+  return o;
+}
+
+struct Cleanup {
+  Place& place;
+  ~Cleanup() { place.reset(); }
+};
+
+struct Count {
+  int64_t accepted = 0;
+  std::map<std::string, int64_t> declined;
+};
+std::map<std::string, Count>& counts() {
+  static std::map<std::string, Count> all;
+  return all;
+}
+
+}  // namespace
+
+Outcome run_lane(Place& place, const std::string& lane, const Case& c) {
+  Cleanup cleanup{place};
+  Placed p = put(place, c);
+  LinearCrossEntropyOptions options = c.options;
+  options.lane = lane;
+  const int64_t bytes = workspace_bytes(describe(p.in, p.out, options));
+  constexpr int64_t skew = 8;  // the caller's address need not be aligned
+  std::vector<std::byte> block(static_cast<size_t>(bytes + 2 * fence_bytes + skew),
+                               std::byte{0xff});
+  char* base = static_cast<char*>(place.allocate(static_cast<int64_t>(block.size())));
+  place.upload(base, block.data(), static_cast<int64_t>(block.size()));
+  Workspace workspace{base + fence_bytes + skew, bytes};
+  const LinearCrossEntropyResult result =
+      linear_cross_entropy(p.in, p.out, options, workspace, {}, place.stream());
+  Outcome o = fetch(place, c, p);
+  o.result = result;
+  place.download(block.data(), base, static_cast<int64_t>(block.size()));
+  for (int64_t b = 0; b < static_cast<int64_t>(block.size()); ++b) {
+    const bool fence = b < fence_bytes + skew || b >= fence_bytes + skew + bytes;
+    if (fence && block[static_cast<size_t>(b)] != std::byte{0xff}) {
+      o.damage +=
+          fmt::format("workspace: byte {} of {} was written\n", b - fence_bytes - skew, bytes);
+      break;
+    }
+  }
+  if (result.workspace_bytes != bytes)
+    o.damage += fmt::format("result: workspace_bytes {} where {} were declared\n",
+                            result.workspace_bytes, bytes);
+  if (result.lane != lane) o.damage += "result: lane " + result.lane + " ran, not " + lane + "\n";
+  return o;
+}
+
+std::optional<std::string> declines(Place& place, const std::string& lane, const Case& c) {
+  Cleanup cleanup{place};
+  Placed p = put(place, c);
+  LinearCrossEntropyOptions options = c.options;
+  options.lane = lane;
+  const LaneChoice choice = explain(describe(p.in, p.out, options));
+  if (!choice.lane.empty()) return std::nullopt;
+  for (const LaneDecline& d : choice.declined)
+    if (d.lane == lane) return d.reason;
+  return "";
+}
+
+std::string verify(const std::string& lane, const Case& c, const Yardsticks& y) {
+  std::string why;
+  Place* place = place_of(lane, why);
+  if (!place) return why + "\n";
+  if (const auto reason = declines(*place, lane, c)) {
+    ++counts()[lane].declined[*reason];
+    // A reason names something of the problem or the machine.
+    if (reason->size() < 8) return "lane " + lane + " declines without a reason\n";
+    if (!may_decline(lane, c)) return "lane " + lane + " must accept, but: " + *reason + "\n";
+    return "";
+  }
+  ++counts()[lane].accepted;
+  const Outcome o = run_lane(*place, lane, c);
+  return o.damage + judge(c, o.out, y);
+}
+
+std::string verify(const std::string& lane, const Case& c) {
+  return verify(lane, c, yardsticks(c));
+}
+
+std::vector<std::string> lanes_here() {
+  LinearCrossEntropyProblem any;
+  any.tokens = any.hidden = any.vocab = any.vocab_stored = any.vocab_local = 1;
+  std::vector<std::string> names;
+  for (const std::string& name : linear_cross_entropy_lanes()) {
+    any.options.lane = name;
+    any.device = is_device_lane(name) ? DeviceKind::cuda : DeviceKind::cpu;
+    const LaneChoice choice = explain(any);
+    const bool built = !choice.lane.empty() || choice.declined.empty() ||
+                       choice.declined[0].reason.rfind("not built", 0) != 0;
+    if (built) names.push_back(name);
+  }
+  return names;
+}
+
+bool may_decline(const std::string& lane, const Case& c) {
+  if (lane == "reference" || lane == "unfused") return false;
+  const bool wide = c.in.hidden.dtype() == DType::f64;
+  bool wide_output = false;
+  for (const auto& [name, member] : CaseOutputs::members)
+    wide_output =
+        wide_output || ((c.out.*member).present() && (c.out.*member).dtype() == DType::f64);
+  if (lane == "cpu" || lane == "cuda") return wide || wide_output;
+  return true;  // sm90 takes what its tensor cores can; its own test says what it must accept
+}
+
+std::string tally() {
+  std::string text;
+  for (const auto& [lane, count] : counts()) {
+    int64_t declined = 0;
+    for (const auto& [reason, n] : count.declined) declined += n;
+    text += fmt::format("lane {}: {} accepted, {} declined\n", lane, count.accepted, declined);
+    for (const auto& [reason, n] : count.declined) text += fmt::format("  {} x {}\n", n, reason);
+  }
+  return text;
+}
+
+}  // namespace talea::testing

@@ -1,0 +1,41 @@
+// What: runs one lane on one case and brings the outputs back, with everything around watched.
+// Why: inputs unchanged, guards intact and the declared workspace are checked on every call.
+// Never: judges the values.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "support/case.hpp"
+#include "support/compare.hpp"
+#include "support/place.hpp"
+
+namespace talea::testing {
+
+struct Outcome {
+  LinearCrossEntropyResult result;
+  CaseOutputs out;
+  std::string damage;  // what was written that must not be; empty: nothing
+};
+
+// Throws talea::Error as the call does. The workspace has exactly the declared size, starts at
+// an odd multiple of 8 bytes and holds 0xFF in every byte.
+Outcome run_lane(Place& place, const std::string& lane, const Case& c);
+
+// Why the lane declines the case, or nothing where it accepts. Throws where the case is an error.
+std::optional<std::string> declines(Place& place, const std::string& lane, const Case& c);
+
+// Runs, judges and counts. Empty: right, or declined with a reason where that is allowed.
+std::string verify(const std::string& lane, const Case& c, const Yardsticks& y);
+std::string verify(const std::string& lane, const Case& c);
+
+// Lanes of this build: the table without what declines as "not built".
+std::vector<std::string> lanes_here();
+
+// Why this lane may decline this case; nothing: it has to accept.
+bool may_decline(const std::string& lane, const Case& c);
+
+// One line a lane: accepted, declined, and each reason with its count.
+std::string tally();
+
+}  // namespace talea::testing

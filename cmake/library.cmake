@@ -4,7 +4,7 @@ file(GLOB_RECURSE talea_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/*.cp
 if(TALEA_CUDA)
   list(FILTER talea_sources EXCLUDE REGEX "linear_cross_entropy/not_built.cpp$")
 else()
-  list(FILTER talea_sources EXCLUDE REGEX "/(cuda|sm90)/|src/device/")
+  list(FILTER talea_sources EXCLUDE REGEX "/(cuda|sm90)/|src/device/(common|sm90)")
 endif()
 if(NOT TALEA_MPI)
   list(FILTER talea_sources EXCLUDE REGEX "src/dist/mpi")
@@ -13,7 +13,14 @@ endif()
 add_library(talea_internal STATIC ${talea_sources})
 target_include_directories(talea_internal PUBLIC ${PROJECT_SOURCE_DIR}/include
                                                  ${PROJECT_SOURCE_DIR}/src)
-target_link_libraries(talea_internal PUBLIC OpenMP::OpenMP_CXX fmt::fmt-header-only)
+find_package(hwy REQUIRED)
+find_package(dnnl REQUIRED)
+target_link_libraries(talea_internal PUBLIC OpenMP::OpenMP_CXX fmt::fmt-header-only
+                                     PRIVATE hwy::hwy DNNL::dnnl)
+# Highway's kernels: the same code for every instruction set, chosen at run time. Scalable vectors
+# are left out because a register block has a fixed size.
+target_compile_definitions(talea_internal PRIVATE
+                           "HWY_DISABLED_TARGETS=(HWY_SVE|HWY_SVE2|HWY_RVV)")
 target_compile_definitions(talea_internal PUBLIC $<$<BOOL:${TALEA_CUDA}>:TALEA_CUDA>
                                                  $<$<BOOL:${TALEA_MPI}>:TALEA_MPI>
                                                  $<$<BOOL:${TALEA_MUTANTS}>:TALEA_MUTANTS>)

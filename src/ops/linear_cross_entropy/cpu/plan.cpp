@@ -1,0 +1,134 @@
+// What: the choice of chunk size and the workspace layout of lane cpu.
+// Why: the chunk follows from the caller's limit, not the other way round.
+// Never: touches data.
+#include "ops/linear_cross_entropy/cpu/plan.hpp"
+
+#include <algorithm>
+
+#include "core/mutant.hpp"
+#include "device/cpu/tile_product.hpp"
+
+namespace talea::lce::cpu {
+
+using talea::cpu::max_lanes;
+
+Scratch::Scratch(float* slice, const Problem& p, const Plan& plan) : floats(0) {
+  auto take = [&](int64_t n) {
+    float* begin = slice + floats;
+    floats += round_up(n, max_lanes);
+    return begin;
+  };
+  const int64_t tile = std::min(tile_columns, std::max<int64_t>(plan.columns_stored, max_lanes));
+  const int64_t depth = std::min(depth_block, plan.hidden_padded);
+  const int64_t weights = tile * depth,
+                weights_again = depth_block * std::min(dx_columns, plan.hidden_padded);
+  pack = take(std::max(weights, p.backward() ? weights_again : 0));
+  row = take(std::max(plan.hidden_padded, tile));
+  bias = take(tile);
+  class_weight = take(tile);
+  soft = take(p.soft_targets == SoftTargets::dense ? tile * max_lanes : 0);
+  db_lanes = take(p.wants_db ? tile * max_lanes : 0);
+}
+
+Buffers::Buffers(Arena& a, const Problem& p, const Plan& plan) {
+  const int64_t n = p.tokens, r = plan.chunk_rows, k = candidates_kept(p);
+  const bool sequence = p.sequence_parallel && p.world > 1;
+  const int64_t own_rows = sequence ? n / p.world : 0;
+  active = a.take<int64_t>(n);
+  z = a.take<float>(r * plan.columns_stored);
+  xt = a.take<float>(r * p.hidden);
+  xs = a.take<float>(p.wants_dw ? r * plan.hidden_padded : 0);
+  dx = a.take<float>(p.wants_dx ? r * plan.hidden_padded : 0);
+  dw = a.take<float>(plan.dw_in_workspace ? plan.columns * p.hidden : 0);
+  db = a.take<float>(p.wants_db ? plan.columns : 0);
+  for (float** f : {&factors.max, &factors.prob, &factors.target, &factors.smooth, &factors.soft,
+                    &factors.entropy_weight, &factors.entropy_offset, &factors.scale})
+    *f = a.take<float>(r);
+  factors.local_target = a.take<int64_t>(r);
+  const bool dense = p.soft_targets == SoftTargets::dense;
+  const int64_t cells = plan.tiles * r;
+  partials.max = a.take<float>(cells);
+  partials.others = a.take<float>(cells);
+  partials.shifted = a.take<float>(cells);
+  partials.class_sum = a.take<float>(p.options.label_smoothing > 0 ? cells : 0);
+  partials.soft_sum = a.take<float>(dense ? cells : 0);
+  partials.soft_mass = a.take<float>(dense ? cells : 0);
+  states = a.take<RowState<double>>(r);
+  all_states = a.take<RowState<double>>(p.world > 1 ? r * p.world : 0);
+  loss = a.take<double>(r);
+  best_found = a.take<Best>(r * k);
+  best = a.take<Candidate<double>>(r * k);
+  all_best = a.take<Candidate<double>>(p.world > 1 ? r * k * p.world : 0);
+  soft_order = a.take<int32_t>(r * p.soft_k);
+  soft_offsets = a.take<int64_t>(p.soft_k > 0 ? plan.tiles + 1 : 0);
+  soft_delta = a.take<float>(r * p.soft_k);
+  gathered = a.take<char>(own_rows * p.world * p.hidden * size_of(p.hidden_dtype));
+  dx_all = a.take<float>(p.wants_dx ? own_rows * p.world * p.hidden : 0);
+  dx_own = a.take<float>(p.wants_dx ? own_rows * p.hidden : 0);
+  scratch_floats = Scratch(nullptr, p, plan).floats;
+  scratch = a.take<float>(scratch_floats * plan.threads);
+}
+
+namespace {
+
+bool sums_dw_over_chunks(const Problem& p, int64_t rows) {
+  return p.wants_dw && is_16bit(p.dw_dtype) &&
+         (p.world > 1 || rows < round_up(p.tokens, max_lanes));
+}
+
+int64_t bytes_with(const Problem& p, Plan plan, int64_t rows) {
+  plan.chunk_rows = rows;
+  plan.dw_in_workspace = sums_dw_over_chunks(p, rows);
+  Arena arena;
+  Buffers layout(arena, p, plan);
+  return arena.bytes();
+}
+
+// Rows of a chunk so that everything but the scratch fits `room`. Threads play no part in it: the
+// chunks of dW's sum must not depend on them.
+int64_t rows_within(const Problem& p, Plan plan, int64_t room) {
+  plan.threads = 0;
+  const int64_t all = std::max(max_lanes, round_up(p.tokens, max_lanes));
+  if (p.world == 1 && is_16bit(p.dw_dtype) && p.wants_dw && bytes_with(p, plan, all) <= room)
+    return all;  // one chunk: dW is rounded straight from its sums
+  const int64_t most = std::min(all, most_chunk_rows);
+  int64_t low = 1, high = most / max_lanes;  // the most units that fit
+  while (low < high) {
+    const int64_t middle = (low + high + 1) / 2;
+    if (bytes_with(p, plan, middle * max_lanes) <= room)
+      low = middle;
+    else
+      high = middle - 1;
+  }
+  const int64_t rows = low * max_lanes, full = 3 * max_lanes;  // full register blocks
+  return rows < most && rows > full ? rows / full * full : rows;
+}
+
+}  // namespace
+
+Plan make_plan(const Problem& p, const DeviceFacts& device) {
+  Plan plan;
+  plan.columns = mutant(Mutant::b7_padding_in_softmax) ? p.vocab_stored : p.vocab_local;
+  plan.columns_stored = round_up(plan.columns, max_lanes);
+  plan.tiles = blocks(plan.columns, tile_columns);
+  plan.hidden_padded = std::max(max_lanes, round_up(p.hidden, max_lanes));
+  const int64_t limit = p.options.workspace_limit_bytes;
+  // An eighth of the limit is the threads' scratch: a tight limit is met with fewer threads.
+  const int64_t slice = Scratch(nullptr, p, plan).floats * static_cast<int64_t>(sizeof(float));
+  const int64_t reserve = std::max(slice, limit / 8) + Arena::alignment;
+  // Left to us, small calls do not wake more threads than they have work for.
+  const double flops = 2.0 * static_cast<double>(p.tokens) * static_cast<double>(p.hidden) *
+                       static_cast<double>(plan.columns);
+  const int64_t wanted =
+      p.options.threads > 0
+          ? p.options.threads
+          : static_cast<int64_t>(std::min<double>(device.threads, 1 + flops / flops_per_thread));
+  plan.threads = static_cast<int>(std::clamp<int64_t>(wanted, 1, reserve / slice));
+  plan.chunk_rows = rows_within(p, plan, limit - reserve);
+  plan.dw_in_workspace = sums_dw_over_chunks(p, plan.chunk_rows);
+  plan.bytes = bytes_with(p, plan, plan.chunk_rows);
+  plan.over_limit = plan.bytes > limit;
+  return plan;
+}
+
+}  // namespace talea::lce::cpu

@@ -1,0 +1,80 @@
+// What: the sizes a call of lane cpu works with, and its workspace laid out.
+// Why: a pure function of problem and facts; the formula and the pointers come from the same code.
+// Never: touches data.
+#pragma once
+
+#include "core/arena.hpp"
+#include "ops/linear_cross_entropy/cpu/row_pass.hpp"
+#include "ops/linear_cross_entropy/outputs.hpp"
+
+namespace talea::lce::cpu {
+
+// Fixed on every machine: results must not depend on threads, limit or instruction set more than
+// the contract allows.
+inline constexpr int64_t tile_columns = 256;  // vocabulary entries of a tile
+inline constexpr int64_t depth_block = 256;   // multiply-adds per element before a sum is stored
+inline constexpr int64_t tile_rows = 384;     // rows of a logits tile
+inline constexpr int64_t dx_columns = 192;    // columns of dX of one task
+inline constexpr int64_t most_chunk_rows = 1024;
+inline constexpr double flops_per_thread = 4e6;
+
+constexpr int64_t round_up(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
+constexpr int64_t blocks(int64_t n, int64_t unit) { return (n + unit - 1) / unit; }
+
+struct Plan {
+  int threads = 1;
+  int64_t columns = 0;         // logical vocabulary of this rank
+  int64_t columns_stored = 0;  // padded
+  int64_t tiles = 0;           // of the vocabulary
+  int64_t hidden_padded = 0;
+  int64_t chunk_rows = 0;        // at most; a multiple of 16
+  bool dw_in_workspace = false;  // 16-bit dW over several chunks: fp32 sums, rounded once
+  bool over_limit = false;       // the smallest plan is above the caller's limit
+  int64_t bytes = 0;
+};
+Plan make_plan(const Problem& p, const DeviceFacts& device);
+
+// Numbers per row of the chunk that the gradient pass reads.
+struct RowFactors {
+  float *max, *prob, *target, *smooth, *soft, *entropy_weight, *entropy_offset, *scale;
+  int64_t* local_target;  // column of this rank, or -1
+};
+
+// Partial states of the tiles: [tile][row] each.
+struct Partials {
+  float *max, *others, *shifted, *class_sum, *soft_sum, *soft_mass;
+};
+
+struct Buffers {
+  int64_t* active;  // valid rows in rising order
+  float* z;         // panels of logits, later of da: [row panel][columns_stored][lanes]
+  float* xt;        // hidden, rows as lanes: [row panel][hidden][lanes]
+  float* xs;        // hidden, columns as lanes: [hidden panel][rows][lanes]
+  float* dx;        // [rows][hidden_padded]
+  float* dw;        // [columns][hidden], where dw_in_workspace
+  float* db;        // [columns]
+  RowFactors factors;
+  Partials partials;
+  RowState<double>*states, *all_states;
+  double* loss;
+  Best* best_found;
+  Candidate<double>*best, *all_best;
+  int32_t* soft_order;    // sparse soft targets of a chunk, sorted by tile
+  int64_t* soft_offsets;  // [tiles + 1]
+  float* soft_delta;
+  char* gathered;          // hidden of all ranks under sequence_parallel
+  float *dx_all, *dx_own;  // the same for dX
+  float* scratch;          // one slice a thread
+  int64_t scratch_floats;
+
+  Buffers(Arena& arena, const Problem& p, const Plan& plan);
+};
+
+// What a thread's slice of scratch holds.
+struct Scratch {
+  float *pack, *row, *bias, *class_weight, *soft, *db_lanes;
+  Scratch(float* slice, const Problem& p, const Plan& plan);
+  int64_t floats;
+};
+
+}  // namespace talea::lce::cpu

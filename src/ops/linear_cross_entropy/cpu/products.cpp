@@ -1,0 +1,353 @@
+// What: the phases of a chunk that run over tiles: logits, gradient factors, dW and dX products.
+// Why: a tile is multiplied and passed over by one thread while it is hot; tiles are the tasks.
+// Never: lets the number of threads decide what a tile is.
+#include <omp.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "core/half.hpp"
+#include "core/mutant.hpp"
+#include "device/cpu/tile_product.hpp"
+#include "ops/linear_cross_entropy/cpu/run.hpp"
+
+namespace talea::lce::cpu {
+
+using talea::cpu::LeftForm;
+using talea::cpu::load_row;
+using talea::cpu::max_lanes;
+using talea::cpu::multiply;
+using talea::cpu::store_row;
+using talea::cpu::TileProduct;
+
+float Run::class_weight(int64_t v) const {
+  return c_.in.class_weight ? static_cast<float>(at(c_.in.class_weight, p_.vocab_begin + v)) : 1.0f;
+}
+
+// The chunk's valid rows of hidden, as fp32, once with rows and once with columns as lanes.
+void Run::pack_hidden() {
+  const int64_t d = p_.hidden, hp = plan_.hidden_padded, width = lanes_;
+#pragma omp parallel for num_threads(plan_.threads)
+  for (int64_t panel = 0; panel < chunk_.padded / width; ++panel) {
+    float* row = Scratch(slice(omp_get_thread_num()), p_, plan_).row;
+    for (int64_t lane = 0; lane < width; ++lane) {
+      const int64_t r = panel * width + lane;
+      std::fill_n(row, hp, 0.0f);
+      if (r < chunk_.rows) {
+        const int64_t stride = mutant(Mutant::b3_transposed_as_contiguous) ? 1 : x_.col_stride;
+        int64_t first = token(r) * x_.row_stride;
+        if (mutant(Mutant::b10_offset_32_bit)) first = static_cast<int32_t>(first);
+        load_row(x_.data, x_.dtype, first, stride, d, row);
+        if (mutant(Mutant::b15_input_overwritten) && d > 0)
+          std::memset(const_cast<void*>(x_.data), 0, static_cast<size_t>(size_of(x_.dtype)));
+      }
+      float* as_row = b_.xt + panel * d * width + lane;
+      for (int64_t i = 0; i < d; ++i) as_row[i * width] = row[i];
+      for (int64_t i = 0; p_.wants_dw && i < hp; i += width)
+        std::memcpy(b_.xs + i * chunk_.padded + r * width, row + i, sizeof(float) * width);
+    }
+  }
+}
+
+void Run::load_tile(int64_t tile, const Scratch& s) const {
+  const int64_t v0 = tile * tile_columns, n = tile_size(tile);
+  if (c_.in.bias) {
+    const Tensor& b = c_.in.bias;
+    load_row(b.data, b.dtype, v0 * b.stride[0], b.stride[0], n, s.bias);
+    if (mutant(Mutant::b11_bias_twice))
+      for (int64_t v = 0; v < n; ++v) s.bias[v] *= static_cast<float>(blocks(p_.hidden, 8));
+  }
+  if (c_.in.class_weight) {
+    const Tensor& w = c_.in.class_weight;
+    load_row(w.data, w.dtype, (p_.vocab_begin + v0) * w.stride[0], w.stride[0], n, s.class_weight);
+  }
+}
+
+// Dense soft targets of one panel, laid out like its logits.
+void Run::load_soft(int64_t tile, int64_t panel, const Scratch& s) const {
+  const Tensor& q = c_.in.soft_target_probs;
+  const int64_t v0 = p_.vocab_begin + tile * tile_columns, n = tile_size(tile);
+  for (int64_t lane = 0; lane < lanes_; ++lane) {
+    const int64_t r = panel * lanes_ + lane;
+    if (r < chunk_.rows)
+      load_row(q.data, q.dtype, token(r) * q.stride[0] + v0 * q.stride[1], q.stride[1], n, s.row);
+    else
+      std::fill_n(s.row, n, 0.0f);
+    for (int64_t v = 0; v < n; ++v) s.soft[v * lanes_ + lane] = s.row[v];
+  }
+}
+
+TilePanel Run::tile_panel(int64_t tile, int64_t panel, int32_t* target) const {
+  const int64_t v0 = tile * tile_columns, n = tile_size(tile);
+  for (int64_t lane = 0; lane < lanes_; ++lane) {
+    const int64_t v = b_.factors.local_target[panel * lanes_ + lane] - v0;
+    target[lane] = v >= 0 && v < n ? static_cast<int32_t>(v) : -1;
+  }
+  TilePanel t;
+  t.z = logit(panel * lanes_, v0);
+  t.columns = n;
+  t.target = target;
+  t.scale = b_.factors.scale + panel * lanes_;
+  t.softcap = static_cast<float>(p_.options.softcap);
+  return t;
+}
+
+void Run::logits_tile(int64_t tile, int64_t panel, int64_t panels, float* slice_begin) {
+  const Scratch s(slice_begin, p_, plan_);
+  const Tensor& w = c_.in.weight;
+  const int64_t v0 = tile * tile_columns, n = tile_size(tile), d = p_.hidden;
+  const bool in_place = w.dtype == DType::f32 && w.stride[1] == 1;
+  TileProduct t;
+  t.b_panel = d * lanes_;
+  t.c = logit(panel * lanes_, v0);
+  t.c_row = lanes_;
+  t.c_panel = plan_.columns_stored * lanes_;
+  t.rows = n;
+  t.panels = panels;
+  int64_t k = 0;
+  do {
+    t.depth = std::min(depth_block, d - k);
+    t.b = b_.xt + (panel * d + k) * lanes_;
+    if (in_place) {
+      t.a = static_cast<const float*>(w.data) + v0 * w.stride[0] + k;
+      t.a_stride = w.stride[0];
+    } else {
+      for (int64_t v = 0; v < n; ++v)
+        load_row(w.data, w.dtype, (v0 + v) * w.stride[0] + k * w.stride[1], w.stride[1], t.depth,
+                 s.pack + v * t.depth);
+      t.a = s.pack;
+      t.a_stride = t.depth;
+    }
+    t.accumulate = k > 0;
+    multiply(t);
+    k += depth_block;
+  } while (k < d);
+
+  load_tile(tile, s);
+  for (int64_t i = panel; i < panel + panels; ++i) {
+    int32_t target[max_lanes];
+    TilePanel view = tile_panel(tile, i, target);
+    if (mutant(Mutant::logits_rounded))
+      for (int64_t e = 0; e < n * lanes_; ++e) view.z[e] = bf16_to_float(float_to_bf16(view.z[e]));
+    if (c_.in.bias) view.bias = s.bias;
+    if (c_.in.class_weight) view.class_weight = s.class_weight;
+    if (p_.soft_targets == SoftTargets::dense) {
+      load_soft(tile, i, s);
+      view.soft = s.soft;
+    }
+    ForwardPass f;
+    f.plain = !c_.in.bias && !c_.in.token_scale && p_.options.logit_scale == 1 && view.softcap == 0;
+    f.wants_shifted = p_.wants_entropy || c_.in.upstream_entropy;
+    f.wants_class_sum = p_.options.label_smoothing > 0;
+    const int64_t cell = tile * plan_.chunk_rows + i * lanes_;
+    f.max = b_.partials.max + cell;
+    f.others = b_.partials.others + cell;
+    f.shifted = b_.partials.shifted + cell;
+    f.class_sum = b_.partials.class_sum + cell;
+    f.soft_sum = b_.partials.soft_sum + cell;
+    f.soft_mass = b_.partials.soft_mass + cell;
+    forward_pass(view, f);
+  }
+}
+
+void Run::logits() {
+  const int64_t panels = chunk_.padded / lanes_, most = tile_rows / lanes_;
+  const int64_t groups = blocks(panels, most);
+#pragma omp parallel for schedule(dynamic) num_threads(plan_.threads)
+  for (int64_t task = 0; task < plan_.tiles * groups; ++task) {
+    const int64_t tile = task / groups, panel = task % groups * most;
+    logits_tile(tile, panel, std::min(most, panels - panel), slice(omp_get_thread_num()));
+  }
+}
+
+// What the listed ids of sparse soft targets subtract from da in this tile: worked out while z
+// still holds logits, applied after the gradient pass.
+void Run::sparse_deltas(int64_t tile, bool apply, float* db_lanes) {
+  const Inputs& in = c_.in;
+  const double cap = p_.options.softcap;
+  for (int64_t e = b_.soft_offsets[tile]; e < b_.soft_offsets[tile + 1]; ++e) {
+    const int64_t r = b_.soft_order[e] / p_.soft_k, j = b_.soft_order[e] % p_.soft_k;
+    const int64_t v = index_at(in.soft_target_ids, token(r), j) - p_.vocab_begin;
+    float* cell = logit(r, v);
+    if (!apply) {
+      const double u = cap > 0 ? *cell / cap : 0.0;
+      const double q = at(in.soft_target_probs, token(r), j);
+      b_.soft_delta[e] =
+          static_cast<float>(b_.factors.soft[r] * double{class_weight(v)} * q * (1 - u * u));
+      continue;
+    }
+    *cell -= b_.factors.scale[r] * b_.soft_delta[e];
+    if (db_lanes) db_lanes[(v - tile * tile_columns) * lanes_ + r % lanes_] -= b_.soft_delta[e];
+  }
+}
+
+void Run::gradient_tile(int64_t tile, float* slice_begin) {
+  const Scratch s(slice_begin, p_, plan_);
+  const int64_t n = tile_size(tile);
+  load_tile(tile, s);
+  if (p_.wants_db) std::fill_n(s.db_lanes, n * lanes_, 0.0f);
+  if (p_.soft_k > 0) sparse_deltas(tile, false, nullptr);
+  for (int64_t i = 0; i < chunk_.padded / lanes_; ++i) {
+    int32_t target[max_lanes];
+    TilePanel view = tile_panel(tile, i, target);
+    if (c_.in.class_weight) view.class_weight = s.class_weight;
+    if (p_.soft_targets == SoftTargets::dense) {
+      load_soft(tile, i, s);
+      view.soft = s.soft;
+    }
+    const RowFactors& f = b_.factors;
+    const int64_t r = i * lanes_;
+    GradientPass g;
+    g.wants_smooth = p_.options.label_smoothing > 0;
+    g.wants_entropy = c_.in.upstream_entropy.present;
+    g.max = f.max + r;
+    g.prob = f.prob + r;
+    g.target = f.target + r;
+    g.smooth = f.smooth + r;
+    g.soft = f.soft + r;
+    g.entropy_weight = f.entropy_weight + r;
+    g.entropy_offset = f.entropy_offset + r;
+    if (p_.wants_db) g.db_lanes = s.db_lanes;
+    gradient_pass(view, g);
+    if (mutant(Mutant::b4_gradient_in_16_bits))
+      for (int64_t e = 0; e < n * lanes_; ++e) view.z[e] = bf16_to_float(float_to_bf16(view.z[e]));
+  }
+  if (p_.soft_k > 0) sparse_deltas(tile, true, p_.wants_db ? s.db_lanes : nullptr);
+  for (int64_t v = 0; p_.wants_db && v < n; ++v) {
+    double sum = 0;
+    for (int64_t lane = 0; lane < lanes_; ++lane) sum += s.db_lanes[v * lanes_ + lane];
+    float& db = b_.db[tile * tile_columns + v];
+    db = static_cast<float>(chunk_.is_first ? sum : db + sum);
+  }
+  if (!p_.wants_dw) return;
+  if (mutant(Mutant::b19_dw_missing_when_dx_frozen) && !p_.wants_dx) return;
+  dw_direct_ ? dw_tile(tile, slice_begin) : dw_tile_through_scratch(tile, slice_begin);
+}
+
+void Run::dw_tile(int64_t tile, float*) {
+  const bool add =
+      c_.out.accumulate_dw && !mutant(Mutant::main_grad_overwritten) && !plan_.dw_in_workspace;
+  TileProduct t;
+  t.form = LeftForm::panel;
+  t.a_stride = plan_.columns_stored * lanes_;
+  t.b_panel = chunk_.padded * lanes_;
+  t.c = dw_ + tile * tile_columns * dw_stride_;
+  t.c_row = dw_stride_;
+  t.c_panel = lanes_;
+  t.rows = tile_size(tile);
+  t.panels = blocks(p_.hidden, lanes_);
+  t.last_columns = p_.hidden % lanes_;
+  for (int64_t r = 0; r < chunk_.padded; r += depth_block) {
+    t.a = logit(r, tile * tile_columns);
+    t.b = b_.xs + r * lanes_;
+    t.depth = std::min(depth_block, chunk_.padded - r);
+    t.accumulate = add || !chunk_.is_first || r > 0;
+    multiply(t);
+    if (mutant(Mutant::b6_dw_16bit_accumulator))
+      for (int64_t v = 0; v < t.rows; ++v)
+        for (int64_t i = 0; i < p_.hidden; ++i) {
+          float& e = t.c[v * dw_stride_ + i];
+          e = bf16_to_float(float_to_bf16(e));
+        }
+  }
+}
+
+// dW of any other layout or dtype: the chunk's sum of a few columns at a time, then element by
+// element. 16-bit dW comes here only when the chunk is the whole batch.
+void Run::dw_tile_through_scratch(int64_t tile, float* slice_begin) {
+  const Scratch s(slice_begin, p_, plan_);
+  const int64_t v0 = tile * tile_columns;
+  const bool add =
+      !chunk_.is_first || (c_.out.accumulate_dw && !mutant(Mutant::main_grad_overwritten));
+  for (int64_t d0 = 0; d0 < p_.hidden; d0 += dx_columns) {
+    const int64_t columns = std::min(dx_columns, p_.hidden - d0);
+    TileProduct t;
+    t.form = LeftForm::panel;
+    t.a_stride = plan_.columns_stored * lanes_;
+    t.b_panel = chunk_.padded * lanes_;
+    t.c = s.pack;
+    t.c_row = round_up(columns, lanes_);
+    t.c_panel = lanes_;
+    t.rows = tile_size(tile);
+    t.panels = blocks(columns, lanes_);
+    for (int64_t r = 0; r < chunk_.padded; r += depth_block) {
+      t.a = logit(r, v0);
+      t.b = b_.xs + d0 * chunk_.padded + r * lanes_;
+      t.depth = std::min(depth_block, chunk_.padded - r);
+      t.accumulate = r > 0;
+      multiply(t);
+    }
+    const Tensor& dw = c_.out.dw;
+    for (int64_t v = 0; v < t.rows; ++v) {
+      float* row = s.pack + v * t.c_row;
+      const int64_t first = (v0 + v) * dw.stride[0] + d0 * dw.stride[1];
+      if (!add) {
+        store_row(row, columns, dw.data, dw.dtype, first, dw.stride[1]);
+        continue;
+      }
+      for (int64_t i = 0; i < columns; ++i) {
+        const int64_t e = first + i * dw.stride[1];
+        store_element(dw.data, dw.dtype, e, load_element(dw.data, dw.dtype, e) + row[i]);
+      }
+    }
+  }
+}
+
+void Run::gradients() {
+#pragma omp parallel for schedule(dynamic) num_threads(plan_.threads)
+  for (int64_t tile = 0; tile < plan_.tiles; ++tile)
+    gradient_tile(tile, slice(omp_get_thread_num()));
+}
+
+void Run::dx_block(int64_t row, int64_t rows, int64_t column, int64_t columns, float* slice_begin) {
+  const Scratch s(slice_begin, p_, plan_);
+  const Tensor& w = c_.in.weight;
+  const int64_t wanted = std::min(columns, p_.hidden - column);
+  TileProduct t;
+  t.form = LeftForm::panel_transposed;
+  t.a_stride = plan_.columns_stored * lanes_;
+  t.b = s.pack;
+  t.c = b_.dx + row * plan_.hidden_padded + column;
+  t.c_row = plan_.hidden_padded;
+  t.c_panel = lanes_;
+  t.rows = rows;
+  t.panels = columns / lanes_;
+  int64_t v0 = 0;
+  do {
+    t.depth = std::min(depth_block, plan_.columns - v0);
+    t.b_panel = t.depth * lanes_;
+    std::fill_n(s.row, columns, 0.0f);
+    for (int64_t v = 0; v < t.depth; ++v) {
+      load_row(w.data, w.dtype, (v0 + v) * w.stride[0] + column * w.stride[1], w.stride[1], wanted,
+               s.row);
+      for (int64_t i = 0; i < t.panels; ++i)
+        std::memcpy(s.pack + i * t.b_panel + v * lanes_, s.row + i * lanes_,
+                    sizeof(float) * static_cast<size_t>(lanes_));
+    }
+    t.a = logit(row, v0);
+    t.accumulate = v0 > 0;
+    multiply(t);
+    if (mutant(Mutant::b14_dx_summed_in_16_bits))
+      for (int64_t r = 0; r < rows; ++r)
+        for (int64_t i = 0; i < columns; ++i)
+          t.c[r * t.c_row + i] = bf16_to_float(float_to_bf16(t.c[r * t.c_row + i]));
+    v0 += depth_block;
+  } while (v0 < plan_.columns);
+}
+
+// Every element of dX is one chain over the vocabulary: tasks may be cut to suit the threads.
+void Run::dx() {
+  const int64_t column_blocks = blocks(plan_.hidden_padded, dx_columns);
+  const int64_t wanted = std::max<int64_t>(1, 4 * plan_.threads / column_blocks);
+  const int64_t rows = std::max(3 * max_lanes, round_up(blocks(chunk_.padded, wanted), max_lanes));
+  const int64_t row_blocks = blocks(chunk_.padded, rows);
+#pragma omp parallel for schedule(dynamic) num_threads(plan_.threads)
+  for (int64_t task = 0; task < column_blocks * row_blocks; ++task) {
+    const int64_t row = task % row_blocks * rows, column = task / row_blocks * dx_columns;
+    dx_block(row, std::min(rows, chunk_.padded - row), column,
+             std::min(dx_columns, plan_.hidden_padded - column), slice(omp_get_thread_num()));
+  }
+}
+
+}  // namespace talea::lce::cpu

@@ -1,0 +1,94 @@
+// What: one call of lane cpu in progress: its plan, buffers and the chunk at work.
+// Why: the phases of a chunk (rows.cpp, products.cpp) share one small state.
+// Never: outlives the call.
+#pragma once
+
+#include "ops/linear_cross_entropy/cpu/plan.hpp"
+
+namespace talea::lce::cpu {
+
+// Rows of hidden, wherever they lie.
+struct HiddenRows {
+  const void* data = nullptr;
+  DType dtype = DType::f32;
+  int64_t row_stride = 0, col_stride = 1;
+};
+
+struct Chunk {
+  int64_t first = 0;   // index into Buffers::active
+  int64_t rows = 0;    // valid rows
+  int64_t padded = 0;  // to 16
+  bool is_first = true;
+};
+
+class Run {
+ public:
+  explicit Run(const Call& call);
+  void all();
+
+ private:
+  // cpu.cpp
+  void begin();
+  void blank(int64_t t, RowKind kind);
+  void gather_hidden();
+  void chunk();
+  void finish_outputs();
+  void finish_dx();
+  void record_facts();
+
+  // products.cpp: phases over tiles
+  void pack_hidden();
+  void logits();
+  void logits_tile(int64_t tile, int64_t panel, int64_t panels, float* scratch);
+  void gradients();
+  void gradient_tile(int64_t tile, float* scratch);
+  void dw_tile(int64_t tile, float* scratch);
+  void dw_tile_through_scratch(int64_t tile, float* scratch);
+  void dx();
+  void dx_block(int64_t row, int64_t rows, int64_t column, int64_t columns, float* scratch);
+  TilePanel tile_panel(int64_t tile, int64_t panel, int32_t* target) const;
+  void load_tile(int64_t tile, const struct Scratch& s) const;
+  void load_soft(int64_t tile, int64_t panel, const struct Scratch& s) const;
+  void sparse_deltas(int64_t tile, bool apply, float* db_lanes);
+
+  // rows.cpp: phases over rows
+  void row_terms();
+  void reduce_rows();
+  void reduce_row(int64_t r);
+  void rank_rows();
+  void exchange();
+  void finish_rows();
+  double finish_row_of_chunk(int64_t r);
+  void sort_sparse();
+  void store_dx();
+
+  int64_t token(int64_t r) const { return b_.active[chunk_.first + r]; }
+  float* logit(int64_t r, int64_t v) const {
+    return b_.z + r / lanes_ * plan_.columns_stored * lanes_ + v * lanes_ + r % lanes_;
+  }
+  int64_t tile_size(int64_t tile) const {
+    return std::min(tile_columns, plan_.columns - tile * tile_columns);
+  }
+  float* slice(int thread) const { return b_.scratch + thread * b_.scratch_floats; }
+  float class_weight(int64_t v) const;  // of this rank's column v
+
+  const Call& c_;
+  const Problem& p_;
+  const Plan plan_;
+  Arena arena_;
+  Buffers b_;
+  const int64_t lanes_, k_;
+  bool dw_direct_ = false;  // products add straight into the caller's fp32 rows
+  float* dw_ = nullptr;
+  int64_t dw_stride_ = 0;
+  HiddenRows x_;
+  TargetFacts facts_;
+  Normaliser m_;
+  LossTerms<double> terms_;
+  Chunk chunk_;
+  int64_t active_ = 0, chunk_rows_ = 0, chunks_ = 0;
+  double loss_sum_ = 0;
+  int64_t hits_ = 0;
+};
+
+}  // namespace talea::lce::cpu

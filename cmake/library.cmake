@@ -10,7 +10,10 @@ if(NOT TALEA_MPI)
   list(FILTER talea_sources EXCLUDE REGEX "src/dist/mpi")
 endif()
 
+include(cmake/embed.cmake)
 add_library(talea_internal STATIC ${talea_sources})
+add_dependencies(talea_internal talea_git_facts)
+target_include_directories(talea_internal PRIVATE ${talea_generated})
 target_include_directories(talea_internal PUBLIC ${PROJECT_SOURCE_DIR}/include
                                                  ${PROJECT_SOURCE_DIR}/src)
 find_package(hwy REQUIRED)

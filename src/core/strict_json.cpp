@@ -90,7 +90,7 @@ std::string quote(std::string_view text) {
   std::string safe = "'";
   for (const char c : text.substr(0, limit))
     safe += static_cast<unsigned char>(c) < ' ' || c == '\x7f' ? '?' : c;
-  return safe + (text.size() > limit ? "...'" : "'");
+  return safe.append(text.size() > limit ? "...'" : "'");
 }
 
 nlohmann::json parse_strict_json(const std::string& file, std::string_view text, int max_depth) {

@@ -218,6 +218,23 @@ TEST(CpuLane, MatchesTheReference) {
   }
 }
 
+TEST(UnfusedLane, MatchesTheReference) {
+  int i = 0;
+  for (const auto& vary : variations()) {
+    SCOPED_TRACE(i++);
+    Case k;
+    vary(k);
+    expect_matches_reference(k, "unfused", 1e-5);
+    // Rounded logits: only as right as eager code is.
+    k.dtype = k.weight_dtype = k.dw_dtype = DType::bf16;
+    const Data data(k);
+    const Outcome truth = run(k, data, "reference"), eager = run(k, data, "unfused");
+    expect_near("dx", eager.dx, truth.dx, 0.1);
+    expect_near("dw", eager.dw, truth.dw, 0.1);
+    EXPECT_TRUE(eager.result.full_logits_tensor);
+  }
+}
+
 TEST(CpuLane, SixteenBitInputsKeepAnFp32Softmax) {
   for (DType dtype : {DType::bf16, DType::f16})
     for (DType weight : {dtype, DType::f32}) {

@@ -1,0 +1,26 @@
+// What: the only file that includes oneDNN; its C interface is the same in versions 2 and 3.
+// Why: Debian 12 ships 2.6, Ubuntu 24.04 ships 3.x; neither may leak into the rest.
+// Never: keeps a primitive or a buffer between calls.
+#include "device/cpu/onednn.hpp"
+
+#include <dnnl.h>
+
+#include "core/fail.hpp"
+
+namespace talea::cpu {
+
+void onednn_product(const PlainProduct& p) {
+  const dnnl_status_t status =
+      dnnl_sgemm(p.transpose_a ? 'T' : 'N', p.transpose_b ? 'T' : 'N', p.m, p.n, p.k, 1.0f, p.a,
+                 p.a_stride, p.b, p.b_stride, 0.0f, p.c, p.c_stride);
+  require(status == dnnl_success, ErrorKind::runtime,
+          "oneDNN: product [{}, {}] x [{}, {}] failed with status {}", p.m, p.k, p.k, p.n,
+          static_cast<int>(status));
+}
+
+std::string onednn_version() {
+  const dnnl_version_t* v = dnnl_version();
+  return fmt::format("{}.{}.{}", v->major, v->minor, v->patch);
+}
+
+}  // namespace talea::cpu

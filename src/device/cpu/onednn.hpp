@@ -1,0 +1,27 @@
+// What: plain fp32 products by oneDNN.
+// Why: the yardstick of speed: what the three products of a step cost with nothing around them.
+// Never: used by a lane; its packing memory is its own and its bits depend on shapes (decision
+// 0001).
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace talea::cpu {
+
+// Row-major C [m, n] = op(A) op(B), op(A) [m, k], op(B) [k, n]; strides in elements. Throws Error.
+struct PlainProduct {
+  bool transpose_a = false, transpose_b = false;
+  int64_t m = 0, n = 0, k = 0;
+  const float* a = nullptr;
+  int64_t a_stride = 0;
+  const float* b = nullptr;
+  int64_t b_stride = 0;
+  float* c = nullptr;
+  int64_t c_stride = 0;
+};
+void onednn_product(const PlainProduct& p);
+
+std::string onednn_version();
+
+}  // namespace talea::cpu

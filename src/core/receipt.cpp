@@ -29,14 +29,15 @@ const char* name_of(Verdict verdict) {
 }
 
 // JSON has no NaN and no infinity; the library would write null.
-void spell_out_non_finite(json& value) {
+json spelled_out(json value) {
   if (value.is_structured()) {
-    for (json& child : value) spell_out_non_finite(child);
+    for (json& child : value) child = spelled_out(std::move(child));
   } else if (value.is_number_float()) {
     const double number = value.get<double>();
-    if (std::isnan(number)) value = "NaN";
-    if (std::isinf(number)) value = number > 0 ? "Infinity" : "-Infinity";
+    if (std::isnan(number)) return "NaN";
+    if (std::isinf(number)) return number > 0 ? "Infinity" : "-Infinity";
   }
+  return value;
 }
 
 json pairs(const TextPairs& list) {
@@ -142,12 +143,12 @@ Receipt& Receipt::title(const std::string& text) {
 }
 
 Receipt& Receipt::call(const CallFacts& facts) {
-  (*document_)["calls"].push_back(to_json(facts));
+  (*document_)["calls"].push_back(spelled_out(to_json(facts)));
   return *this;
 }
 
 Receipt& Receipt::error(const ErrorFigure& figure) {
-  (*document_)["errors"].push_back(to_json(figure));
+  (*document_)["errors"].push_back(spelled_out(to_json(figure)));
   return *this;
 }
 
@@ -157,14 +158,13 @@ Receipt& Receipt::note(const std::string& text) {
 }
 
 Receipt& Receipt::section(const std::string& name, json value) {
-  (*document_)[name] = std::move(value);
+  (*document_)[name] = spelled_out(std::move(value));
   return *this;
 }
 
 std::string Receipt::text() const {
   json document = *document_;
   if (document["provenance"]["end_time"] == "") document["provenance"]["end_time"] = utc_now();
-  spell_out_non_finite(document);
   const std::vector<std::string> violations = schema_violations(document);
   require(violations.empty(), ErrorKind::runtime, "receipt: {}",
           violations.empty() ? "" : violations.front());

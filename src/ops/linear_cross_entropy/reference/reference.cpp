@@ -62,7 +62,7 @@ class Reference {
       for (int64_t i = 0; i < d; ++i) b_.x[(first + t) * d + i] = at(c_.in.hidden, t, i);
     if (p_.sequence_parallel && p_.world > 1)
       c_.vocab.all_gather(b_.x + first * d, b_.x, rows * d * 8, nullptr);
-#pragma omp parallel for
+#pragma omp parallel for if (p_.vocab_local * p_.hidden > 65536)
     for (int64_t v = 0; v < p_.vocab_local; ++v)
       for (int64_t i = 0; i < d; ++i) b_.w[v * d + i] = at(c_.in.weight, v, i);
     if (p_.wants_dx) std::fill_n(b_.dx, p_.tokens * d, 0.0);
@@ -92,7 +92,7 @@ class Reference {
   void logits(int64_t t, double* z) const {
     const double* x = b_.x + t * p_.hidden;
     const double s = scale(t), cap = p_.options.softcap;
-#pragma omp parallel for
+#pragma omp parallel for if (p_.vocab_local * p_.hidden > 65536)
     for (int64_t v = 0; v < p_.vocab_local; ++v) {
       const double* w = b_.w + v * p_.hidden;
       double dot = 0;
@@ -214,7 +214,7 @@ class Reference {
     if (p_.wants_db)
       for (int64_t v = 0; v < v_count; ++v) b_.db[v] += da[v];
     if (!p_.wants_dw) return;
-#pragma omp parallel for
+#pragma omp parallel for if (p_.vocab_local * p_.hidden > 65536)
     for (int64_t v = 0; v < v_count; ++v)
       for (int64_t i = 0; i < d; ++i) b_.dw[v * d + i] += s * da[v] * x[i];
   }

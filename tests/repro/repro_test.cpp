@@ -1,0 +1,31 @@
+// What: every reproducer shows its bug and our fix; with the fix switched off, FIX_VALIDATED falls.
+// Why: a sentinel that cannot fall proves nothing.
+// Never: skips a reproducer.
+#include "repro/support/repro.hpp"
+
+#include <gtest/gtest.h>
+
+namespace talea::repro {
+namespace {
+
+class Reproducers : public testing::TestWithParam<Reproducer> {};
+
+TEST_P(Reproducers, ShowsBugAndFix) {
+  Report report(false);
+  GetParam().run(report);
+  for (const Finding& f : report.findings())
+    EXPECT_NE(f.sentinel, "") << f.what << ": " << f.measured << " against " << f.bound;
+  EXPECT_TRUE(report.complete());
+}
+
+TEST_P(Reproducers, WithoutTheFixTheSentinelFalls) {
+  Report report(true);
+  GetParam().run(report);
+  EXPECT_FALSE(report.complete()) << "every sentinel held with the fix switched off";
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Reproducers, testing::ValuesIn(all()),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+}  // namespace
+}  // namespace talea::repro

@@ -80,7 +80,8 @@ void memory(Report& r) {
 }
 
 void run_all(Report& r) {
-  Data d = make_data(64, 32, 509, 202, 2.0, 3);
+  Data d = make_data(1024, 16, 509, 202, 2.0, 3);
+  d.options.workspace_limit_bytes = int64_t{256} << 10;  // a chunk of rows, not all of them
   const Answer truth = run(d, "reference");
   const Answer plain = plain_layer(d);
   r.figure("loss of the plain layer minus the true loss (looks the same)", plain.loss - truth.loss);

@@ -1,3 +1,5 @@
+include(GNUInstallDirs)
+
 # The library: one object set, linked as libtalea.so (exported talea_* only) and, for the tool and
 # the tests, as the static library talea_internal with all C++ symbols.
 file(GLOB_RECURSE talea_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/*.cpp)
@@ -11,6 +13,12 @@ if(NOT TALEA_MPI)
 endif()
 
 include(cmake/embed.cmake)
+
+# The C door belongs to the shared library alone: it is where exceptions end.
+set(talea_door_sources ${talea_sources})
+list(FILTER talea_door_sources INCLUDE REGEX "/src/capi/")
+list(FILTER talea_sources EXCLUDE REGEX "/src/capi/")
+
 add_library(talea_internal STATIC ${talea_sources})
 add_dependencies(talea_internal talea_git_facts)
 target_include_directories(talea_internal PRIVATE ${talea_generated})
@@ -30,3 +38,16 @@ target_compile_definitions(talea_internal PUBLIC $<$<BOOL:${TALEA_CUDA}>:TALEA_C
 if(TALEA_CUDA)
   include(cmake/cuda.cmake)
 endif()
+
+add_library(talea SHARED ${talea_door_sources})
+add_library(talea::talea ALIAS talea)
+target_include_directories(talea PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>
+                                        $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
+target_link_libraries(talea PRIVATE $<BUILD_INTERFACE:talea_internal>)
+target_compile_definitions(talea PRIVATE TALEA_BUILDING)
+set_target_properties(talea PROPERTIES VERSION ${PROJECT_VERSION} SOVERSION 1
+  LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/lib
+  LINK_DEPENDS ${PROJECT_SOURCE_DIR}/src/capi/exports.map)
+target_link_options(talea PRIVATE
+  LINKER:--version-script=${PROJECT_SOURCE_DIR}/src/capi/exports.map LINKER:--no-undefined)
+include(cmake/install.cmake)

@@ -1,0 +1,291 @@
+// What: the C interface from C++17, through the shared library alone.
+// Why: statuses, error texts, layout checks and callbacks are the whole contract of the C door.
+// Never: includes a header of the C++ interface.
+#include <gtest/gtest.h>
+#include <talea/talea.h>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <string>
+#include <vector>
+
+namespace {
+
+talea_tensor view(void* data, int32_t dtype, std::initializer_list<int64_t> shape) {
+  talea_tensor t{};
+  t.data = data;
+  t.dtype = dtype;
+  t.present = 1;
+  for (int64_t extent : shape) t.shape[t.rank++] = extent;
+  int64_t stride = 1;
+  for (int i = t.rank - 1; i >= 0; --i) {
+    t.stride[i] = stride;
+    stride *= t.shape[i];
+  }
+  return t;
+}
+
+// Two tokens, hidden 1: the logits are the weights, (0, log 3) and twice that.
+class CApi : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    inputs.struct_bytes = sizeof inputs;
+    inputs.hidden = view(x, TALEA_F32, {2, 1});
+    inputs.weight = view(w, TALEA_F32, {2, 1});
+    inputs.targets = view(y, TALEA_I64, {2});
+    outputs.struct_bytes = sizeof outputs;
+    outputs.loss = view(&loss, TALEA_F32, {});
+    outputs.dx = view(dx, TALEA_F32, {2, 1});
+    outputs.dw = view(dw, TALEA_F32, {2, 1});
+    ASSERT_EQ(talea_linear_cross_entropy_options_init(&options, sizeof options), TALEA_OK);
+    args.struct_bytes = sizeof args;
+    args.abi_version = TALEA_ABI_VERSION;
+    args.inputs = &inputs;
+    args.outputs = &outputs;
+    args.options = &options;
+  }
+
+  talea_status call(talea_result** result = nullptr) {
+    const talea_status status = talea_workspace_bytes(&args, &args.workspace_bytes);
+    if (status != TALEA_OK) return status;
+    workspace.assign(static_cast<size_t>(args.workspace_bytes), static_cast<char>(0xff));
+    args.workspace = workspace.data();
+    return talea_linear_cross_entropy(&args, result);
+  }
+
+  void expect_error(talea_status status, talea_status kind, const char* text) {
+    EXPECT_EQ(status, kind);
+    EXPECT_NE(std::string(talea_last_error()).find(text), std::string::npos) << talea_last_error();
+  }
+
+  float x[2] = {1, 2}, w[2] = {0, std::log(3.0f)}, loss = 0, dx[2] = {}, dw[2] = {};
+  int64_t y[2] = {1, 0};
+  talea_linear_cross_entropy_inputs inputs{};
+  talea_linear_cross_entropy_outputs outputs{};
+  talea_linear_cross_entropy_options options{};
+  talea_linear_cross_entropy_ranks ranks{};
+  talea_linear_cross_entropy_args args{};
+  std::vector<char> workspace;
+};
+
+TEST_F(CApi, TwoTokensByHand) {
+  talea_result* result = nullptr;
+  ASSERT_EQ(call(&result), TALEA_OK) << talea_last_error();
+  EXPECT_NEAR(loss, (std::log(4.0 / 3.0) + std::log(10.0)) / 2, 1e-6);
+  EXPECT_NEAR(dx[1], 0.9 * std::log(3.0) / 2, 1e-6);
+  EXPECT_NEAR(dw[1], (-0.25 + 0.9 * 2) / 2, 1e-6);
+  const talea_linear_cross_entropy_facts* facts = talea_result_facts(result);
+  ASSERT_NE(facts, nullptr);
+  EXPECT_EQ(facts->struct_bytes, static_cast<int64_t>(sizeof *facts));
+  EXPECT_EQ(facts->valid_tokens, 2);
+  EXPECT_EQ(facts->denominator, 2);
+  EXPECT_EQ(facts->workspace_bytes, args.workspace_bytes);
+  EXPECT_GT(facts->declined_count, 0);
+  EXPECT_GT(std::strlen(facts->declined[0].reason), 0u);
+  const std::string json = talea_result_json(result);
+  EXPECT_NE(json.find("\"lane\""), std::string::npos);
+  EXPECT_NE(json.find(facts->lane), std::string::npos);
+  talea_result_free(result);
+}
+
+TEST_F(CApi, DefaultsAreThoseOfTheContract) {
+  EXPECT_EQ(options.reduction, TALEA_REDUCTION_MEAN);
+  EXPECT_EQ(options.ignore_index, -100);
+  EXPECT_EQ(options.logit_scale, 1);
+  EXPECT_EQ(options.workspace_limit_bytes, int64_t{256} << 20);
+  args.options = nullptr;
+  EXPECT_EQ(call(), TALEA_OK) << talea_last_error();
+}
+
+TEST_F(CApi, AnotherLayoutIsRefused) {
+  args.struct_bytes -= 8;
+  expect_error(call(), TALEA_USAGE, "args: struct_bytes");
+  args.struct_bytes += 8;
+  args.abi_version = TALEA_ABI_VERSION + 1;
+  expect_error(call(), TALEA_USAGE, "abi_version = 2");
+  args.abi_version = TALEA_ABI_VERSION;
+  inputs.struct_bytes = 0;
+  expect_error(call(), TALEA_USAGE, "inputs: struct_bytes = 0");
+  inputs.struct_bytes = sizeof inputs;
+  outputs.struct_bytes = 1;
+  expect_error(call(), TALEA_USAGE, "outputs: struct_bytes = 1");
+  outputs.struct_bytes = sizeof outputs;
+  options.struct_bytes = -1;
+  expect_error(call(), TALEA_USAGE, "options: struct_bytes = -1");
+  options.struct_bytes = sizeof options;
+  args.ranks = &ranks;
+  expect_error(call(), TALEA_USAGE, "ranks: struct_bytes = 0");
+  args.ranks = nullptr;
+  EXPECT_EQ(call(), TALEA_OK);
+  talea_linear_cross_entropy_options older;
+  expect_error(talea_linear_cross_entropy_options_init(&older, sizeof older - 8), TALEA_USAGE,
+               "struct_bytes");
+}
+
+TEST_F(CApi, NullPointersAreErrors) {
+  int64_t bytes = 0;
+  expect_error(talea_workspace_bytes(nullptr, &bytes), TALEA_USAGE, "args: null");
+  expect_error(talea_workspace_bytes(&args, nullptr), TALEA_USAGE, "bytes: null");
+  args.inputs = nullptr;
+  expect_error(talea_workspace_bytes(&args, &bytes), TALEA_USAGE, "inputs: null");
+  EXPECT_EQ(talea_result_facts(nullptr), nullptr);
+  EXPECT_EQ(talea_result_json(nullptr), nullptr);
+  talea_result_free(nullptr);
+}
+
+TEST_F(CApi, ErrorsNameArgumentAndValue) {
+  inputs.hidden.dtype = 77;
+  expect_error(call(), TALEA_USAGE, "hidden: dtype = 77");
+  inputs.hidden.dtype = TALEA_F32;
+  inputs.weight.rank = 5;
+  expect_error(call(), TALEA_USAGE, "weight: rank = 5");
+  inputs.weight.rank = 2;
+  inputs.weight.shape[0] = -2;
+  expect_error(call(), TALEA_USAGE, "weight: shape[0] = -2");
+  inputs.weight.shape[0] = std::numeric_limits<int64_t>::max();
+  inputs.weight.shape[1] = std::numeric_limits<int64_t>::max();
+  expect_error(call(), TALEA_USAGE, "overflow");
+  inputs.weight = view(w, TALEA_F32, {2, 1});
+  options.reduction = 9;
+  expect_error(call(), TALEA_USAGE, "reduction = 9");
+  options.reduction = TALEA_REDUCTION_MEAN;
+  options.label_smoothing = 2;
+  expect_error(call(), TALEA_USAGE, "label_smoothing = 2");
+  options.label_smoothing = 0;
+  options.lane = "fastest";
+  expect_error(call(), TALEA_USAGE, "lane = fastest");
+  options.lane = nullptr;
+  y[1] = 12;
+  expect_error(call(), TALEA_INVALID_DATA, "12");
+  y[1] = 0;
+  EXPECT_EQ(call(), TALEA_OK);
+}
+
+TEST_F(CApi, TooSmallAWorkspaceNamesTheBytes) {
+  int64_t needed = 0;
+  ASSERT_EQ(talea_workspace_bytes(&args, &needed), TALEA_OK);
+  workspace.resize(static_cast<size_t>(needed));
+  args.workspace = workspace.data();
+  args.workspace_bytes = needed - 1;
+  talea_result* result = reinterpret_cast<talea_result*>(this);
+  expect_error(talea_linear_cross_entropy(&args, &result), TALEA_USAGE,
+               std::to_string(needed).c_str());
+  EXPECT_EQ(result, nullptr);
+}
+
+TEST_F(CApi, ExplainNeedsNoData) {
+  for (talea_tensor* t : {&inputs.hidden, &inputs.weight, &inputs.targets, &outputs.loss,
+                          &outputs.dx, &outputs.dw})
+    t->data = nullptr;
+  int64_t needed = 0;
+  ASSERT_EQ(talea_explain(&args, TALEA_TEXT, nullptr, 0, &needed), TALEA_OK) << talea_last_error();
+  std::string text(static_cast<size_t>(needed), '?');
+  ASSERT_EQ(talea_explain(&args, TALEA_TEXT, text.data(), needed, nullptr), TALEA_OK);
+  EXPECT_EQ(std::strlen(text.c_str()) + 1, static_cast<size_t>(needed));
+  EXPECT_EQ(text.rfind("lane = ", 0), 0u) << text;
+  char cut[8];
+  std::memset(cut, '#', sizeof cut);
+  ASSERT_EQ(talea_explain(&args, TALEA_JSON, cut, 5, &needed), TALEA_OK);
+  EXPECT_STREQ(cut, "{\"op");
+  EXPECT_EQ(cut[5], '#');
+  expect_error(talea_explain(&args, 3, cut, 5, &needed), TALEA_USAGE, "format = 3");
+}
+
+TEST_F(CApi, LogSpeaksOfCallsAndErrors) {
+  std::vector<std::string> lines;
+  talea_set_log_callback(
+      [](int32_t, const char* text, void* user) {
+        static_cast<std::vector<std::string>*>(user)->emplace_back(text);
+      },
+      &lines);
+  EXPECT_EQ(call(), TALEA_OK);
+  options.softcap = -1;
+  EXPECT_EQ(call(), TALEA_USAGE);
+  talea_set_log_callback(nullptr, nullptr);
+  ASSERT_GE(lines.size(), 2u);
+  EXPECT_NE(lines.back().find("softcap = -1"), std::string::npos);
+  const size_t before = lines.size();
+  EXPECT_EQ(call(), TALEA_USAGE);
+  EXPECT_EQ(lines.size(), before);
+}
+
+// A world of two whose other rank holds what this one holds: rank 1's shard is found by replay.
+struct World {
+  int calls = 0;
+  int fail_at = -1;
+};
+
+talea_communicator communicator(World& world, int32_t size) {
+  talea_communicator c{};
+  c.struct_bytes = sizeof c;
+  c.engine = "test";
+  c.size = size;
+  c.user = &world;
+  c.all_gather = [](void* user, const void* send, void* recv, int64_t bytes, void*) -> int32_t {
+    auto* w = static_cast<World*>(user);
+    if (w->calls++ == w->fail_at) return 17;
+    if (send != recv) std::memcpy(recv, send, static_cast<size_t>(bytes));
+    return 0;
+  };
+  c.all_reduce_sum = [](void* user, void*, int64_t, int32_t, void*) -> int32_t {
+    auto* w = static_cast<World*>(user);
+    return w->calls++ == w->fail_at ? 18 : 0;
+  };
+  c.reduce_scatter_sum = [](void*, const void*, void*, int64_t, int32_t, void*) -> int32_t {
+    return 19;
+  };
+  c.error_text = [](void*) { return "the cable is out"; };
+  return c;
+}
+
+TEST_F(CApi, CallbacksCarryTheRanks) {
+  World world;
+  talea_communicator c = communicator(world, 1);
+  ranks.struct_bytes = sizeof ranks;
+  ranks.vocab = &c;
+  ranks.batch = &c;
+  args.ranks = &ranks;
+  EXPECT_EQ(call(), TALEA_OK) << talea_last_error();
+  EXPECT_NEAR(loss, (std::log(4.0 / 3.0) + std::log(10.0)) / 2, 1e-6);
+}
+
+TEST_F(CApi, AFailingCallbackEndsTheCallWithItsText) {
+  World world;
+  world.fail_at = 0;
+  talea_communicator c = communicator(world, 2);
+  ranks.struct_bytes = sizeof ranks;
+  ranks.vocab = &c;
+  args.ranks = &ranks;
+  options.vocab = 4;
+  expect_error(call(), TALEA_RUNTIME, "the cable is out");
+}
+
+TEST_F(CApi, BadCommunicatorsAreRefused) {
+  World world;
+  talea_communicator c = communicator(world, 2);
+  ranks.struct_bytes = sizeof ranks;
+  ranks.vocab = &c;
+  args.ranks = &ranks;
+  c.rank = 2;
+  expect_error(call(), TALEA_USAGE, "ranks.vocab: rank = 2");
+  c.rank = 0;
+  c.all_gather = nullptr;
+  expect_error(call(), TALEA_USAGE, "all_gather: null");
+}
+
+TEST(CApiConstants, VersionAndLanes) {
+  EXPECT_STREQ(talea_version(), TALEA_VERSION);
+  EXPECT_EQ(talea_abi_version(), TALEA_ABI_VERSION);
+  EXPECT_STREQ(talea_linear_cross_entropy_lanes(), "sm90,cuda,cpu,unfused,reference");
+  // The layout that ABI version 1 promises; a change here needs another TALEA_ABI_VERSION.
+  EXPECT_EQ(sizeof(talea_tensor), 96u);
+  EXPECT_EQ(sizeof(talea_communicator), 72u);
+  EXPECT_EQ(sizeof(talea_linear_cross_entropy_inputs), 8u + 12 * 96);
+  EXPECT_EQ(sizeof(talea_linear_cross_entropy_outputs), 8u + 12 * 96 + 8);
+  EXPECT_EQ(sizeof(talea_linear_cross_entropy_options), 104u);
+  EXPECT_EQ(sizeof(talea_linear_cross_entropy_ranks), 40u);
+  EXPECT_EQ(sizeof(talea_linear_cross_entropy_args), 72u);
+}
+
+}  // namespace

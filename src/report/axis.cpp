@@ -44,7 +44,7 @@ std::vector<double> Axis::ticks() const {
   double step = std::pow(10.0, std::floor(std::log10(span / 2)));
   if (logarithmic_) step = std::max(1.0, std::ceil(span / 3));
   while (!logarithmic_ && span * 2 / step > 8) step *= span * 2 / step > 16 ? 5 : 2;
-  if (logarithmic_ && high_ - low_ < 1.5) {  // within a decade or so: 1, 2, 5
+  if (logarithmic_ && high_ - low_ < 3) {  // few decades: 1, 2, 5
     for (double decade = std::floor(low_); decade <= high_; ++decade)
       for (const double digit : {1.0, 2.0, 5.0}) {
         const double value = digit * std::pow(10.0, decade);

@@ -13,7 +13,7 @@
 namespace talea::report {
 namespace {
 
-constexpr double width = 720, height = 320, left = 76, right = 700, top = 16, bottom = 268;
+constexpr double width = 720, height = 320, left = 86, right = 700, top = 16, bottom = 268;
 constexpr int colours = 6;
 constexpr const char* dashes[colours] = {"", "7 3", "2 3", "10 3 2 3", "4 4", "1 2"};
 
@@ -45,7 +45,7 @@ std::string axes(const ChartText& text, const Axis& x, const Axis& y) {
   svg += fmt::format("<text x=\"{}\" y=\"{}\" text-anchor=\"middle\">{}</text>\n",
                      (left + right) / 2, height - 10, escape(text.x_label));
   svg += fmt::format(
-      "<text transform=\"translate(14 {}) rotate(-90)\" text-anchor=\"middle\">{}</text>\n",
+      "<text transform=\"translate(12 {}) rotate(-90)\" text-anchor=\"middle\">{}</text>\n",
       (top + bottom) / 2, escape(text.y_label));
   return svg;
 }

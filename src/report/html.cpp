@@ -54,7 +54,11 @@ std::string short_number(double value) {
   const double magnitude = std::fabs(value);
   if (value == std::floor(value) && magnitude < 1e15) return fmt::format("{:.0f}", value);
   if (magnitude >= 1e-3 && magnitude < 1e6) return fmt::format("{:.4g}", value);
-  return fmt::format("{:.3e}", value);
+  const std::string text = fmt::format("{:.3e}", value);
+  const size_t exponent = text.find('e');
+  size_t keep = text.find_last_not_of('0', exponent - 1);
+  if (text[keep] == '.') --keep;
+  return text.substr(0, keep + 1) + text.substr(exponent);
 }
 
 std::string human_bytes(double bytes) {

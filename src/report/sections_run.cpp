@@ -25,7 +25,9 @@ std::string call_cards(const json& call) {
   const json &p = call["problem"], &cost = call["cost"];
   std::string html = "<ul class=\"cards\">\n";
   for (const auto& item : call["values"].items())
-    html += card(inline_text(item.value()), item.key());
+    html += card(item.value().is_number() ? fmt::format("{:.8g}", item.value().get<double>())
+                                          : inline_text(item.value()),
+                 item.key());
   html +=
       card(fmt::format("{} x {} x {}", p["tokens"].dump(), p["hidden"].dump(), p["vocab"].dump()),
            "tokens x hidden x vocabulary, " + p["hidden_dtype"].get<std::string>());
@@ -57,6 +59,39 @@ std::string details(std::string_view summary, const std::string& html) {
   return fmt::format("<details><summary>{}</summary>\n{}</details>\n", escape(summary), html);
 }
 
+std::string error_table(const json& errors) {
+  Table t;
+  t.caption =
+      "Error against fp64 truth; eager is the yardstick: plain arithmetic in the same dtype";
+  t.head = {"tensor", "lane",      "verdict",      "abs",       "rel",          "rel L2",
+            "ulp",    "eager abs", "eager rel L2", "tolerance", "worst element"};
+  t.numeric = {false, false, false, true, true, true, true, true, true, true, false};
+  for (const json& e : errors) {
+    const bool passed = e["passed"];
+    std::vector<std::string> row = {inline_text(e["tensor"]), inline_text(e["lane"]),
+                                    badge(passed, passed ? "passed" : "failed")};
+    for (const char* field :
+         {"abs", "rel", "rel_l2", "ulp", "eager_abs", "eager_rel_l2", "tolerance"})
+      row.push_back(inline_text(e[field]));
+    row.push_back(fmt::format("[{}]: {} for {}", inline_text(e["worst_index"]),
+                              inline_text(e["ours"]), inline_text(e["truth"])));
+    t.rows.push_back(row);
+  }
+  return table(t);
+}
+
+std::string error_chart(const char* title, const std::vector<Spot>& spots) {
+  if (spots.empty()) return "";
+  const ChartText text{title,
+                       "Each mark is one tensor; below the line it lies closer to the truth than "
+                       "eager arithmetic does. A cross is a failure.",
+                       "largest eager error", "our largest error"};
+  ScatterStyle style;
+  style.log_x = style.log_y = style.diagonal = true;
+  style.labels = spots.size() <= 12;
+  return scatter_chart(text, spots, style);
+}
+
 }  // namespace
 
 std::string loss_section(const json& document) {
@@ -81,35 +116,12 @@ std::string loss_section(const json& document) {
 
 std::string errors_section(const json& errors) {
   if (errors.empty()) return "";
-  Table t;
-  t.caption =
-      "Error against fp64 truth, beside the eager yardstick (same-precision plain PyTorch-"
-      "style arithmetic)";
-  t.head = {"tensor", "lane",      "verdict",      "abs",       "rel",          "rel L2",
-            "ulp",    "eager abs", "eager rel L2", "tolerance", "worst element"};
-  t.numeric = {false, false, false, true, true, true, true, true, true, true, false};
   std::vector<Spot> spots;
-  for (const json& e : errors) {
-    const bool passed = e["passed"];
-    std::vector<std::string> row = {inline_text(e["tensor"]), inline_text(e["lane"]),
-                                    badge(passed, passed ? "passed" : "failed")};
-    for (const char* field :
-         {"abs", "rel", "rel_l2", "ulp", "eager_abs", "eager_rel_l2", "tolerance"})
-      row.push_back(inline_text(e[field]));
-    row.push_back(fmt::format("[{}]: {} for {}", inline_text(e["worst_index"]),
-                              inline_text(e["ours"]), inline_text(e["truth"])));
-    t.rows.push_back(row);
+  for (const json& e : errors)
     spots.push_back({number_or_nan(e, "eager_abs"), number_or_nan(e, "abs"),
-                     text_or(e, "tensor") + ", " + text_or(e, "lane"), passed});
-  }
-  ChartText text{"Our error against the eager yardstick's",
-                 "Each mark is one tensor; below the line it lies closer to the truth than eager "
-                 "arithmetic does. A cross is a failure.",
-                 "largest eager error", "our largest error"};
-  ScatterStyle style;
-  style.log_x = style.log_y = style.diagonal = true;
-  style.labels = spots.size() <= 12;
-  return "<h3>Error</h3>\n" + scatter_chart(text, spots, style) + table(t);
+                     text_or(e, "tensor") + ", " + text_or(e, "lane"), e["passed"] == true});
+  return "<h3>Error</h3>\n" + error_chart("Our error against the eager yardstick's", spots) +
+         error_table(errors);
 }
 
 namespace {
@@ -121,7 +133,7 @@ std::string failures(const json& cases) {
     html += "<h4>" + badge(false, "failed") + " " + inline_text(c["name"]) + ", lane " +
             inline_text(c["lane"]) + "</h4>\n";
     if (c.contains("reproducer")) html += "<pre>" + inline_text(c["reproducer"]) + "</pre>\n";
-    if (c.contains("errors")) html += fact_table(c["errors"]);
+    if (c.contains("errors")) html += error_table(c["errors"]);
   }
   return html;
 }
@@ -168,15 +180,7 @@ std::string case_errors(const json& cases) {
       for (const json& e : c["errors"])
         spots.push_back({number_or_nan(e, "eager_abs"), number_or_nan(e, "abs"),
                          text_or(c, "name") + ": " + text_or(e, "tensor"), e["passed"] == true});
-  if (spots.empty()) return "";
-  ChartText text{"Our error against the eager yardstick's, all cases",
-                 "Each mark is one tensor of one case; below the line it lies closer to the truth "
-                 "than eager arithmetic does. A cross is a failure.",
-                 "largest eager error", "our largest error"};
-  ScatterStyle style;
-  style.log_x = style.log_y = style.diagonal = true;
-  style.labels = false;
-  return scatter_chart(text, spots, style);
+  return error_chart("Our error against the eager yardstick's, all cases", spots);
 }
 
 }  // namespace

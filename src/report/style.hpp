@@ -26,7 +26,7 @@ pre { background: var(--panel); border: 1px solid var(--rule); border-radius: 6p
   overflow-x: auto; white-space: pre-wrap; overflow-wrap: anywhere; }
 .scroll { overflow-x: auto; margin: .4rem 0 1rem; }
 table { border-collapse: collapse; font-size: .92rem; } caption { text-align: left;
-  color: var(--quiet); padding: .2rem 0; }
+  color: var(--quiet); padding: .2rem 0; white-space: nowrap; }
 th, td { text-align: left; vertical-align: top; padding: .28rem .7rem; border-bottom: 1px solid var(--rule);
   overflow-wrap: anywhere; }
 thead th { border-bottom: 2px solid var(--rule); white-space: nowrap; } tbody th { font-weight: 600; }
@@ -60,7 +60,8 @@ td.hit { text-align: center; }
 @media print { :root { --ink: #000; --quiet: #444; --paper: #fff; --panel: #fff; --rule: #bbb;
   --good: #000; --good-bg: #fff; --bad: #000; --bad-bg: #ddd; }
   body { max-width: none; font-size: 10.5pt; padding: 0; } a { color: inherit; text-decoration: none; }
-  h2 { break-before: auto; } figure, tr, li { break-inside: avoid; } .scroll { overflow: visible; } }
+  .scroll { overflow: visible; } caption { white-space: normal; }
+  figure, tr, li { break-inside: avoid; }}
 )css";
 
 }  // namespace talea::report

@@ -185,7 +185,9 @@ void write_safetensors(const std::string& path, const std::vector<NamedTensor>& 
   for (const auto& [key, value] : metadata) header[metadata_key][key] = value;
   std::set<std::string> names{metadata_key, ""};
   int64_t offset = 0;
-  for (const auto& [name, tensor] : tensors) {
+  for (const NamedTensor& named : tensors) {
+    const std::string& name = named.name;
+    const Tensor& tensor = named.tensor;
     require(names.insert(name).second, ErrorKind::usage,
             "{}: tensor name {}: empty, reserved or used twice", path, quote(name));
     const std::span shape(tensor.shape.data(), static_cast<size_t>(tensor.rank));
@@ -206,8 +208,8 @@ void write_safetensors(const std::string& path, const std::vector<NamedTensor>& 
   AtomicFile file(path);
   file.write(&length, 8);
   file.write(text);
-  for (const auto& [name, tensor] : tensors)
-    for_each_row_major(tensor, [&](const void* data, int64_t bytes) { file.write(data, bytes); });
+  for (const NamedTensor& named : tensors)
+    for_each_row_major(named.tensor, [&](const void* data, int64_t bytes) { file.write(data, bytes); });
   file.commit();
 }
 

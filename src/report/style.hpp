@@ -28,11 +28,12 @@ pre { background: var(--panel); border: 1px solid var(--rule); border-radius: 6p
 table { border-collapse: collapse; font-size: .92rem; } caption { text-align: left;
   color: var(--quiet); padding: .2rem 0; white-space: nowrap; }
 th, td { text-align: left; vertical-align: top; padding: .28rem .7rem; border-bottom: 1px solid var(--rule);
-  overflow-wrap: anywhere; }
+  overflow-wrap: break-word; max-width: 28rem; }
 thead th { border-bottom: 2px solid var(--rule); white-space: nowrap; } tbody th { font-weight: 600; }
 .num { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
 table.facts { font-size: .9rem; width: 100%; } table.facts th { width: 13rem; font-weight: 500;
   color: var(--quiet); overflow-wrap: normal; } table.facts table.facts th { width: 10rem; }
+table.facts td { max-width: none; overflow-wrap: anywhere; }
 table.facts table.facts tr:last-child > * { border-bottom: 0; }
 .cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(10.5rem, 1fr)); gap: .7rem;
   margin: .8rem 0; padding: 0; list-style: none; }

@@ -1,0 +1,33 @@
+// What: writes valid files for the fuzzers to start from.
+// Why: made by the writers themselves, so that they never lag behind a format.
+// Never: runs in a test; usage: fuzz_seeds DIRECTORY.
+#include <filesystem>
+#include <fstream>
+
+#include "io/npy.hpp"
+#include "io/safetensors.hpp"
+#include "report/sample.hpp"
+
+using namespace talea;
+
+int main(int argc, char** argv) {
+  if (argc != 2) return 2;
+  const std::filesystem::path root = argv[1];
+  for (const char* name : {"npy", "safetensors", "receipt", "options"})
+    std::filesystem::create_directories(root / name);
+  const io::HostTensor matrix = io::allocate_tensor(DType::f32, {2, 3});
+  const io::HostTensor ids = io::allocate_tensor(DType::i64, {5});
+  const io::HostTensor half = io::allocate_tensor(DType::bf16, {4});
+  io::write_npy(root / "npy/matrix", matrix.view);
+  io::write_npy(root / "npy/ids", ids.view);
+  io::write_safetensors(root / "safetensors/one", {{"t", half.view}});
+  io::write_safetensors(root / "safetensors/three",
+                        {{"a", matrix.view}, {"b.c", ids.view}, {"d", half.view}}, {{"k", "v"}});
+  for (const report::NamedReceipt& named : testing::sample_receipts()) {
+    if (named.file == "train.json") continue;  // long curves teach the fuzzer little
+    // Compact text leaves more of the fuzzer's bytes for structure.
+    std::ofstream(root / "receipt" / named.file)
+        << nlohmann::json::parse(named.receipt.text()).dump();
+  }
+  return 0;
+}

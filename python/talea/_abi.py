@@ -1,0 +1,221 @@
+"""The C interface of include/talea/talea.h as ctypes.
+
+One mirror of the header, checked against the library's own ABI version at load time. Nothing here
+knows NumPy or PyTorch.
+"""
+
+from __future__ import annotations
+
+import ctypes as c
+import os
+from pathlib import Path
+
+ABI_VERSION = 1
+
+F32, BF16, F16, F64, I32, I64 = range(6)
+CPU, CUDA = 0, 1
+REDUCTION = {"none": 0, "sum": 1, "mean": 2}
+DENOMINATOR = {"valid": 0, "weighted": 1, "given": 2}
+SCOPE = {"local": 0, "global": 1}
+ON_EMPTY = {"nan": 0, "zero": 1}
+TARGET_CHECK = {"automatic": 0, "checked": 1, "poison": 2}
+
+
+class Error(RuntimeError):
+    """A failure reported by the library; `status` is its code (see talea.h)."""
+
+    status = 4
+
+
+class UsageError(Error, ValueError):
+    """An option or argument that no data could make right."""
+
+    status = 2
+
+
+class UnavailableError(Error):
+    """This machine or build lacks something, named in the text."""
+
+    status = 3
+
+
+class DataError(Error, ValueError):
+    """A tensor, shape, dtype or target that breaks the contract."""
+
+    status = 5
+
+
+_ERRORS = {2: UsageError, 3: UnavailableError, 5: DataError}
+
+
+class Tensor(c.Structure):
+    _fields_ = [
+        ("data", c.c_void_p),
+        ("dtype", c.c_int32),
+        ("rank", c.c_int32),
+        ("shape", c.c_int64 * 4),
+        ("stride", c.c_int64 * 4),
+        ("device", c.c_int32),
+        ("device_index", c.c_int32),
+        ("present", c.c_int32),
+        ("reserved", c.c_int32),
+    ]
+
+
+GATHER = c.CFUNCTYPE(c.c_int32, c.c_void_p, c.c_void_p, c.c_void_p, c.c_int64, c.c_void_p)
+REDUCE = c.CFUNCTYPE(c.c_int32, c.c_void_p, c.c_void_p, c.c_int64, c.c_int32, c.c_void_p)
+SCATTER = c.CFUNCTYPE(
+    c.c_int32, c.c_void_p, c.c_void_p, c.c_void_p, c.c_int64, c.c_int32, c.c_void_p
+)
+ERROR_TEXT = c.CFUNCTYPE(c.c_char_p, c.c_void_p)
+
+
+class Communicator(c.Structure):
+    _fields_ = [
+        ("struct_bytes", c.c_int64),
+        ("engine", c.c_char_p),
+        ("rank", c.c_int32),
+        ("size", c.c_int32),
+        ("device", c.c_int32),
+        ("reserved", c.c_int32),
+        ("user", c.c_void_p),
+        ("all_gather", GATHER),
+        ("all_reduce_sum", REDUCE),
+        ("reduce_scatter_sum", SCATTER),
+        ("error_text", ERROR_TEXT),
+    ]
+
+
+INPUT_NAMES = (
+    "hidden",
+    "weight",
+    "bias",
+    "targets",
+    "class_weight",
+    "token_weight",
+    "token_scale",
+    "soft_target_ids",
+    "soft_target_probs",
+    "upstream",
+    "upstream_lse",
+    "upstream_entropy",
+)
+OUTPUT_NAMES = (
+    "loss",
+    "lse",
+    "target_logprob",
+    "entropy",
+    "argmax",
+    "accuracy",
+    "topk_values",
+    "topk_ids",
+    "topk_logprobs",
+    "dx",
+    "dw",
+    "db",
+)
+
+
+class Inputs(c.Structure):
+    _fields_ = [("struct_bytes", c.c_int64)] + [(name, Tensor) for name in INPUT_NAMES]
+
+
+class Outputs(c.Structure):
+    _fields_ = (
+        [("struct_bytes", c.c_int64)]
+        + [(name, Tensor) for name in OUTPUT_NAMES]
+        + [("accumulate_dw", c.c_int32), ("accumulate_db", c.c_int32)]
+    )
+
+
+class Options(c.Structure):
+    _fields_ = [
+        ("struct_bytes", c.c_int64),
+        ("reduction", c.c_int32),
+        ("denominator", c.c_int32),
+        ("denominator_value", c.c_double),
+        ("denominator_scope", c.c_int32),
+        ("on_empty", c.c_int32),
+        ("target_check", c.c_int32),
+        ("threads", c.c_int32),
+        ("ignore_index", c.c_int64),
+        ("vocab", c.c_int64),
+        ("label_smoothing", c.c_double),
+        ("z_loss", c.c_double),
+        ("softcap", c.c_double),
+        ("logit_scale", c.c_double),
+        ("workspace_limit_bytes", c.c_int64),
+        ("lane", c.c_char_p),
+    ]
+
+
+class Ranks(c.Structure):
+    _fields_ = [
+        ("struct_bytes", c.c_int64),
+        ("vocab", c.POINTER(Communicator)),
+        ("batch", c.POINTER(Communicator)),
+        ("vocab_begin", c.c_int64),
+        ("sequence_parallel", c.c_int32),
+        ("reserved", c.c_int32),
+    ]
+
+
+class Args(c.Structure):
+    _fields_ = [
+        ("struct_bytes", c.c_int64),
+        ("abi_version", c.c_int32),
+        ("reserved", c.c_int32),
+        ("inputs", c.POINTER(Inputs)),
+        ("outputs", c.POINTER(Outputs)),
+        ("options", c.POINTER(Options)),
+        ("ranks", c.POINTER(Ranks)),
+        ("workspace", c.c_void_p),
+        ("workspace_bytes", c.c_int64),
+        ("stream", c.c_void_p),
+    ]
+
+
+def _find() -> str:
+    """The library beside this package (the wheel), else a path given by TALEA_LIBRARY."""
+    beside = Path(__file__).parent / "lib" / "libtalea.so"
+    if beside.exists():
+        return str(beside)
+    given = os.environ.get("TALEA_LIBRARY")
+    if given:
+        return given
+    raise ImportError(
+        f"talea: {beside} is missing; install the wheel, or point TALEA_LIBRARY at libtalea.so"
+    )
+
+
+def _load() -> c.CDLL:
+    library = c.CDLL(_find())
+    library.talea_version.restype = c.c_char_p
+    library.talea_last_error.restype = c.c_char_p
+    library.talea_linear_cross_entropy_lanes.restype = c.c_char_p
+    library.talea_workspace_bytes.argtypes = [c.POINTER(Args), c.POINTER(c.c_int64)]
+    library.talea_linear_cross_entropy.argtypes = [c.POINTER(Args), c.POINTER(c.c_void_p)]
+    library.talea_linear_cross_entropy_options_init.argtypes = [c.POINTER(Options), c.c_int64]
+    library.talea_result_json.argtypes = [c.c_void_p]
+    library.talea_result_json.restype = c.c_char_p
+    library.talea_result_free.argtypes = [c.c_void_p]
+    library.talea_result_free.restype = None
+    library.talea_explain.argtypes = [
+        c.POINTER(Args),
+        c.c_int32,
+        c.c_char_p,
+        c.c_int64,
+        c.POINTER(c.c_int64),
+    ]
+    found = library.talea_abi_version()
+    if found != ABI_VERSION:
+        raise ImportError(f"talea: libtalea.so has ABI {found}, this package needs {ABI_VERSION}")
+    return library
+
+
+lib = _load()
+
+
+def check(status: int) -> None:
+    if status:
+        raise _ERRORS.get(status, Error)(lib.talea_last_error().decode(errors="replace"))

@@ -1,0 +1,130 @@
+"""One call of the operator on tensors already described: workspace, errors, result.
+
+Shared by the NumPy and the PyTorch side. `fill` writes one array into a Tensor slot; `allocate`
+gives the workspace.
+"""
+
+from __future__ import annotations
+
+import ctypes as c
+import json
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+
+from . import _abi
+
+
+@dataclass(frozen=True)
+class Config:
+    """Everything about a call that is not a tensor. Field names are the C options'."""
+
+    reduction: str = "mean"
+    denominator: str = "valid"
+    denominator_value: float = 0.0
+    denominator_scope: str = "local"
+    on_empty: str = "nan"
+    target_check: str = "automatic"
+    ignore_index: int = -100
+    vocab: int = 0
+    label_smoothing: float = 0.0
+    z_loss: float = 0.0
+    softcap: float = 0.0
+    logit_scale: float = 1.0
+    workspace_limit_bytes: int = 256 << 20
+    threads: int = 0
+    lane: str = "auto"
+    outputs: tuple[str, ...] = ()  # beside the loss: "lse", "entropy", ..., "topk"
+    top_k: int = 0
+    vocab_begin: int = 0
+    sequence_parallel: bool = False
+    group: str = ""  # name of the vocabulary ranks' process group; "": a world of one
+    batch_group: str = ""
+
+    def text(self) -> str:
+        return json.dumps(asdict(self), sort_keys=True)
+
+    @staticmethod
+    @lru_cache(maxsize=256)
+    def parse(text: str) -> Config:
+        fields = json.loads(text)
+        fields["outputs"] = tuple(fields["outputs"])
+        return Config(**fields)
+
+
+@lru_cache(maxsize=256)
+def _options(config: Config) -> _abi.Options:
+    options = _abi.Options()
+    size = c.sizeof(options)
+    _abi.check(_abi.lib.talea_linear_cross_entropy_options_init(c.byref(options), size))
+    for name, table in (
+        ("reduction", _abi.REDUCTION),
+        ("denominator", _abi.DENOMINATOR),
+        ("denominator_scope", _abi.SCOPE),
+        ("on_empty", _abi.ON_EMPTY),
+        ("target_check", _abi.TARGET_CHECK),
+    ):
+        value = getattr(config, name)
+        if value not in table:
+            raise _abi.UsageError(f"{name} = {value!r}: one of {', '.join(table)}")
+        setattr(options, name, table[value])
+    for name in (
+        "denominator_value",
+        "ignore_index",
+        "vocab",
+        "label_smoothing",
+        "z_loss",
+        "softcap",
+        "logit_scale",
+        "workspace_limit_bytes",
+        "threads",
+    ):
+        setattr(options, name, getattr(config, name))
+    options.lane = config.lane.encode()
+    return options
+
+
+class Receipt:
+    """What ran: the library's facts, held until asked for."""
+
+    __slots__ = ("_handle",)
+
+    def __init__(self, handle: int) -> None:
+        self._handle = handle
+
+    def __del__(self) -> None:
+        if self._handle:
+            _abi.lib.talea_result_free(self._handle)
+
+    def facts(self) -> dict:
+        return json.loads(_abi.lib.talea_result_json(self._handle))
+
+
+def run(
+    config, inputs, outputs, fill, allocate, *, accumulate_dw=False, ranks=None, stream=None
+) -> Receipt:
+    """Runs the operator. `inputs` and `outputs` map C names to arrays; None is absent."""
+    c_in, c_out = _abi.Inputs(), _abi.Outputs()
+    c_in.struct_bytes, c_out.struct_bytes = c.sizeof(c_in), c.sizeof(c_out)
+    for name, array in inputs.items():
+        if array is not None:
+            fill(getattr(c_in, name), array, name)
+    for name, array in outputs.items():
+        if array is not None:
+            fill(getattr(c_out, name), array, name)
+    c_out.accumulate_dw = int(accumulate_dw)
+    args = _abi.Args()
+    args.struct_bytes = c.sizeof(args)
+    args.abi_version = _abi.ABI_VERSION
+    args.inputs, args.outputs = c.pointer(c_in), c.pointer(c_out)
+    args.options = c.pointer(_options(config))
+    if ranks is not None:
+        args.ranks = c.pointer(ranks)
+    args.stream = stream
+    needed = c.c_int64()
+    _abi.check(_abi.lib.talea_workspace_bytes(c.byref(args), c.byref(needed)))
+    workspace, pointer = allocate(needed.value)
+    args.workspace, args.workspace_bytes = pointer, needed.value
+    handle = c.c_void_p()
+    _abi.check(_abi.lib.talea_linear_cross_entropy(c.byref(args), c.byref(handle)))
+    del workspace  # kept alive until the call has returned
+    return Receipt(handle.value)

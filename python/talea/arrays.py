@@ -1,0 +1,87 @@
+"""The operator on NumPy arrays (and anything with DLPack on the CPU): no PyTorch needed."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from . import _abi
+from ._call import Config, run
+
+_DTYPES = {
+    "float32": _abi.F32,
+    "bfloat16": _abi.BF16,  # ml_dtypes
+    "float16": _abi.F16,
+    "float64": _abi.F64,
+    "int32": _abi.I32,
+    "int64": _abi.I64,
+}
+
+
+def _fill(slot: _abi.Tensor, array: np.ndarray, name: str) -> None:
+    dtype = _DTYPES.get(array.dtype.name)
+    if dtype is None:
+        raise _abi.DataError(f"{name}: dtype {array.dtype} is not supported")
+    if array.ndim > 4:
+        raise _abi.DataError(f"{name}: {array.ndim} dimensions; at most 4")
+    slot.data = array.ctypes.data
+    slot.dtype = dtype
+    slot.rank = array.ndim
+    for i in range(array.ndim):
+        slot.shape[i] = array.shape[i]
+        slot.stride[i] = array.strides[i] // array.itemsize
+    slot.device = _abi.CPU
+    slot.present = 1
+
+
+def _allocate(count: int):
+    buffer = np.empty(max(count, 1), dtype=np.uint8)
+    return buffer, buffer.ctypes.data
+
+
+def _as_array(value):
+    if value is None or isinstance(value, np.ndarray):
+        return value
+    return np.from_dlpack(value) if hasattr(value, "__dlpack__") else np.asarray(value)
+
+
+def linear_cross_entropy(hidden, weight, targets=None, *, outputs=("loss",), **arguments):
+    """Loss and whatever else `outputs` names, as a dict of arrays plus "receipt".
+
+    outputs: any of loss, lse, target_logprob, entropy, argmax, accuracy, dx, dw, db, and topk with
+    top_k=K (gives topk_values, topk_ids, topk_logprobs). Tensor arguments by the C names (bias,
+    class_weight, token_weight, token_scale, soft_target_ids, soft_target_probs, upstream,
+    upstream_lse, upstream_entropy); everything else is an option (see `talea._call.Config`).
+    """
+    tensors = {"hidden": _as_array(hidden), "weight": _as_array(weight)}
+    tensors["targets"] = _as_array(targets)
+    for name in _abi.INPUT_NAMES:
+        if name in arguments:
+            tensors[name] = _as_array(arguments.pop(name))
+    config = Config(**arguments)
+    x, w = tensors["hidden"], tensors["weight"]
+    n = x.shape[0]
+    wide = np.float64 if x.dtype == np.float64 else np.float32
+    per_token = {"lse", "target_logprob", "entropy"}
+    out = {}
+    for name in outputs:
+        if name == "loss":
+            out[name] = np.empty((n,) if config.reduction == "none" else (), wide)
+        elif name in per_token:
+            out[name] = np.empty(n, wide)
+        elif name == "argmax":
+            out[name] = np.empty(n, np.int64)
+        elif name == "accuracy":
+            out[name] = np.empty((), wide)
+        elif name == "topk":
+            out["topk_values"] = np.empty((n, config.top_k), wide)
+            out["topk_ids"] = np.empty((n, config.top_k), np.int64)
+            out["topk_logprobs"] = np.empty((n, config.top_k), wide)
+        elif name in ("dx", "dw", "db"):
+            like = {"dx": x, "dw": w, "db": tensors.get("bias")}[name]
+            if like is None:
+                raise _abi.UsageError("db: needs a bias")
+            out[name] = np.empty(like.shape, like.dtype)
+        else:
+            raise _abi.UsageError(f"outputs: {name!r} is not an output")
+    receipt = run(config, tensors, out, _fill, _allocate)
+    return {**out, "receipt": receipt.facts()}

@@ -1,0 +1,194 @@
+"""python -m talea.parity: a small GPT trained twice, once with torch's loss and once with Talea's.
+
+Three runs share data, initial weights and optimizer: `torch` (logits in memory), `talea`, and
+`band`, the torch run again with initial weights moved by one unit in the last place. The band is
+the noise that any change of rounding makes; Talea passes when it stays inside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from .functional import linear_cross_entropy
+
+
+class Block(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.RMSNorm(width), nn.RMSNorm(width)
+        self.qkv = nn.Linear(width, 3 * width, bias=False)
+        self.out = nn.Linear(width, width, bias=False)
+        self.up = nn.Linear(width, 4 * width, bias=False)
+        self.gate = nn.Linear(width, 4 * width, bias=False)
+        self.down = nn.Linear(4 * width, width, bias=False)
+
+    @staticmethod
+    def rope(x: torch.Tensor) -> torch.Tensor:
+        half = x.shape[-1] // 2
+        frequency = 10000.0 ** (-torch.arange(half, device=x.device) / half)
+        angle = torch.arange(x.shape[-2], device=x.device)[:, None] * frequency
+        a, b = x[..., :half], x[..., half:]
+        return torch.cat((a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos()), -1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        b, t, d = x.shape
+        q, k, v = self.qkv(self.norm1(x)).view(b, t, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(self.rope(q), self.rope(k), v, is_causal=True)
+        x = x + self.out(mixed.transpose(1, 2).reshape(b, t, d))
+        y = self.norm2(x)
+        return x + self.down(F.silu(self.gate(y)) * self.up(y))
+
+
+class GPT(nn.Module):
+    def __init__(self, vocab: int, width: int, layers: int, heads: int) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(vocab, width)
+        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
+        self.norm = nn.RMSNorm(width)
+        self.head = nn.Linear(width, vocab, bias=False)
+        nn.init.normal_(self.embed.weight, std=0.02)
+        nn.init.normal_(self.head.weight, std=0.02)
+
+    def hidden(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.embed(ids)
+        for block in self.blocks:
+            x = block(x)
+        return self.norm(x)
+
+
+def torch_loss(model: GPT, x: torch.Tensor, y: torch.Tensor, valid: int) -> torch.Tensor:
+    logits = model.head(x).float().flatten(0, 1)
+    return F.cross_entropy(logits, y.flatten(), reduction="sum") / valid
+
+
+def talea_loss(model: GPT, x: torch.Tensor, y: torch.Tensor, valid: int) -> torch.Tensor:
+    return linear_cross_entropy(x, model.head.weight, y, denominator=float(valid))
+
+
+def batches(tokens: torch.Tensor, steps: int, micro: int, rows: int, length: int, seed: int):
+    """Per step: `micro` batches of (inputs, labels), a fifth of the labels ignored."""
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(steps):
+        window = []
+        for _ in range(micro):
+            at = torch.randint(0, len(tokens) - length - 1, (rows,), generator=generator)
+            ids = torch.stack([tokens[i : i + length + 1] for i in at.tolist()])
+            labels = ids[:, 1:].clone()
+            labels[torch.rand(labels.shape, generator=generator) < 0.2] = -100
+            window.append((ids[:, :-1], labels))
+        yield window
+
+
+def train(name: str, loss_of, state: dict, tokens: torch.Tensor, o) -> dict:
+    model = GPT(256, o.width, o.layers, o.heads)
+    model.load_state_dict(state)
+    model.to(o.device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=o.lr)
+    losses, norms, begin = [], [], time.time()
+    work = batches(tokens, o.steps, o.micro, o.rows, o.length, o.seed)
+    autocast = torch.autocast(o.device, torch.bfloat16, enabled=o.bf16)
+    for step, window in enumerate(work):
+        valid = sum(int((y != -100).sum()) for _, y in window)
+        total = 0.0
+        for x, y in window:
+            with autocast:
+                loss = loss_of(model, model.hidden(x.to(o.device)), y.to(o.device), valid)
+            loss.backward()
+            total += loss.item()
+        norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), 1.0)))
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(total)
+        if not math.isfinite(total) or not math.isfinite(norms[-1]):
+            raise SystemExit(f"{name}: not finite at step {step}: {total}, {norms[-1]}")
+        if not o.quiet and (step % 50 == 0 or step + 1 == o.steps):
+            rate = (step + 1) / (time.time() - begin)
+            print(f"{name:6} step {step:5} loss {total:.5f} {rate:.1f} steps/s", file=sys.stderr)
+    weights = torch.cat([p.detach().double().cpu().flatten() for p in model.parameters()])
+    return {"losses": losses, "norms": norms, "weights": weights, "seconds": time.time() - begin}
+
+
+def moved_by_one_ulp(state: dict, seed: int) -> dict:
+    generator = torch.Generator().manual_seed(seed)
+    away = torch.tensor([-math.inf, math.inf])
+    return {
+        k: torch.nextafter(v, away[torch.randint(0, 2, v.shape, generator=generator)])
+        for k, v in state.items()
+    }
+
+
+def distance(a: dict, b: dict) -> dict:
+    gaps = [abs(x - y) for x, y in zip(a["losses"], b["losses"], strict=True)]
+    weights = (a["weights"] - b["weights"]).norm() / b["weights"].norm()
+    return {"loss_gaps": gaps, "loss_rms": math.sqrt(sum(g * g for g in gaps) / len(gaps)),
+            "loss_max": max(gaps), "first_step": gaps[0], "weights": float(weights)}  # fmt: skip
+
+
+def run(o) -> dict:
+    text = b"".join(Path(p).read_bytes() for p in o.text)
+    tokens = torch.tensor(list(text), dtype=torch.long)
+    if len(tokens) < o.length + 2:
+        raise SystemExit(f"--text: {len(tokens)} bytes; more than {o.length + 1} are needed")
+    torch.manual_seed(o.seed)
+    state = GPT(256, o.width, o.layers, o.heads).state_dict()
+    plain = train("torch", torch_loss, state, tokens, o)
+    ours = train("talea", talea_loss, state, tokens, o)
+    moved = train("band", torch_loss, moved_by_one_ulp(state, o.seed + 1), tokens, o)
+    drift, band = distance(ours, plain), distance(moved, plain)
+    # One-ulp twins are one sample of the noise; twice its size is the usual spread between samples.
+    inside = drift["loss_rms"] <= 2 * band["loss_rms"] and drift["weights"] <= 2 * band["weights"]
+    falls = ours["losses"][-1] < 0.75 * ours["losses"][0]
+    settings = {k: v for k, v in vars(o).items() if k not in ("json_out", "quiet")}
+    return {
+        "kind": "parity",
+        "settings": settings,
+        "torch": torch.__version__,
+        "losses": {"torch": plain["losses"], "talea": ours["losses"]},
+        "drift": drift,
+        "band": band,
+        "seconds": {"torch": plain["seconds"], "talea": ours["seconds"]},
+        "verdict": "pass" if inside and falls else "fail",
+    }
+
+
+def main() -> int:
+    p = argparse.ArgumentParser(prog="python -m talea.parity", description=__doc__.split("\n")[0])
+    p.add_argument("--text", nargs="+", required=True)
+    p.add_argument("--steps", type=int, default=850)
+    p.add_argument("--micro", type=int, default=2, help="micro-batches of an optimizer step")
+    p.add_argument("--rows", type=int, default=4)
+    p.add_argument("--length", type=int, default=64)
+    p.add_argument("--width", type=int, default=64)
+    p.add_argument("--layers", type=int, default=2)
+    p.add_argument("--heads", type=int, default=4)
+    p.add_argument("--lr", type=float, default=1e-3)
+    p.add_argument("--seed", type=int, default=42)
+    p.add_argument("--device", default="cpu")
+    p.add_argument("--bf16", action="store_true", help="autocast to bf16")
+    p.add_argument("--quiet", action="store_true")
+    p.add_argument("--json-out")
+    o = p.parse_args()
+    found = run(o)
+    if o.json_out:
+        Path(o.json_out).write_text(json.dumps(found))
+    d, b = found["drift"], found["band"]
+    print(f"steps {o.steps}  final loss torch {found['losses']['torch'][-1]:.6f} "
+          f"talea {found['losses']['talea'][-1]:.6f}")  # fmt: skip
+    print(f"loss rms  drift {d['loss_rms']:.3e}  one-ulp band {b['loss_rms']:.3e}")
+    print(f"weights   drift {d['weights']:.3e}  one-ulp band {b['weights']:.3e}")
+    print(found["verdict"])
+    return 0 if found["verdict"] == "pass" else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,198 @@
+"""Each integration against the real package. A package that cannot be had is an error, not a skip:
+the packages are listed in tests/requirements.txt; verl and Megatron are checked by signature."""
+
+import inspect
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import close, gradients, problem
+
+import talea
+from talea.integrations import liger, megatron, verl
+from talea.integrations import transformers as hf
+from talea.integrations import trl as trl_integration
+
+transformers = pytest.importorskip("transformers", reason="listed in tests/requirements.txt")
+
+TINY = dict(
+    vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+    num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64,
+)  # fmt: skip
+
+
+def model_of(name):
+    config = {
+        "llama": lambda: transformers.LlamaConfig(**TINY),
+        "llama_tied": lambda: transformers.LlamaConfig(**TINY, tie_word_embeddings=True),
+        "gemma2": lambda: transformers.Gemma2Config(
+            **TINY, head_dim=8, final_logit_softcapping=3.0, query_pre_attn_scalar=8
+        ),
+        "cohere": lambda: transformers.CohereConfig(**TINY, logit_scale=0.3),
+        "granite": lambda: transformers.GraniteConfig(**TINY, logits_scaling=2.5),
+    }[name]()
+    config.pad_token_id = config.bos_token_id = config.eos_token_id = 0
+    torch.manual_seed(3)
+    return transformers.AutoModelForCausalLM.from_config(config)
+
+
+def batch():
+    ids = torch.randint(0, 97, (2, 12))
+    labels = ids.clone()
+    labels[0, :4] = -100
+    return ids, labels
+
+
+@pytest.mark.parametrize("name", ("llama", "llama_tied", "gemma2", "cohere", "granite"))
+def test_transformers(name):
+    model = model_of(name).train()
+    ids, labels = batch()
+    dense = model(input_ids=ids, labels=labels)
+    dense.loss.backward()
+    want = {n: p.grad.clone() for n, p in model.named_parameters()}
+    model.zero_grad()
+    hf.patch(model)
+    fused = model(input_ids=ids, labels=labels)
+    assert fused.logits is None
+    assert close(fused.loss, dense.loss, 1e-5)
+    fused.loss.backward()
+    for n, p in model.named_parameters():
+        assert close(p.grad, want[n], 1e-4), n
+    items = torch.tensor(7)
+    a = model(input_ids=ids, labels=labels, num_items_in_batch=items).loss
+    hf.unpatch(model)
+    b = model(input_ids=ids, labels=labels, num_items_in_batch=items).loss
+    assert close(a, b, 1e-5)
+
+
+def test_transformers_patch_catches_unknown_logits():
+    model = model_of("llama")
+
+    class Odd(torch.nn.Linear):
+        def forward(self, x):
+            return super().forward(x) * 1.5
+
+    model.lm_head.__class__ = Odd
+    with pytest.raises(hf.ParityError, match="loss differs"):
+        hf.patch(model)
+    ids, labels = batch()
+    assert model(input_ids=ids, labels=labels).logits is not None
+
+
+def test_lora_on_the_head():
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(r=4, target_modules=["lm_head", "q_proj"])
+    model = peft.get_peft_model(model_of("llama"), config)
+    head = model.get_output_embeddings()
+    torch.nn.init.normal_(head.lora_B["default"].weight, std=0.1)
+    ids, labels = batch()
+    dense = model(input_ids=ids, labels=labels).loss
+    dense.backward()
+    want = head.lora_A["default"].weight.grad.clone()
+    model.zero_grad()
+    hf.patch(model.base_model.model)
+    fused = model(input_ids=ids, labels=labels).loss
+    fused.backward()
+    assert close(fused, dense, 1e-5)
+    assert close(head.lora_A["default"].weight.grad, want, 1e-4)
+
+
+def test_trl_fused_head():
+    pytest.importorskip("trl")
+    from trl.trainer.utils import add_fused_lm_head
+
+    theirs_signature = inspect.signature(add_fused_lm_head).parameters
+    ours_signature = inspect.signature(trl_integration.add_fused_lm_head).parameters
+    assert [n for n in theirs_signature if n not in ours_signature] == []
+    ids, labels = batch()
+    for temperature in (1.0, 0.7):
+        for name in ("llama", "gemma2"):
+            theirs, ours = model_of(name).train(), model_of(name).train()
+            add_fused_lm_head(theirs, temperature, outputs=("log_probs", "entropy"))
+            trl_integration.add_fused_lm_head(ours, temperature, outputs=("log_probs", "entropy"))
+            a = theirs(input_ids=ids, labels=labels, fused_lm_head=True)
+            b = ours(input_ids=ids, labels=labels, fused_lm_head=True)
+            for field in ("loss", "log_probs", "entropy"):
+                assert close(getattr(b, field), getattr(a, field), 2e-5), (name, field)
+            up = torch.randn_like(a.log_probs)
+            for out in (a, b):
+                ((out.log_probs * up).sum() + (out.entropy * up.abs()).sum()).backward()
+            for (n, p), q in zip(theirs.named_parameters(), ours.parameters(), strict=True):
+                assert close(q.grad, p.grad, 2e-4), (name, n)
+
+
+def test_liger_signature_and_numbers():
+    x, w, y, _ = problem()
+    y[::7] = -100
+    for reduction in ("mean", "sum"):
+        module = liger.LigerFusedLinearCrossEntropyLoss(
+            lse_square_scale=1e-3, label_smoothing=0.1, reduction=reduction, softcap=5.0,
+            return_z_loss=True, return_token_accuracy=True,
+        )  # fmt: skip
+        out = module(w, x, y)
+        z = 5.0 * torch.tanh(F.linear(x, w) / 5.0)
+        valid = y != -100
+        lse = torch.logsumexp(z, -1)[valid]
+        penalty = 1e-3 * (lse**2).sum() / (valid.sum() if reduction == "mean" else 1)
+        want = F.cross_entropy(z, y, label_smoothing=0.1, reduction=reduction) + penalty
+        assert close(out.loss, want, 5e-6) and close(out.z_loss, penalty, 5e-6)
+        for a, b in zip(gradients(out.loss, x, w), gradients(want, x, w), strict=True):
+            assert close(a, b, 1e-5)
+
+
+def test_verl_pair():
+    x, w, y, _ = problem()
+    logp, entropy = verl.linear_cross_entropy(x, w, y, 0.7, "none", None)
+    z = (F.linear(x, w) / 0.7).log_softmax(-1)
+    want = z.gather(1, y[:, None])[:, 0]
+    assert close(logp, want, 5e-6)
+    assert close(entropy, -(z.exp() * z).sum(-1), 5e-6)
+    up = torch.randn_like(want)
+    ours = (logp * up).sum() + (entropy * up.abs()).sum()
+    theirs = (want * up).sum() + (-(z.exp() * z).sum(-1) * up.abs()).sum()
+    for a, b in zip(gradients(ours, x, w), gradients(theirs, x, w), strict=True):
+        assert close(a, b, 1e-5)
+
+
+class PlainColumnParallel(torch.nn.Module):
+    """The attributes of megatron.core.tensor_parallel.ColumnParallelLinear that the mixin uses."""
+
+    def __init__(self, rows, width):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(rows, width) / width**0.5)
+        self.bias, self.skip_bias_add = None, False
+        self.sequence_parallel, self.gradient_accumulation_fusion = False, False
+        self.tp_group = None
+
+    def forward(self, input_, weight=None, runtime_gather_output=None):
+        return F.linear(input_, self.weight if weight is None else weight, self.bias), None
+
+
+def test_megatron_swap():
+    model = torch.nn.Module()
+    model.output_layer = PlainColumnParallel(112, 24)
+    megatron.fuse_output_layer(model, vocab=101)
+    layer = model.output_layer
+    hidden = torch.randn(6, 3, 24, requires_grad=True)
+    labels = torch.randint(0, 101, (3, 6))
+    loss = layer(hidden, labels=labels)
+    z = F.linear(hidden, layer.weight[:101])
+    want = F.cross_entropy(z.flatten(0, 1), labels.t().reshape(-1), reduction="none").view(6, 3)
+    assert loss.shape == (6, 3) and close(loss, want, 5e-6)
+    layer.gradient_accumulation_fusion = True
+    layer.weight.main_grad = torch.zeros_like(layer.weight, dtype=torch.float32)
+    mask = torch.rand(6, 3)
+    (layer(hidden, labels=labels) * mask).sum().backward()
+    dw = torch.autograd.grad((want * mask).sum(), layer.weight)[0]
+    assert close(layer.weight.main_grad, dw, 1e-5)
+    assert layer(hidden)[0].shape == (6, 3, 112)  # without labels: the plain layer
+
+
+def test_megatron_swap_is_checked(monkeypatch):
+    model = torch.nn.Module()
+    model.output_layer = PlainColumnParallel(101, 24)
+    wrong = lambda *a, **k: talea.linear_cross_entropy(*a, **{**k, "logit_scale": 1.2})  # noqa: E731
+    monkeypatch.setattr(megatron, "linear_cross_entropy", wrong)
+    with pytest.raises(RuntimeError, match="swap"):
+        megatron.fuse_output_layer(model)
+    assert type(model.output_layer) is PlainColumnParallel

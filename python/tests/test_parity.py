@@ -1,0 +1,180 @@
+"""Same results as torch.nn.functional.cross_entropy over its option matrix."""
+
+import itertools
+
+import pytest
+import torch
+from conftest import DEVICES, close, eager, gradients, problem
+
+import talea
+
+CASES = list(
+    itertools.product(("mean", "sum", "none"), (0.0, 0.1), (False, True), (False, True))
+)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("reduction,smoothing,weighted,bias", CASES)
+def test_hard_targets(device, reduction, smoothing, weighted, bias):
+    x, w, y, b = problem(device=device, bias=bias)
+    y[::5] = -100
+    weight = torch.rand(w.shape[0], device=device) + 0.1 if weighted else None
+    options = dict(weight=weight, reduction=reduction, label_smoothing=smoothing)
+    ours = talea.linear_cross_entropy(x, w, y, linear_bias=b, **options)
+    theirs = eager(x, w, y, bias=b, **options)
+    assert ours.shape == theirs.shape
+    assert close(ours, theirs)
+    up = torch.randn_like(theirs)
+    for mine, other in zip(
+        gradients(ours, x, w, b, upstream=up), gradients(theirs, x, w, b, upstream=up), strict=True
+    ):
+        assert close(mine, other, 5e-6)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("reduction", ("mean", "sum", "none"))
+def test_probabilities(device, reduction):
+    x, w, _, _ = problem(device=device)
+    q = torch.softmax(torch.randn(x.shape[0], w.shape[0], device=device), -1)
+    ours = talea.linear_cross_entropy(x, w, q, reduction=reduction, label_smoothing=0.1)
+    theirs = eager(x, w, q, reduction=reduction, label_smoothing=0.1)
+    assert close(ours, theirs)
+    up = torch.randn_like(theirs)
+    for mine, other in zip(
+        gradients(ours, x, w, upstream=up), gradients(theirs, x, w, upstream=up), strict=True
+    ):
+        assert close(mine, other, 5e-6)
+
+
+@pytest.mark.parametrize("reduction", ("mean", "sum", "none"))
+def test_nothing_valid(reduction):
+    x, w, y, _ = problem()
+    y[:] = -100
+    ours = talea.linear_cross_entropy(x, w, y, reduction=reduction)
+    theirs = eager(x, w, y, reduction=reduction)
+    assert close(ours, theirs)
+    for g in gradients(ours, x, w, upstream=torch.ones_like(ours)):
+        assert torch.count_nonzero(g) == 0
+
+
+def test_no_tokens():
+    x, w, y, _ = problem(n=0)
+    for reduction in ("mean", "sum", "none"):
+        assert close(
+            talea.linear_cross_entropy(x, w, y, reduction=reduction),
+            eager(x, w, y, reduction=reduction),
+        )
+
+
+def test_views():
+    x, w, y, _ = problem(n=32)
+    theirs = eager(x, w, y)
+    wide = torch.empty(32, 48)
+    wide[:, 3:27] = x.detach()
+    assert close(talea.linear_cross_entropy(wide[:, 3:27], w, y), theirs)
+    turned = x.detach().t().contiguous().t()
+    assert close(talea.linear_cross_entropy(turned, w, y), theirs)
+    same = x.detach()[:1].expand(32, -1)
+    assert close(talea.linear_cross_entropy(same, w, y), eager(same, w, y))
+
+
+def test_expanded_upstream():
+    x, w, y, _ = problem()
+    ours = talea.linear_cross_entropy(x, w, y, reduction="none").sum()
+    theirs = eager(x, w, y, reduction="none").sum()
+    for mine, other in zip(gradients(ours, x, w), gradients(theirs, x, w), strict=True):
+        assert close(mine, other, 5e-6)
+
+
+@pytest.mark.parametrize("scale", (1.0, 0.25, 1 / 3))
+def test_second_backward_and_scale(scale):
+    x, w, y, _ = problem()
+    loss = talea.linear_cross_entropy(x, w, y)
+    want = gradients(eager(x, w, y) * scale, x, w)
+    for _ in range(3):
+        for mine, other in zip(gradients(loss * scale, x, w), want, strict=True):
+            assert close(mine, other, 5e-6)
+
+
+def test_one_of_the_gradients():
+    x, w, y, _ = problem()
+    want = gradients(eager(x, w, y), x, w)
+    loss = talea.linear_cross_entropy(x, w.detach(), y)
+    assert close(gradients(loss, x)[0], want[0], 5e-6)
+    loss = talea.linear_cross_entropy(x.detach(), w, y)
+    assert close(gradients(loss, w)[0], want[1], 5e-6)
+
+
+def test_outputs_are_differentiable():
+    x, w, y, _ = problem()
+    out = talea.linear_cross_entropy(
+        x, w, y, outputs=("loss", "lse", "target_logprob", "entropy", "argmax"), top_k=5
+    )
+    z = torch.nn.functional.linear(x, w)
+    logp = z.log_softmax(-1)
+    want = {
+        "loss": torch.nn.functional.cross_entropy(z, y),
+        "lse": z.logsumexp(-1),
+        "target_logprob": logp.gather(1, y[:, None])[:, 0],
+        "entropy": -(logp.exp() * logp).sum(-1),
+    }
+    ours, theirs = 0, 0
+    for i, (name, value) in enumerate(want.items()):
+        assert close(getattr(out, name), value, 5e-6), name
+        up = torch.randn_like(value) * (i + 1)
+        ours = ours + (getattr(out, name) * up).sum()
+        theirs = theirs + (value * up).sum()
+    for mine, other in zip(gradients(ours, x, w), gradients(theirs, x, w), strict=True):
+        assert close(mine, other, 1e-5)
+    top = z.topk(5)
+    assert torch.equal(out.topk_ids, top.indices)
+    assert torch.equal(out.argmax, z.argmax(-1))
+    assert out.receipt()["lane"] in talea.lanes()
+
+
+def test_main_grad():
+    x, w, y, _ = problem()
+    main = torch.ones(w.shape)
+    loss = talea.linear_cross_entropy(x, w, y, main_grad=main)
+    want = gradients(eager(x, w, y), x, w)
+    (loss * 0.5).backward()
+    assert w.grad is None
+    assert close(main - 1, want[1] * 0.5, 1e-5)
+    assert close(x.grad, want[0] * 0.5, 5e-6)
+
+
+def test_gradcheck():
+    x, w, y, b = problem(n=5, d=4, v=7, dtype=torch.float64, bias=True)
+    y[2] = -100
+
+    def loss(x, w, b, reduction):
+        return talea.linear_cross_entropy(
+            x, w, y, linear_bias=b, reduction=reduction, label_smoothing=0.1, z_loss=0.01, softcap=5.0
+        )
+
+    for reduction in ("mean", "none"):
+        assert torch.autograd.gradcheck(lambda *a, r=reduction: loss(*a, r), (x, w, b))
+
+
+def test_leading_dimensions():
+    x, w, y, _ = problem(n=24)
+    got = talea.linear_cross_entropy(
+        x.reshape(4, 6, -1), w, y.reshape(4, 6), reduction="none", outputs=("loss", "entropy")
+    )
+    assert got.loss.shape == (4, 6) and got.entropy.shape == (4, 6)
+
+
+def test_errors_name_the_value():
+    x, w, y, _ = problem()
+    y[3] = 101
+    with pytest.raises(talea.DataError, match=r"targets\[3\] = 101"):
+        talea.linear_cross_entropy(x, w, y)
+    y[3] = 0
+    with pytest.raises(talea.UsageError, match="label_smoothing = 1.5"):
+        talea.linear_cross_entropy(x, w, y, label_smoothing=1.5)
+    with pytest.raises(talea.UsageError, match="reduction = 'max'"):
+        talea.linear_cross_entropy(x, w, y, reduction="max")
+    with pytest.raises(talea.UsageError, match="no such lane"):
+        talea.linear_cross_entropy(x, w, y, lane="fast")
+    with pytest.raises(talea.DataError, match="float16|fp16|dtype"):
+        talea.linear_cross_entropy(x, w.half(), y)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes as c
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
 
 from . import _abi
@@ -41,14 +41,25 @@ class Config:
     batch_group: str = ""
 
     def text(self) -> str:
-        return json.dumps(asdict(self), sort_keys=True)
+        """One line that a compiled graph can carry as a constant (and Dynamo can form)."""
+        parts = [f"{name}={getattr(self, name)}" for name in _PLAIN]
+        return ";".join(parts) + ";outputs=" + ",".join(self.outputs)
 
     @staticmethod
     @lru_cache(maxsize=256)
     def parse(text: str) -> Config:
-        fields = json.loads(text)
-        fields["outputs"] = tuple(fields["outputs"])
-        return Config(**fields)
+        pairs = dict(part.split("=", 1) for part in text.split(";"))
+        fields = {name: _read(kind, pairs[name]) for name, kind in _PLAIN.items()}
+        return Config(**fields, outputs=tuple(n for n in pairs["outputs"].split(",") if n))
+
+
+_PLAIN = {f: Config.__annotations__[f] for f in Config.__annotations__ if f != "outputs"}
+
+
+def _read(kind: str, text: str):
+    if kind == "bool":
+        return text == "True"
+    return {"int": int, "float": float, "str": str}[kind](text)
 
 
 @lru_cache(maxsize=256)

@@ -94,7 +94,11 @@ def forward(config: Config, tensors, need) -> tuple[list[torch.Tensor], list[tor
 def backward(config: Config, tensors, upstream, need, main_grad=None) -> list[torch.Tensor]:
     """GRADIENTS for exact upstreams (loss, lse, target_logprob, entropy); None is no gradient."""
     global last_receipt
-    g_loss, g_lse, g_logp, g_entropy = upstream
+    # An output that was not asked for is an empty tensor; a compiled graph may still send a gradient.
+    names = ("loss", *PER_TOKEN)
+    g_loss, g_lse, g_logp, g_entropy = (
+        g if n in config.outputs else None for n, g in zip(names, upstream, strict=True)
+    )
     gradients = allocate_gradients(tensors, need)
     targets = dict(zip(GRADIENTS, gradients, strict=True))
     wanted = {n: targets[n] for n, w in zip(GRADIENTS, need, strict=True) if w}

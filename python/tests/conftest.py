@@ -37,6 +37,7 @@ def close(ours, theirs, tol=2e-6):
     """Relative to the largest magnitude; NaN must match NaN and fails anything else."""
     if not torch.equal(torch.isnan(ours), torch.isnan(theirs)):
         return False
+    ours, theirs = ours.detach(), theirs.detach()
     a, b = torch.nan_to_num(ours.double()), torch.nan_to_num(theirs.double())
     scale = max(float(b.abs().max()) if b.numel() else 0.0, 1e-30)
     return bool((a - b).abs().max() <= tol * scale) if a.numel() else True

@@ -4,7 +4,7 @@ SHELL := /bin/bash
 JOBS ?= $(shell nproc)
 OUT ?= out
 
-.PHONY: help setup build demo test mutants bench format lint cuda install clean
+.PHONY: help setup build demo test mutants python format lint cuda clean
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 10
@@ -36,6 +36,10 @@ cuda: ## build the CUDA lanes (needs nvcc, no GPU)
 	@tools/setup build test
 	@cmake --preset cuda >/dev/null
 	@cmake --build build/cuda --parallel $(JOBS)
+
+python: ## build the wheel and test it in a venv of its own (installs PyTorch there)
+	@tools/setup build test
+	@tools/wheel --test
 
 format: ## clang-format everything
 	@git ls-files '*.cpp' '*.hpp' '*.cu' '*.cuh' '*.h' '*.c' | xargs clang-format -i

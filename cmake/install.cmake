@@ -16,3 +16,7 @@ install(FILES ${PROJECT_BINARY_DIR}/talea-config.cmake
   DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/talea)
 configure_file(cmake/talea.pc.in ${PROJECT_BINARY_DIR}/talea.pc @ONLY)
 install(FILES ${PROJECT_BINARY_DIR}/talea.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+
+# The Python wheel takes the library alone, beside its modules.
+install(FILES $<TARGET_FILE:talea> RENAME libtalea.so DESTINATION lib COMPONENT python
+        EXCLUDE_FROM_ALL)

@@ -31,6 +31,13 @@ class Communicator {
   // send holds size() * count elements; this rank receives the sum of block rank().
   virtual void reduce_scatter_sum(const void* send, void* recv, int64_t count, DType dtype,
                                   Stream stream) = 0;
+  // A small all_gather of host memory that has completed on return, for the handshake. False: this
+  // communicator has no such channel.
+  virtual bool host_gather(const void* send, void* recv, int64_t bytes) {
+    if (device() != DeviceKind::cpu) return false;
+    all_gather(send, recv, bytes, nullptr);
+    return true;
+  }
 };
 
 // The world of one rank; stateless and shared.

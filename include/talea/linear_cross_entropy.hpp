@@ -51,6 +51,9 @@ struct LinearCrossEntropyRanks {
   Communicator* batch = nullptr;   // ranks that share the batch: DenominatorScope::global sums here
   int64_t vocab_begin = 0;         // global id of this rank's first weight row
   bool sequence_parallel = false;  // hidden and dx hold this rank's tokens / size rows only
+  // Compare shapes, options and shards before any work. On a device this waits for the host once a
+  // call: turn it off inside stream capture, after one call that was compared.
+  bool handshake = true;
 };
 
 // Inputs; every absent Tensor is an option not used. Shapes: docs/contract.md, section 1.
@@ -125,6 +128,12 @@ struct LinearCrossEntropyProblem {
   bool backward() const { return wants_dx || wants_dw || wants_db; }
 };
 
+// What one vocabulary rank holds.
+struct VocabShard {
+  int64_t begin = 0, end = 0;  // logical rows [begin, end)
+  int64_t stored = 0;          // rows of its weight, padding included
+};
+
 struct LaneDecline {
   std::string lane;
   std::string reason;
@@ -148,7 +157,8 @@ struct LinearCrossEntropyResult {
   // -1: the count lives in device memory and was not read (no synchronisation).
   int64_t valid_tokens = -1, ignored_tokens = -1, out_of_range_tokens = -1;
   int64_t targets_in_partition = -1;
-  double denominator = 0;  // NaN where it lives in device memory
+  double denominator = 0;          // NaN where it lives in device memory
+  std::vector<VocabShard> shards;  // of every vocabulary rank, where a handshake told them
   std::vector<std::string> notes;
 };
 

@@ -286,6 +286,7 @@ Problem describe(const Inputs& in, const Outputs& out, const Options& options, c
   p.hidden = in.hidden.shape[1];
   p.vocab_stored = in.weight.shape[0];
   p.vocab_begin = ranks.vocab_begin;
+  require(p.vocab_begin >= 0, ErrorKind::usage, "vocab_begin = {}: must be >= 0", p.vocab_begin);
   require(p.world == 1 || options.vocab > 0, ErrorKind::usage,
           "vocab = 0: with {} vocabulary ranks the logical vocabulary must be given", p.world);
   p.vocab = options.vocab > 0 ? options.vocab : p.vocab_begin + p.vocab_stored;

@@ -6,6 +6,7 @@
 #include "core/fail.hpp"
 #include "core/mutant.hpp"
 #include "ops/linear_cross_entropy/contract.hpp"
+#include "ops/linear_cross_entropy/handshake.hpp"
 
 namespace talea {
 namespace lce {
@@ -125,6 +126,10 @@ LinearCrossEntropyResult linear_cross_entropy(const LinearCrossEntropyInputs& in
   result.flops = lce::product_flops(problem);
   Communicator& vocab = ranks.vocab ? *ranks.vocab : self_communicator();
   Communicator& batch = ranks.batch ? *ranks.batch : self_communicator();
+  if (ranks.handshake) {
+    lce::shake_hands(problem, inputs, lane.name, vocab, result);
+    lce::shake_batch_hands(problem, inputs, batch, result);
+  }
   lane.run({problem, device, inputs, outputs, workspace, vocab, batch, stream, result});
   return result;
 }

@@ -1,0 +1,40 @@
+// What: the collectives on host memory, built on one primitive: an exchange of blocks.
+// Why: threads and MPI share chunking and the order of every sum; only the transport differs.
+// Never: lets the order of a sum depend on which rank arrived first.
+#pragma once
+
+#include <vector>
+
+#include "talea/communicator.hpp"
+
+namespace talea {
+
+class HostCommunicator : public Communicator {
+ public:
+  static constexpr int64_t block_bytes = int64_t{128} << 10;
+
+  HostCommunicator(int rank, int size);
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
+  void all_gather(const void* send, void* recv, int64_t bytes, Stream) override;
+  void all_reduce_sum(void* buffer, int64_t count, DType dtype, Stream) override;
+  void reduce_scatter_sum(const void* send, void* recv, int64_t count, DType dtype,
+                          Stream) override;
+
+ protected:
+  // bytes <= block_bytes of send[r] go to rank r; recv[r] takes what rank r sent here. send[r] and
+  // recv[r] may be the same address for r == rank(). `what` names the collective in errors.
+  virtual void exchange(const void* const* send, void* const* recv, int64_t bytes,
+                        const char* what) = 0;
+
+ private:
+  void scatter_sums(const std::vector<const char*>& blocks, char* recv, int64_t count, DType dtype,
+                    const char* what);
+  char* slot(int r) { return scratch_.data() + r * block_bytes; }
+
+  int rank_, size_;
+  std::vector<char> scratch_;  // one block for each rank
+  std::vector<char> own_;      // the slice that this rank sums
+};
+
+}  // namespace talea

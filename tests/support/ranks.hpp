@@ -1,0 +1,45 @@
+// What: one case cut into vocabulary shards, run by one rank and compared with the world of one.
+// Why: threads, MPI and NCCL are held to the same comparison by the same code.
+// Never: communicates by itself; the operator under test does.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "support/case.hpp"
+#include "talea/ranks.hpp"
+
+namespace talea::testing {
+
+struct Shard {
+  int64_t begin = 0;    // global id of the first row
+  int64_t logical = 0;  // rows below V
+  int64_t padding = 0;  // rows stored behind them, filled with NaN
+};
+using Layout = std::vector<Shard>;
+
+// The named ways to cut `vocab` rows: even, ragged, empty_first, empty_last, padded, reversed.
+extern const std::vector<std::string> layout_names;
+Layout layout(const std::string& name, int64_t vocab, int ranks);
+
+// This rank's part of the case: its weight rows, and its tokens under sequence parallelism.
+Case shard_case(const Case& whole, const Shard& shard, bool sequence_parallel, int rank, int ranks);
+
+struct RankRun {
+  LinearCrossEntropyResult result;
+  CaseOutputs out;
+};
+RankRun run_rank(const Case& part, const std::string& lane, const LinearCrossEntropyRanks& ranks);
+
+// The case on one rank.
+CaseOutputs run_single(const Case& whole, const std::string& lane);
+
+// Runs this rank's part and compares it with its part of `single`: loss and per-token values within
+// 1e-6 relative, gradients within 1e-5 relative L2, ids equal, padding exactly 0. Empty: holds.
+std::string check_rank(const Case& whole, const CaseOutputs& single, const Layout& layout,
+                       bool sequence_parallel, const std::string& lane, Communicator& vocab);
+
+// The option matrix of the rank tests: name and case.
+std::vector<std::pair<std::string, Case>> rank_matrix();
+
+}  // namespace talea::testing

@@ -39,6 +39,7 @@ class Oracle {
     const auto n = static_cast<size_t>(n_), nv = static_cast<size_t>(n_ * v_);
     a_.logits.assign(nv, nan);
     a_.dz.assign(nv, 0);
+    slope_.assign(nv, 1);
     token_loss_.assign(n, 0);
     a_.lse.assign(n, 0);
     a_.target_logprob.assign(n, 0);
@@ -65,6 +66,8 @@ class Oracle {
       for (int64_t i = 0; i < d_; ++i) dot += x_[at(t, i)] * w_[at(v, i)];
       const Real a = s * dot + value(c_.in.bias, v, 0);
       z[v] = o_.softcap > 0 ? o_.softcap * std::tanh(a / o_.softcap) : a;
+      const Real cosh = o_.softcap > 0 ? std::cosh(a / o_.softcap) : 1;
+      slope_[static_cast<size_t>(t * v_ + v)] = 1 / cosh / cosh;  // 1 - tanh^2 near saturation too
       if (std::isfinite(z[v])) a_.largest_logit = std::max(a_.largest_logit, std::fabs(z[v]));
     }
   }
@@ -205,9 +208,8 @@ class Oracle {
       if (kind != Row::valid) continue;
       const Real s = Real(o_.logit_scale) * value(c_.in.token_scale, t, 1);
       for (int64_t v = 0; v < v_; ++v) {
-        const Real z = a_.logits[static_cast<size_t>(t * v_ + v)], k = o_.softcap;
-        Real da = a_.dz[static_cast<size_t>(t * v_ + v)];
-        if (k > 0) da *= 1 - (z / k) * (z / k);
+        const auto cell = static_cast<size_t>(t * v_ + v);
+        const Real da = a_.dz[cell] * slope_[cell];
         a_.db[static_cast<size_t>(v)] += da;
         b_terms[static_cast<size_t>(v)] += std::fabs(da);
         for (int64_t i = 0; i < d_; ++i) {
@@ -229,7 +231,7 @@ class Oracle {
   int64_t n_, d_, v_;
   Mean mean_;
   Real class_sum_ = 0;
-  std::vector<Real> x_, w_, token_loss_;
+  std::vector<Real> x_, w_, slope_, token_loss_;
   Answer a_;
 };
 

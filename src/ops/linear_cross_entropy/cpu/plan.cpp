@@ -27,6 +27,7 @@ Scratch::Scratch(float* slice, const Problem& p, const Plan& plan) : floats(0) {
   bias = take(tile);
   class_weight = take(tile);
   soft = take(p.soft_targets == SoftTargets::dense ? tile * max_lanes : 0);
+  capped = take(p.options.softcap > 0 ? tile * max_lanes : 0);
   db_lanes = take(p.wants_db ? tile * max_lanes : 0);
 }
 
@@ -41,9 +42,12 @@ Buffers::Buffers(Arena& a, const Problem& p, const Plan& plan) {
   dx = a.take<float>(p.wants_dx ? r * plan.hidden_padded : 0);
   dw = a.take<float>(plan.dw_in_workspace ? plan.columns * p.hidden : 0);
   db = a.take<float>(p.wants_db ? plan.columns : 0);
-  for (float** f : {&factors.max, &factors.prob, &factors.target, &factors.smooth, &factors.soft,
-                    &factors.entropy_weight, &factors.entropy_offset, &factors.scale})
+  RowFactors& rf = factors;
+  for (float** f : {&rf.max, &rf.prob, &rf.prob_low, &rf.target, &rf.smooth, &rf.smooth_low,
+                    &rf.soft, &rf.entropy_weight, &rf.entropy_offset, &rf.scale})
     *f = a.take<float>(r);
+  factors.all = a.take<RowResult<double>>(r);
+  factors.sum = a.take<double>(r);
   factors.local_target = a.take<int64_t>(r);
   const bool dense = p.soft_targets == SoftTargets::dense;
   const int64_t cells = plan.tiles * r;
@@ -61,7 +65,7 @@ Buffers::Buffers(Arena& a, const Problem& p, const Plan& plan) {
   all_best = a.take<Candidate<double>>(p.world > 1 ? r * k * p.world : 0);
   soft_order = a.take<int32_t>(r * p.soft_k);
   soft_offsets = a.take<int64_t>(p.soft_k > 0 ? plan.tiles + 1 : 0);
-  soft_delta = a.take<float>(r * p.soft_k);
+  soft_logits = a.take<float>(r * p.soft_k);
   gathered = a.take<char>(own_rows * p.world * p.hidden * size_of(p.hidden_dtype));
   dx_all = a.take<float>(p.wants_dx ? own_rows * p.world * p.hidden : 0);
   dx_own = a.take<float>(p.wants_dx ? own_rows * p.hidden : 0);

@@ -36,8 +36,11 @@ Plan make_plan(const Problem& p, const DeviceFacts& device);
 
 // Numbers per row of the chunk that the gradient pass reads.
 struct RowFactors {
-  float *max, *prob, *target, *smooth, *soft, *entropy_weight, *entropy_offset, *scale;
-  int64_t* local_target;  // column of this rank, or -1
+  float *max, *prob, *prob_low, *target, *smooth, *smooth_low, *soft;
+  float *entropy_weight, *entropy_offset, *scale;
+  RowResult<double>* all;  // the same unrounded, for single entries
+  double* sum;             // of exp(z - max)
+  int64_t* local_target;   // column of this rank, or -1
 };
 
 // Partial states of the tiles: [tile][row] each.
@@ -59,9 +62,9 @@ struct Buffers {
   double* loss;
   Best* best_found;
   Candidate<double>*best, *all_best;
-  int32_t* soft_order;    // sparse soft targets of a chunk, sorted by tile
-  int64_t* soft_offsets;  // [tiles + 1]
-  float* soft_delta;
+  int32_t* soft_order;     // sparse soft targets of a chunk, sorted by tile
+  int64_t* soft_offsets;   // [tiles + 1]
+  float* soft_logits;      // logits at those entries, before the softcap
   char* gathered;          // hidden of all ranks under sequence_parallel
   float *dx_all, *dx_own;  // the same for dX
   float* scratch;          // one slice a thread
@@ -72,7 +75,7 @@ struct Buffers {
 
 // What a thread's slice of scratch holds.
 struct Scratch {
-  float *pack, *row, *bias, *class_weight, *soft, *db_lanes;
+  float *pack, *row, *bias, *class_weight, *soft, *capped, *db_lanes;
   Scratch(float* slice, const Problem& p, const Plan& plan);
   int64_t floats;
 };

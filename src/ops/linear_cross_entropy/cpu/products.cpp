@@ -140,6 +140,7 @@ void Run::logits_tile(int64_t tile, int64_t panel, int64_t panels, float* slice_
     f.plain = !c_.in.bias && !c_.in.token_scale && p_.options.logit_scale == 1 && view.softcap == 0;
     f.wants_shifted = p_.wants_entropy || c_.in.upstream_entropy;
     f.wants_class_sum = p_.options.label_smoothing > 0;
+    f.capped = s.capped;
     const int64_t cell = tile * plan_.chunk_rows + i * lanes_;
     f.max = b_.partials.max + cell;
     f.others = b_.partials.others + cell;
@@ -161,24 +162,45 @@ void Run::logits() {
   }
 }
 
-// What the listed ids of sparse soft targets subtract from da in this tile: worked out while z
-// still holds logits, applied after the gradient pass.
-void Run::sparse_deltas(int64_t tile, bool apply, float* db_lanes) {
-  const Inputs& in = c_.in;
-  const double cap = p_.options.softcap;
+// Logits at the listed ids of sparse soft targets in this tile, kept before the gradient pass.
+void Run::save_listed(int64_t tile) {
   for (int64_t e = b_.soft_offsets[tile]; e < b_.soft_offsets[tile + 1]; ++e) {
     const int64_t r = b_.soft_order[e] / p_.soft_k, j = b_.soft_order[e] % p_.soft_k;
-    const int64_t v = index_at(in.soft_target_ids, token(r), j) - p_.vocab_begin;
+    b_.soft_logits[e] = *logit(r, index_at(c_.in.soft_target_ids, token(r), j) - p_.vocab_begin);
+  }
+}
+
+// The gradient at those ids, again and in fp64: p - q may cancel. Ids repeated in a row add up.
+void Run::correct_listed(int64_t tile, float* db_lanes) {
+  const Inputs& in = c_.in;
+  auto id = [&](int64_t e) {
+    const int64_t at_row = token(b_.soft_order[e] / p_.soft_k);
+    return index_at(in.soft_target_ids, at_row, b_.soft_order[e] % p_.soft_k) - p_.vocab_begin;
+  };
+  const int64_t begin = b_.soft_offsets[tile], end = b_.soft_offsets[tile + 1];
+  for (int64_t e = begin; e < end; ++e) {
+    const int64_t r = b_.soft_order[e] / p_.soft_k, v = id(e);
+    bool seen = false;  // entries of a row are neighbours
+    for (int64_t f = e - 1; !seen && f >= begin && b_.soft_order[f] / p_.soft_k == r; --f)
+      seen = id(f) == v;
+    if (seen) continue;
+    double q = 0;
+    for (int64_t f = e; f < end && b_.soft_order[f] / p_.soft_k == r; ++f)
+      if (id(f) == v) q += at(in.soft_target_probs, token(r), b_.soft_order[f] % p_.soft_k);
+    const Capped z = capped(b_.soft_logits[e], static_cast<float>(p_.options.softcap));
+    const double c = class_weight(v), distance = double{z.z} - double{b_.factors.max[r]};
+    const RowResult<double>& g = b_.factors.all[r];
+    const double sum = b_.factors.sum[r], share = std::exp(distance) / sum;
+    double dz = g.prob * share - g.smooth * c - g.soft * c * q;
+    if (g.entropy_up != 0 && share != 0)
+      dz -= g.entropy_up * share * (distance - b_.factors.entropy_offset[r]);
+    const float da = static_cast<float>(dz * z.derivative);
     float* cell = logit(r, v);
-    if (!apply) {
-      const double u = cap > 0 ? *cell / cap : 0.0;
-      const double q = at(in.soft_target_probs, token(r), j);
-      b_.soft_delta[e] =
-          static_cast<float>(b_.factors.soft[r] * double{class_weight(v)} * q * (1 - u * u));
-      continue;
+    if (db_lanes) {
+      const float scale = b_.factors.scale[r];
+      db_lanes[(v - tile * tile_columns) * lanes_ + r % lanes_] += da - *cell / scale;
     }
-    *cell -= b_.factors.scale[r] * b_.soft_delta[e];
-    if (db_lanes) db_lanes[(v - tile * tile_columns) * lanes_ + r % lanes_] -= b_.soft_delta[e];
+    *cell = da * b_.factors.scale[r];
   }
 }
 
@@ -187,7 +209,7 @@ void Run::gradient_tile(int64_t tile, float* slice_begin) {
   const int64_t n = tile_size(tile);
   load_tile(tile, s);
   if (p_.wants_db) std::fill_n(s.db_lanes, n * lanes_, 0.0f);
-  if (p_.soft_k > 0) sparse_deltas(tile, false, nullptr);
+  if (p_.soft_k > 0) save_listed(tile);
   for (int64_t i = 0; i < chunk_.padded / lanes_; ++i) {
     int32_t target[max_lanes];
     TilePanel view = tile_panel(tile, i, target);
@@ -203,8 +225,10 @@ void Run::gradient_tile(int64_t tile, float* slice_begin) {
     g.wants_entropy = c_.in.upstream_entropy.present;
     g.max = f.max + r;
     g.prob = f.prob + r;
+    g.prob_low = f.prob_low + r;
     g.target = f.target + r;
     g.smooth = f.smooth + r;
+    g.smooth_low = f.smooth_low + r;
     g.soft = f.soft + r;
     g.entropy_weight = f.entropy_weight + r;
     g.entropy_offset = f.entropy_offset + r;
@@ -213,7 +237,7 @@ void Run::gradient_tile(int64_t tile, float* slice_begin) {
     if (mutant(Mutant::b4_gradient_in_16_bits))
       for (int64_t e = 0; e < n * lanes_; ++e) view.z[e] = bf16_to_float(float_to_bf16(view.z[e]));
   }
-  if (p_.soft_k > 0) sparse_deltas(tile, true, p_.wants_db ? s.db_lanes : nullptr);
+  if (p_.soft_k > 0) correct_listed(tile, p_.wants_db ? s.db_lanes : nullptr);
   for (int64_t v = 0; p_.wants_db && v < n; ++v) {
     double sum = 0;
     for (int64_t lane = 0; lane < lanes_; ++lane) sum += s.db_lanes[v * lanes_ + lane];

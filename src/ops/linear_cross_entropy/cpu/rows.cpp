@@ -53,6 +53,7 @@ void Run::sort_sparse() {
 void Run::reduce_row(int64_t r) {
   const Partials& part = b_.partials;
   const int64_t y = b_.factors.local_target[r];
+  const auto cap = static_cast<float>(p_.options.softcap);
   RowState<double> s;
   for (int64_t tile = 0; tile < plan_.tiles; ++tile) {
     const int64_t cell = tile * plan_.chunk_rows + r;
@@ -68,7 +69,7 @@ void Run::reduce_row(int64_t r) {
     s = merge(s, piece);
   }
   if (y >= 0) {
-    s.target = *logit(r, y);
+    s.target = capped(*logit(r, y), cap).z;
     s.has_target = 1;
   }
   for (int64_t j = 0; j < p_.soft_k; ++j) {  // a sparse row says nothing of ids it does not list
@@ -76,7 +77,7 @@ void Run::reduce_row(int64_t r) {
     const double q = at(c_.in.soft_target_probs, token(r), j);
     if (v < 0 || v >= plan_.columns || q == 0) continue;
     const double mass = double{class_weight(v)} * q;
-    s.soft_sum += mass * *logit(r, v);
+    s.soft_sum += mass * double{capped(*logit(r, v), cap).z};
     s.soft_mass += mass;
   }
   b_.states[r] = s;
@@ -94,7 +95,8 @@ void Run::rank_rows() {
 #pragma omp parallel for num_threads(plan_.threads)
   for (int64_t panel = 0; panel < chunk_.padded / lanes_; ++panel) {
     const int64_t r0 = panel * lanes_;
-    top_k(logit(r0, 0), plan_.columns, k_, b_.best_found + r0 * k_);
+    top_k(logit(r0, 0), plan_.columns, static_cast<float>(p_.options.softcap), k_,
+          b_.best_found + r0 * k_);
     for (int64_t i = r0 * k_; i < (r0 + lanes_) * k_; ++i) {
       const Best& found = b_.best_found[i];
       const bool none = found.id == INT64_MAX;
@@ -145,9 +147,14 @@ double Run::finish_row_of_chunk(int64_t r) {
             {g.loss, row.lse, row.logp_target, row.entropy, k_ ? b_.best + r * k_ : nullptr});
   const RowFactors& f = b_.factors;
   f.max[r] = static_cast<float>(state.max);
-  f.prob[r] = static_cast<float>(g.prob / row.sum);
+  const double prob = g.prob / row.sum;
+  f.prob[r] = static_cast<float>(prob);
+  f.prob_low[r] = static_cast<float>(prob - f.prob[r]);
   f.target[r] = static_cast<float>(g.target);
   f.smooth[r] = static_cast<float>(g.smooth);
+  f.smooth_low[r] = static_cast<float>(g.smooth - f.smooth[r]);
+  f.all[r] = g;
+  f.sum[r] = row.sum;
   f.soft[r] = static_cast<float>(g.soft);
   f.entropy_weight[r] = static_cast<float>(g.entropy_up / row.sum);
   f.entropy_offset[r] = static_cast<float>(row.lse - state.max - row.entropy);
@@ -159,7 +166,8 @@ void Run::finish_rows() {
 #pragma omp parallel for num_threads(plan_.threads)
   for (int64_t r = 0; r < chunk_.rows; ++r) b_.loss[r] = finish_row_of_chunk(r);
   const RowFactors& f = b_.factors;
-  for (float* a : {f.max, f.prob, f.target, f.smooth, f.soft, f.entropy_weight, f.entropy_offset})
+  for (float* a : {f.max, f.prob, f.prob_low, f.target, f.smooth, f.smooth_low, f.soft,
+                   f.entropy_weight, f.entropy_offset})
     std::fill(a + chunk_.rows, a + chunk_.padded, 0.0f);
   if (mutant(Mutant::b17_unordered_sum)) {
     float sum = 0;

@@ -49,7 +49,8 @@ class Run {
   TilePanel tile_panel(int64_t tile, int64_t panel, int32_t* target) const;
   void load_tile(int64_t tile, const struct Scratch& s) const;
   void load_soft(int64_t tile, int64_t panel, const struct Scratch& s) const;
-  void sparse_deltas(int64_t tile, bool apply, float* db_lanes);
+  void save_listed(int64_t tile);
+  void correct_listed(int64_t tile, float* db_lanes);
 
   // rows.cpp: phases over rows
   void row_terms();

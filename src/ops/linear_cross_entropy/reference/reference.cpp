@@ -16,7 +16,7 @@ constexpr int64_t chunk_rows = 32;
 
 // Everything in fp64; the layout is also the workspace formula.
 struct Buffers {
-  double *x, *w, *dx, *dw, *db, *z, *p;  // z: softcapped logits of a chunk, p: their gradient
+  double *x, *w, *dx, *dw, *db, *z, *p;  // z: softcapped logits of a chunk; p: slopes, then da
   RowState<double>*states, *all_states;
   Candidate<double>*best, *all_best;
 
@@ -89,7 +89,8 @@ class Reference {
     }
   }
 
-  void logits(int64_t t, double* z) const {
+  // Also the softcap's derivative, 1 - tanh^2 without its cancellation, into `slope`.
+  void logits(int64_t t, double* z, double* slope) const {
     const double* x = b_.x + t * p_.hidden;
     const double s = scale(t), cap = p_.options.softcap;
 #pragma omp parallel for if (p_.vocab_local * p_.hidden > 65536)
@@ -99,6 +100,7 @@ class Reference {
       for (int64_t i = 0; i < p_.hidden; ++i) dot += x[i] * w[i];
       const double a = s * dot + (c_.in.bias ? at(c_.in.bias, v) : 0.0);
       z[v] = cap > 0 ? cap * std::tanh(a / cap) : a;
+      if (slope) slope[v] = cap > 0 ? 1 / std::cosh(a / cap) / std::cosh(a / cap) : 1.0;
     }
   }
 
@@ -136,7 +138,7 @@ class Reference {
       b_.states[r] = {};
       clear_candidates(b_.best + r * k_, k_);
       if (row_kind(p_, c_.in, begin + r) != RowKind::valid) continue;
-      logits(begin + r, b_.z + r * v);
+      logits(begin + r, b_.z + r * v, p_.backward() ? b_.p + r * v : nullptr);
       b_.states[r] = reduce(begin + r, b_.z + r * v, q.data(), b_.best + r * k_);
     }
     exchange(end - begin);
@@ -196,7 +198,7 @@ class Reference {
     const int64_t v_count = p_.vocab_local, d = p_.hidden;
     const double* z = b_.z + r * v_count;
     double* da = b_.p + r * v_count;
-    const double s = scale(t), cap = p_.options.softcap, max = b_.states[r].max;
+    const double s = scale(t), max = b_.states[r].max;
     const int64_t y = p_.has_targets ? index_at(c_.in.targets, t) - p_.vocab_begin : -1;
     if (p_.soft_targets != SoftTargets::none) soft_row(t, q);
     for (int64_t v = 0; v < v_count; ++v) {
@@ -205,7 +207,7 @@ class Reference {
       if (g.smooth != 0) dz -= g.smooth * class_weight(v);
       if (p_.soft_targets != SoftTargets::none) dz -= g.soft * class_weight(v) * q[v];
       if (g.entropy_up != 0 && p != 0) dz -= g.entropy_up * p * (z[v] - row.lse + row.entropy);
-      da[v] = cap > 0 ? dz * (1 - (z[v] / cap) * (z[v] / cap)) : dz;
+      da[v] *= dz;
     }
     const double* x = b_.x + t * d;
     if (p_.wants_dx)

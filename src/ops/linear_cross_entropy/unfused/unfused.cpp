@@ -156,13 +156,14 @@ class Unfused {
   void finish_logits(int64_t t, float* z) {
     const float s = scale(t), cap = static_cast<float>(p_.options.softcap);
     const int64_t n = p_.vocab_local;
+    for (int64_t v = 0; v < n; ++v) z[v] = rounded(z[v]);
     if (s != 1)
-      for (int64_t v = 0; v < n; ++v) z[v] = rounded(rounded(z[v]) * s);
+      for (int64_t v = 0; v < n; ++v) z[v] = rounded(z[v] * s);
     if (c_.in.bias)
       for (int64_t v = 0; v < n; ++v) z[v] = rounded(z[v] + b_.bias[v]);
     if (cap > 0)
       for (int64_t v = 0; v < n; ++v)
-        z[v] = rounded(cap * rounded(std::tanh(rounded(rounded(z[v]) / cap))));
+        z[v] = rounded(cap * std::tanh(z[v] / cap));
     if (is_16bit(p_.hidden_dtype)) store(z, b_.z, t);
   }
 
@@ -251,7 +252,7 @@ class Unfused {
     r.entropy = static_cast<float>(entropy);
   }
 
-  // da of the row in the input dtype: every eager op rounds.
+  // da of the row, rounded to the input dtype where it is stored.
   void backward(int64_t t, const float* z, const float* q, const EagerRow& r) {
     const int64_t n = p_.vocab_local;
     const bool any = p_.has_targets || p_.soft_targets != SoftTargets::none;
@@ -280,8 +281,7 @@ class Unfused {
       if (r.smooth != 0) dz -= g * r.smooth * class_weight(v);
       if (r.soft != 0 && q[v] != 0) dz -= g * r.soft * class_weight(v) * q[v];
       if (g_entropy != 0 && p[v] != 0) dz -= g_entropy * p[v] * (z[v] - r.lse + r.entropy);
-      dz = rounded(dz);
-      if (cap > 0) dz = rounded(dz * (1 - (z[v] / cap) * (z[v] / cap)));
+      if (cap > 0) dz *= 1 - (z[v] / cap) * (z[v] / cap);
       p[v] = dz;
     }
     store(p, b_.dz, t);
@@ -296,6 +296,7 @@ class Unfused {
       float* z = row_buffer(0);
       load(b_.z, t, z);
       const float max = talea::cpu::row_max(z, p_.vocab_local);
+      if (!std::isfinite(max)) continue;  // a NaN row has no best entry
       hits += std::find(z, z + p_.vocab_local, max) - z == index_at(c_.in.targets, t) ? 1 : 0;
     }
     return hits;

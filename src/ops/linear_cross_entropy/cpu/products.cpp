@@ -339,7 +339,7 @@ void Run::dx_block(int64_t row, int64_t rows, int64_t column, int64_t columns, f
   t.panels = columns / lanes_;
   int64_t v0 = 0;
   do {
-    t.depth = std::min(depth_block, plan_.columns - v0);
+    t.depth = std::min(dx_depth, plan_.columns - v0);
     t.b_panel = t.depth * lanes_;
     std::fill_n(s.row, columns, 0.0f);
     for (int64_t v = 0; v < t.depth; ++v) {
@@ -356,7 +356,7 @@ void Run::dx_block(int64_t row, int64_t rows, int64_t column, int64_t columns, f
       for (int64_t r = 0; r < rows; ++r)
         for (int64_t i = 0; i < columns; ++i)
           t.c[r * t.c_row + i] = bf16_to_float(float_to_bf16(t.c[r * t.c_row + i]));
-    v0 += depth_block;
+    v0 += dx_depth;
   } while (v0 < plan_.columns);
 }
 

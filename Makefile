@@ -3,8 +3,9 @@
 SHELL := /bin/bash
 JOBS ?= $(shell nproc)
 OUT ?= out
+ASAN_TESTS ?= .
 
-.PHONY: help setup build demo test mutants python format lint cuda clean
+.PHONY: help setup build demo test mutants asan python format lint cuda clean
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 10
@@ -31,6 +32,12 @@ mutants: ## plant every known bug and watch the suite kill it
 	@cmake --preset dev >/dev/null
 	@cmake --build build/dev --parallel $(JOBS)
 	@ctest --test-dir build/dev --output-on-failure -L mutants
+
+asan: ## the tests under the address and undefined-behaviour sanitizers
+	@tools/setup build test
+	@cmake --preset asan >/dev/null
+	@cmake --build build/asan --target talea_tests --parallel $(JOBS)
+	@ctest --test-dir build/asan --output-on-failure --parallel $(JOBS) -LE 'gpu|mutants' -R '$(ASAN_TESTS)'
 
 cuda: ## build the CUDA lanes (needs nvcc, no GPU)
 	@tools/setup build test

@@ -94,7 +94,7 @@ def forward(config: Config, tensors, need) -> tuple[list[torch.Tensor], list[tor
 def backward(config: Config, tensors, upstream, need, main_grad=None) -> list[torch.Tensor]:
     """GRADIENTS for exact upstreams (loss, lse, target_logprob, entropy); None is no gradient."""
     global last_receipt
-    # An output that was not asked for is an empty tensor; a compiled graph may still send a gradient.
+    # An output that was not asked for is an empty tensor; a compiled graph may send it a gradient.
     names = ("loss", *PER_TOKEN)
     g_loss, g_lse, g_logp, g_entropy = (
         g if n in config.outputs else None for n, g in zip(names, upstream, strict=True)
@@ -141,7 +141,10 @@ class Operator(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, config, main_grad, *tensors):
-        wants = [bool(n) and t is not None for n, t in zip(ctx.needs_input_grad[2:5], tensors)]
+        wants = [
+            bool(n) and t is not None
+            for n, t in zip(ctx.needs_input_grad[2:5], tensors, strict=False)
+        ]
         need = (wants[0], wants[1] and main_grad is None, wants[2])
         ctx.early = forms_gradient_early(config, main_grad) and any(need)
         results, gradients = forward(config, tensors, need if ctx.early else (False,) * 3)
@@ -250,13 +253,18 @@ def _setup(ctx, inputs, output):
 def _compiled_gradient(ctx, grads):
     saved = ctx.saved_tensors
     tensors, early = saved[: len(TENSORS)], saved[len(TENSORS) :]
-    need = tuple(bool(n) and t is not None for n, t in zip(ctx.needs_input_grad[:3], tensors))
+    need = tuple(
+        bool(n) and t is not None for n, t in zip(ctx.needs_input_grad[:3], tensors, strict=False)
+    )
     tail = (None,) * (len(TENSORS) - 3 + 4)
     if any(ctx.early):
         if grads[0] is None:
             return (None, None, None, *tail)
         scaled = [g * grads[0] if n else None for g, n in zip(early, need, strict=True)]
-        return (*[s if s is None else s.to(t.dtype) for s, t in zip(scaled, tensors)], *tail)
+        return (
+            *[s if s is None else s.to(t.dtype) for s, t in zip(scaled, tensors, strict=False)],
+            *tail,
+        )
     upstream = [g if g is None else g.contiguous() for g in grads[:4]]
     if all(g is None for g in upstream):
         return (None, None, None, *tail)
@@ -272,7 +280,9 @@ def apply(config: Config, tensors, main_grad=None) -> tuple[torch.Tensor, ...]:
     if not torch.compiler.is_compiling():
         return Operator.apply(config, main_grad, *tensors)
     if main_grad is not None:
-        raise RuntimeError("main_grad: not supported under torch.compile; call it outside the graph")
+        raise RuntimeError(
+            "main_grad: not supported under torch.compile; call it outside the graph"
+        )
     need = [False] * 3
     if torch.is_grad_enabled() and forms_gradient_early(config, None):
         need = [t is not None and t.requires_grad for t in tensors[:3]]

@@ -1,4 +1,4 @@
-"""talea.linear_cross_entropy: the signature of torch.nn.functional.linear_cross_entropy, and more."""
+"""talea.linear_cross_entropy: torch.nn.functional.linear_cross_entropy's signature, and more."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ._call import Config, Receipt
 
 @dataclass
 class LinearCrossEntropyOutput:
-    """The loss and what was asked for beside it. Per-token tensors have the shape of the targets."""
+    """The loss and what was asked for beside it; per-token tensors are shaped as the targets."""
 
     loss: torch.Tensor | None = None
     lse: torch.Tensor | None = None
@@ -87,10 +87,12 @@ def linear_cross_entropy(
     loss, or a LinearCrossEntropyOutput when `outputs` names anything ("loss", "lse",
     "target_logprob", "entropy", "argmax", "accuracy") or top_k > 0.
 
-    main_grad: fp32 [V, D]; backward adds the weight's gradient into it and gives none to the weight.
+    main_grad: fp32 [V, D]; backward adds the weight's gradient into it; the weight gets none.
     """
     if type(linear_weight).__name__ == "DTensor":
-        raise UsageError("linear_weight: a DTensor; pass the full weight (or this rank's shard with tp_group)")
+        raise UsageError(
+            "linear_weight: a DTensor; pass the full weight (or this rank's shard with tp_group)"
+        )
     input, linear_weight, linear_bias = _autocast(input, linear_weight, linear_bias)
     lead, hidden = input.shape[:-1], input.reshape(-1, input.shape[-1])
     soft = target is not None and target.is_floating_point()
@@ -100,7 +102,9 @@ def linear_cross_entropy(
         ids = None if soft_target_ids is None else soft_target_ids.reshape(hidden.shape[0], -1)
     elif target is not None:
         targets = target.reshape(-1)
-    scale, token_scale = (1.0, logit_scale) if isinstance(logit_scale, torch.Tensor) else (logit_scale, None)
+    scale, token_scale = (
+        (1.0, logit_scale) if isinstance(logit_scale, torch.Tensor) else (logit_scale, None)
+    )
     given = not isinstance(denominator, str)
     wanted = ("loss",) if outputs is None else tuple(outputs)
     config = Config(

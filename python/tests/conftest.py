@@ -1,10 +1,9 @@
 """Shared pieces of the Python tests: seeds, devices, the eager comparison."""
 
 import pytest
+import talea  # noqa: F401  (fails early when the wheel is broken)
 import torch
 import torch.nn.functional as F
-
-import talea  # noqa: F401  (fails early when the wheel is broken)
 
 
 @pytest.fixture(autouse=True)

@@ -4,11 +4,10 @@ the packages are listed in tests/requirements.txt; verl and Megatron are checked
 import inspect
 
 import pytest
+import talea
 import torch
 import torch.nn.functional as F
 from conftest import close, gradients, problem
-
-import talea
 from talea.integrations import liger, megatron, verl
 from talea.integrations import transformers as hf
 from talea.integrations import trl as trl_integration

@@ -3,14 +3,11 @@
 import itertools
 
 import pytest
+import talea
 import torch
 from conftest import DEVICES, close, eager, gradients, problem
 
-import talea
-
-CASES = list(
-    itertools.product(("mean", "sum", "none"), (0.0, 0.1), (False, True), (False, True))
-)
+CASES = list(itertools.product(("mean", "sum", "none"), (0.0, 0.1), (False, True), (False, True)))
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -149,7 +146,14 @@ def test_gradcheck():
 
     def loss(x, w, b, reduction):
         return talea.linear_cross_entropy(
-            x, w, y, linear_bias=b, reduction=reduction, label_smoothing=0.1, z_loss=0.01, softcap=5.0
+            x,
+            w,
+            y,
+            linear_bias=b,
+            reduction=reduction,
+            label_smoothing=0.1,
+            z_loss=0.01,
+            softcap=5.0,
         )
 
     for reduction in ("mean", "none"):

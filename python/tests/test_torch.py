@@ -1,15 +1,14 @@
 """What PyTorch does around an operator: compile, autocast, checkpoint, DDP, functional_call."""
 
 import pytest
+import talea
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from conftest import DEVICES, close, eager, gradients, problem
-from torch.utils.checkpoint import checkpoint
-
-import talea
 from talea import _operator
 from talea._call import Config
+from torch.utils.checkpoint import checkpoint
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -19,7 +18,9 @@ def test_compile(device, reduction):
 
     @torch.compile(fullgraph=True)
     def loss(x, w, y):
-        return talea.linear_cross_entropy(x * 2, w, y, reduction=reduction, label_smoothing=0.1).sum()
+        return talea.linear_cross_entropy(
+            x * 2, w, y, reduction=reduction, label_smoothing=0.1
+        ).sum()
 
     theirs = eager(x * 2, w, y, reduction=reduction, label_smoothing=0.1).sum()
     ours = loss(x, w, y)

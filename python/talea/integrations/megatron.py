@@ -1,6 +1,6 @@
 """Megatron-Core: an output layer that returns the per-token loss instead of logits.
 
-`fuse_output_layer(model)` swaps the class of `model.output_layer` (a ColumnParallelLinear) in place:
+`fuse_output_layer(model)` swaps the class of `model.output_layer` (ColumnParallelLinear) in place:
 same parameters, same checkpoints. Called with labels it returns the loss [s, b]; without labels it
 is the plain layer. The gradient of the weight goes into `weight.main_grad` when
 gradient_accumulation_fusion is on. check_swap() compares the swapped layer with the plain one.
@@ -91,9 +91,7 @@ def check_swap(layer, tokens: int = 8, tolerance: float = 2e-2) -> float:
         parts = [torch.empty_like(z) for _ in range(size)]
         torch.distributed.all_gather(parts, z.contiguous(), group=group)
         z = torch.cat(parts, -1)
-    dense = torch.nn.functional.cross_entropy(
-        z[:, 0, :vocab].double(), labels[0], reduction="none"
-    )
+    dense = torch.nn.functional.cross_entropy(z[:, 0, :vocab].double(), labels[0], reduction="none")
     error = float((fused[:, 0] - dense).norm() / dense.norm().clamp(min=1e-30))
     if not error <= tolerance:
         raise RuntimeError(f"output layer swap: the loss differs by {error:.2e} (relative)")

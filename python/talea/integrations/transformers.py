@@ -127,6 +127,6 @@ def check_parity(model, tolerance: float | None = None) -> dict:
         if not error <= tolerance:
             raise ParityError(
                 f"{type(model).__name__}: {what} differs by {error:.2e} (relative), more than "
-                f"{tolerance:.0e}: this model does something to its logits that patch() does not know"
+                f"{tolerance:.0e}: it does something to its logits that patch() does not know"
             )
     return errors

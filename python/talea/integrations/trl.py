@@ -18,7 +18,9 @@ from .transformers import patch as patch_sft  # noqa: F401  (SFT is the model's 
 _SERVED = ("log_probs", "entropy", "is_top1")
 
 
-def per_token_logps(hidden, head, labels, *, temperature=1.0, config=None, entropy=False, **options):
+def per_token_logps(
+    hidden, head, labels, *, temperature=1.0, config=None, entropy=False, **options
+):
     """(log-probabilities, entropy or None) of labels, both zero where the label is -100."""
     weight, bias = head_tensors(head)
     model_options = head_options(config) if config is not None else {}

@@ -1,7 +1,7 @@
 """verl: linear_cross_entropy(hidden, weight, labels, temperature, reduction, group).
 
 Returns (log-probabilities, entropy) of each token, both differentiable, with the vocabulary sharded
-over `dist_process_group`. Unlike the kernel it replaces, ids and padding are exact for any vocabulary.
+over `dist_process_group`. Ids and padding are exact for any vocabulary.
 """
 
 from __future__ import annotations

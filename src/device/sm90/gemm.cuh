@@ -1,0 +1,275 @@
+// A persistent matrix product on Hopper: one copy warp and two multiplying warpgroups per block,
+// blocks in pairs that share the B tile. Exists so that an operator's epilogue sees the fp32
+// accumulators in registers. Never knows what is computed from them: that is the Epilogue's.
+#pragma once
+#include "device/sm90/ptx.cuh"
+#include "device/sm90/wgmma.cuh"
+
+namespace talea::sm90 {
+
+// How an operand lies in memory: its K index contiguous, or its M (N) index.
+enum class Major : int { k = 0, mn = 1 };
+
+// PingPong: each warpgroup owns whole tiles and multiplies while the other runs its epilogue.
+// Otherwise the two share a tile's rows.
+template <int kBlockM_, int kBlockN_, int kStages_, bool kPingPong_, Major kMajorA_, Major kMajorB_>
+struct Shape {
+  static constexpr int kBlockM = kBlockM_, kBlockN = kBlockN_, kBlockK = 64, kStages = kStages_;
+  static constexpr bool kPingPong = kPingPong_;
+  static constexpr Major kMajorA = kMajorA_, kMajorB = kMajorB_;
+  static constexpr int kCluster = 2;
+  static constexpr int kThreads = 384;
+  static constexpr int kGroupM = kPingPong ? kBlockM : kBlockM / 2;  // rows of one warpgroup
+  static constexpr int kParts = kGroupM / 64;                        // m64 instructions
+  static constexpr int kBytesA = kBlockM * kBlockK * 2, kBytesB = kBlockN * kBlockK * 2;
+  static constexpr int kStagingBytes = 2048;  // per multiplying warp
+  static constexpr int kSharedBytes =
+      kStages * (kBytesA + kBytesB) + 8 * kStagingBytes + 2 * kStages * 8 + 64;
+  // The B tile is loaded in two halves, one per block of the pair, and multicast.
+  static constexpr bool kSplitBByK = kMajorB == Major::mn && (kBlockN / 64) % 2 != 0;
+  static constexpr int kBoxRowsA = kMajorA == Major::k ? kBlockM : kBlockK;
+  static constexpr int kBoxRowsB =
+      kMajorB == Major::k ? kBlockN / kCluster : (kSplitBByK ? kBlockK / 2 : kBlockK);
+};
+
+// The extents of one launch. rows_in_use, where given, is a count in device memory of which the
+// launch covers [rows_begin, rows_begin + m) (or k, with rows_are_k).
+struct Extents {
+  int m = 0, n = 0, k = 0;
+  const int* rows_in_use = nullptr;
+  int rows_begin = 0;
+  bool rows_are_k = false;
+  bool raster_along_m = true;
+};
+
+// The tile at place `index` of the launch's order, for a pair of blocks stacked along M.
+template <class S>
+struct Schedule {
+  int pairs_m, tiles_n, k_blocks, rows;
+  bool along_m;
+
+  __device__ explicit Schedule(const Extents& e) : along_m(e.raster_along_m) {
+    int m = e.m, k = e.k;
+    rows = e.rows_are_k ? k : m;
+    if (e.rows_in_use) rows = max(0, min(rows, *e.rows_in_use - e.rows_begin));
+    (e.rows_are_k ? k : m) = rows;
+    pairs_m = (m + 2 * S::kBlockM - 1) / (2 * S::kBlockM);
+    tiles_n = (e.n + S::kBlockN - 1) / S::kBlockN;
+    k_blocks = (k + S::kBlockK - 1) / S::kBlockK;
+  }
+  __device__ int count() const { return pairs_m * tiles_n; }
+  __device__ int pair(int index) const { return along_m ? index % pairs_m : index / tiles_n; }
+  __device__ int tile(int index) const { return along_m ? index / pairs_m : index % tiles_n; }
+};
+
+template <class S>
+struct Pipeline {
+  char *a, *b, *staging;
+  uint64_t *full, *empty;
+
+  __device__ explicit Pipeline(char* raw) {
+    a = raw;
+    b = a + S::kStages * S::kBytesA;
+    staging = b + S::kStages * S::kBytesB;
+    full = reinterpret_cast<uint64_t*>(staging + 8 * S::kStagingBytes);
+    empty = full + S::kStages;
+  }
+};
+
+struct StagePlace {
+  int stage = 0;
+  uint32_t phase = 0;
+  template <class S>
+  __device__ void advance(int by) {
+    stage += by;
+    phase ^= (stage / S::kStages) & 1;
+    stage %= S::kStages;
+  }
+  template <class S>
+  __device__ void next() {
+    if (++stage == S::kStages) {
+      stage = 0;
+      phase ^= 1;
+    }
+  }
+};
+
+// ---- role: copy ------------------------------------------------------------------------------
+template <class S>
+__device__ void load_stage(const CUtensorMap& map_a, const CUtensorMap& map_b, const Pipeline<S>& p,
+                           int stage, int row, int column, int k, uint32_t rank) {
+  char* a = p.a + stage * S::kBytesA;
+  char* b = p.b + stage * S::kBytesB;
+  uint64_t* full = &p.full[stage];
+  if constexpr (S::kMajorA == Major::k) {
+    load_tile(&map_a, full, a, k, row);
+  } else {
+#pragma unroll
+    for (int i = 0; i < S::kBlockM / 64; ++i)
+      load_tile(&map_a, full, a + i * 8192, row + i * 64, k);
+  }
+  if constexpr (S::kMajorB == Major::k) {
+    const int part = rank * (S::kBlockN / 2);
+    load_tile_multicast(&map_b, full, b + part * 128, k, column + part, 3);
+  } else if constexpr (S::kSplitBByK) {
+#pragma unroll
+    for (int i = 0; i < S::kBlockN / 64; ++i)
+      load_tile_multicast(&map_b, full, b + i * 8192 + rank * 4096, column + i * 64, k + rank * 32,
+                          3);
+  } else {
+#pragma unroll
+    for (int i = 0; i < S::kBlockN / 128; ++i) {
+      const int block = rank * (S::kBlockN / 128) + i;
+      load_tile_multicast(&map_b, full, b + block * 8192, column + block * 64, k, 3);
+    }
+  }
+}
+
+template <class S, class Epilogue>
+__device__ void copy_role(const CUtensorMap& map_a, const CUtensorMap& map_b, const Pipeline<S>& p,
+                          const Schedule<S>& work, const typename Epilogue::Filter& filter,
+                          uint32_t rank) {
+  StagePlace place;
+  for (int w = blockIdx.x / 2; w < work.count(); w += gridDim.x / 2) {
+    if (filter.skips(work.pair(w))) continue;
+    const int row = (work.pair(w) * 2 + rank) * S::kBlockM, column = work.tile(w) * S::kBlockN;
+    for (int i = 0; i < work.k_blocks; ++i) {
+      barrier_wait(&p.empty[place.stage], place.phase ^ 1);
+      barrier_expect(&p.full[place.stage], S::kBytesA + S::kBytesB);
+      load_stage<S>(map_a, map_b, p, place.stage, row, column, i * S::kBlockK, rank);
+      place.template next<S>();
+    }
+  }
+}
+
+// ---- role: multiply --------------------------------------------------------------------------
+template <class S>
+using Accumulators = float[S::kParts][S::kBlockN / 2];
+
+template <class S>
+__device__ __forceinline__ void multiply_stage(Accumulators<S>& acc, const char* a, const char* b) {
+  constexpr int kTa = static_cast<int>(S::kMajorA), kTb = static_cast<int>(S::kMajorB);
+  constexpr int kStepA = S::kMajorA == Major::k ? 32 : 2048;  // bytes per 16 of K
+  constexpr int kStepB = S::kMajorB == Major::k ? 32 : 2048;
+  const uint64_t da = operand_descriptor(a), db = operand_descriptor(b);
+#pragma unroll
+  for (int k = 0; k < 4; ++k)
+#pragma unroll
+    for (int part = 0; part < S::kParts; ++part)
+      multiply_tile<S::kBlockN, kTa, kTb>(acc[part], da + ((part * 8192 + k * kStepA) >> 4),
+                                          db + ((k * kStepB) >> 4));
+}
+
+template <class S>
+__device__ __forceinline__ void release(const Pipeline<S>& p, int stage) {
+  const int thread = threadIdx.x % 128;
+  if (thread < S::kCluster) barrier_arrive_at(&p.empty[stage], thread);
+}
+
+// On return the last stage is still being multiplied: finish with drain().
+template <class S>
+__device__ __forceinline__ void multiply(Accumulators<S>& acc, const Pipeline<S>& p,
+                                         StagePlace& place, int k_blocks, int group) {
+  const int offset = S::kPingPong ? 0 : group * (S::kGroupM / 64) * 8192;
+#pragma unroll
+  for (int part = 0; part < S::kParts; ++part)
+#pragma unroll
+    for (int i = 0; i < S::kBlockN / 2; ++i) acc[part][i] = 0.f;
+  int previous = 0;
+  for (int i = 0; i < k_blocks; ++i) {
+    barrier_wait(&p.full[place.stage], place.phase);
+    warpgroup_arrive();
+    multiply_stage<S>(acc, p.a + place.stage * S::kBytesA + offset, p.b + place.stage * S::kBytesB);
+    warpgroup_commit();
+    warpgroup_wait<1>();
+    if (i > 0) release<S>(p, previous);
+    previous = place.stage;
+    place.template next<S>();
+  }
+}
+
+template <class S>
+__device__ __forceinline__ void drain(Accumulators<S>& acc, const Pipeline<S>& p,
+                                      const StagePlace& place, int k_blocks) {
+  warpgroup_wait<0>();
+  // The accumulators are read only after the wait, whatever the compiler would like to move.
+#pragma unroll
+  for (int part = 0; part < S::kParts; ++part)
+#pragma unroll
+    for (int i = 0; i < S::kBlockN / 2; ++i) asm volatile("" : "+f"(acc[part][i])::"memory");
+  if (k_blocks > 0) release<S>(p, place.stage == 0 ? S::kStages - 1 : place.stage - 1);
+}
+
+template <class S, class Epilogue>
+__device__ __forceinline__ void multiply_role(const Pipeline<S>& p, const Schedule<S>& work,
+                                              const typename Epilogue::Params& params,
+                                              const typename Epilogue::Filter& filter,
+                                              uint32_t rank) {
+  const int group = threadIdx.x / 128 - 1, warp = (threadIdx.x % 128) / 32;
+  char* staging = p.staging + (group * 4 + warp) * S::kStagingBytes;
+  StagePlace place;
+  int turn = 0;
+  if (S::kPingPong && group == 1) named_barrier_arrive(1, 256);  // the first turn is group 0's
+  for (int w = blockIdx.x / 2; w < work.count(); w += gridDim.x / 2) {
+    if (filter.skips(work.pair(w))) continue;
+    if (S::kPingPong && (turn++ & 1) != group) {
+      place.advance<S>(work.k_blocks);
+      continue;
+    }
+    if constexpr (S::kPingPong) named_barrier_sync(1 + group, 256);
+    Accumulators<S> acc;
+    multiply<S>(acc, p, place, work.k_blocks, group);
+    if constexpr (S::kPingPong) named_barrier_arrive(2 - group, 256);
+    drain<S>(acc, p, place, work.k_blocks);
+    const int row = (work.pair(w) * 2 + rank) * S::kBlockM +
+                    (S::kPingPong ? 0 : group * S::kGroupM) + warp * 16;
+    Epilogue::template run<S>(acc, params, work, row, work.tile(w) * S::kBlockN, staging);
+  }
+  // Every turn handed over is taken: the group whose turn comes next takes it without a tile.
+  if (S::kPingPong && (turn & 1) == group) named_barrier_sync(1 + group, 256);
+  if (threadIdx.x % 32 == 0) store_wait_all();
+}
+
+// acc[part][4 j + 2 h + e] of a lane is row 64 part + lane / 4 + 8 h of the warp's 16 rows a part,
+// column 8 j + 2 (lane % 4) + e.
+template <class S, class Epilogue>
+__global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(S::kThreads, 1)
+    gemm_kernel(const __grid_constant__ CUtensorMap map_a,
+                const __grid_constant__ CUtensorMap map_b, const __grid_constant__ Extents extents,
+                const __grid_constant__ typename Epilogue::Params params) {
+  extern __shared__ __align__(1024) char raw[];
+  const Pipeline<S> pipeline(raw);
+  const uint32_t rank = cluster_rank();
+  if (threadIdx.x == 0) {
+    prefetch_map(&map_a);
+    prefetch_map(&map_b);
+    for (int i = 0; i < S::kStages; ++i) {
+      barrier_init(&pipeline.full[i], 1);
+      barrier_init(&pipeline.empty[i], S::kCluster * (S::kPingPong ? 1 : 2));
+    }
+    barrier_init_fence();
+  }
+  Epilogue::before(params);
+  const Schedule<S> work(extents);
+  const typename Epilogue::Filter filter(params, work.rows, pipeline.empty + S::kStages);
+  cluster_sync();
+  if (threadIdx.x < 128) {
+    lower_registers<40>();
+    if (threadIdx.x == 0) copy_role<S, Epilogue>(map_a, map_b, pipeline, work, filter, rank);
+  } else {
+    raise_registers<232>();
+    multiply_role<S, Epilogue>(pipeline, work, params, filter, rank);
+  }
+  __syncwarp();
+  Epilogue::after(params);
+  cluster_sync();  // no block leaves while its pair may still write to it or signal it
+}
+
+// No tile is skipped.
+struct EveryTile {
+  template <class P>
+  __device__ EveryTile(const P&, int, void*) {}
+  __device__ bool skips(int) const { return false; }
+};
+
+}  // namespace talea::sm90

@@ -1,0 +1,43 @@
+// Launches a product: tensor maps, shared memory, persistent grid.
+// Exists so that each product's file holds only its shape and its epilogue.
+// Never waits for the device.
+#pragma once
+#include "device/common/check.hpp"
+#include "device/sm90/gemm.cuh"
+#include "device/sm90/tensor_map.hpp"
+
+namespace talea::sm90 {
+
+struct Operand {
+  const void* data = nullptr;
+  int64_t rows = 0, columns = 0, stride = 0;  // as it lies in memory
+};
+
+// `overlap`: may start once the kernel before it in the stream lets later kernels start.
+template <class S, class Epilogue>
+void launch_gemm(const Operand& a, const Operand& b, const Extents& extents,
+                 const typename Epilogue::Params& params, int blocks, bool overlap,
+                 cudaStream_t stream) {
+  const CUtensorMap map_a =
+      tensor_map(a.data, Element::bf16, a.rows, a.columns, a.stride, S::kBoxRowsA);
+  const CUtensorMap map_b =
+      tensor_map(b.data, Element::bf16, b.rows, b.columns, b.stride, S::kBoxRowsB);
+  auto* kernel = gemm_kernel<S, Epilogue>;
+  cuda_check(
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kSharedBytes),
+      "shared memory of a product");
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(blocks));
+  config.blockDim = dim3(S::kThreads);
+  config.dynamicSmemBytes = S::kSharedBytes;
+  config.stream = stream;
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  config.attrs = &attribute;
+  config.numAttrs = overlap ? 1 : 0;
+  cuda_check(cudaLaunchKernelEx(&config, kernel, map_a, map_b, extents, params),
+             "launch of a product");
+}
+
+}  // namespace talea::sm90

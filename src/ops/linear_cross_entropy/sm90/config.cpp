@@ -1,0 +1,136 @@
+// The decisions of lane sm90: whether it takes a problem, its chunk, its schedule, its workspace.
+// Exists so that they are pure functions of (problem, device facts), tested without a GPU.
+// Never touches a device.
+#include "ops/linear_cross_entropy/sm90/config.hpp"
+
+#include <algorithm>
+
+#include "ops/linear_cross_entropy/cuda/row_kernels.hpp"
+#include "ops/linear_cross_entropy/sm90/layout.hpp"
+#include "ops/linear_cross_entropy/sm90/products.hpp"
+
+namespace talea::lce::sm90 {
+namespace {
+
+constexpr int64_t round_up(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
+constexpr int64_t kPairRows = 256;  // rows of the two stacked tiles of a pair of blocks
+
+// Relative time of a training call in chunks of `rows`: the dX product runs in waves of pairs of
+// blocks, the dW product is bound by its additions when chunks are short.
+double cost(const Problem& p, const DeviceFacts& device, int64_t rows) {
+  const double pairs = static_cast<double>(device.sm_count / 2);
+  const double d = static_cast<double>(p.hidden), v = static_cast<double>(p.vocab_local);
+  const double flops_ms = 665e9, bytes_ms = 4.0e9;  // sustained, of one H200; only ratios matter
+  auto chunk_ms = [&](int64_t r) {
+    const double row_pairs = static_cast<double>((r + kPairRows - 1) / kPairRows);
+    const double columns = static_cast<double>((p.hidden + 255) / 256);
+    const double waves =
+        static_cast<double>((static_cast<int64_t>(row_pairs * columns) + device.sm_count / 2 - 1) /
+                            (device.sm_count / 2));
+    const double one = 2 * row_pairs * kPairRows * d * v / flops_ms;
+    const double dx = waves * pairs * kPairRows * 256.0 * 2 * v / flops_ms;
+    const double dw = std::max(one, 8 * d * v / bytes_ms) + 0.15 * 8 * d * v / bytes_ms;
+    return one + (p.wants_dx ? dx : 0) + (p.wants_dw ? dw : 0) + 0.03;
+  };
+  const int64_t full = p.tokens / rows, rest = p.tokens % rows;
+  return static_cast<double>(full) * chunk_ms(rows) + (rest > 0 ? chunk_ms(rest) : 0.0);
+}
+
+int64_t workspace_with(const Problem& p, Config c, int64_t rows) {
+  c.chunk_rows = rows;
+  Arena counting;
+  lay_out(p, c, counting);
+  return counting.bytes();
+}
+
+int64_t choose_chunk(const Problem& p, const DeviceFacts& device, const Config& c) {
+  const int64_t most = round_up(std::max<int64_t>(p.tokens, 1), kPairRows);
+  int64_t best = kPairRows;
+  double best_cost = 0;
+  for (int64_t rows = kPairRows; rows <= std::min<int64_t>(most, 65536); rows += kPairRows) {
+    if (rows > kPairRows && workspace_with(p, c, rows) > p.options.workspace_limit_bytes) break;
+    if (!p.backward()) {
+      // Nothing of the size of the logits is stored: 2048 rows already fill the device.
+      if (rows <= 2048) best = rows;
+      continue;
+    }
+    const double now = cost(p, device, rows);
+    if (rows == kPairRows || now < best_cost) best = rows, best_cost = now;
+  }
+  return best;
+}
+
+std::optional<std::string> decline_layout(const Problem& p) {
+  auto stride_of = [](const char* name, int64_t row, int64_t column) -> std::optional<std::string> {
+    if (column != 1) return fmt::format("{}: column stride {}; 1 is needed", name, column);
+    if (row % 8 != 0) return fmt::format("{}: row stride {}; a multiple of 8 is needed", name, row);
+    return {};
+  };
+  if (p.hidden % 8 != 0 || p.hidden == 0)
+    return fmt::format("hidden = {}: a positive multiple of 8 is needed (16-byte rows)", p.hidden);
+  if (p.alignment_bytes < 16)
+    return fmt::format("a matrix is aligned to {} bytes; 16 are needed", p.alignment_bytes);
+  if (auto r = stride_of("hidden", p.hidden_row_stride, p.hidden_col_stride)) return r;
+  if (p.hidden_row_stride < p.hidden)
+    return fmt::format("hidden: row stride {} below {} columns", p.hidden_row_stride, p.hidden);
+  if (auto r = stride_of("weight", p.weight_row_stride, p.weight_col_stride)) return r;
+  if (p.weight_row_stride < p.hidden)
+    return fmt::format("weight: row stride {} below {} columns", p.weight_row_stride, p.hidden);
+  if (p.tokens == 0) return "tokens = 0: nothing to multiply";
+  if (p.vocab_local > (int64_t{1} << 30) || p.tokens > (int64_t{1} << 30))
+    return fmt::format("tokens = {}, vocab = {}: at most 2^30 each", p.tokens, p.vocab_local);
+  return {};
+}
+
+std::optional<std::string> decline_options(const Problem& p) {
+  if (p.world > 1) return fmt::format("world = {}: ranks are not supported by this lane", p.world);
+  if (p.options.denominator_scope == DenominatorScope::global)
+    return "denominator_scope = global is not supported by this lane";
+  if (!p.has_targets) return "targets: needed by this lane";
+  if (p.soft_targets != SoftTargets::none) return "soft targets are not supported by this lane";
+  if (p.options.target_check == TargetCheck::checked)
+    return "target_check = checked needs a synchronisation, which this lane never makes";
+  if (p.has_upstream_entropy) return "upstream_entropy is not supported by this lane";
+  if (p.top_k > 0 || p.wants_argmax || p.wants_accuracy)
+    return "top-k, argmax and accuracy are not supported by this lane";
+  if (p.wants_db) return "db is not supported by this lane";
+  if (p.options.label_smoothing > 0 && p.options.softcap > 0)
+    return "label_smoothing together with softcap is not supported by this lane";
+  return {};
+}
+
+}  // namespace
+
+std::optional<std::string> decline(const Problem& p, const DeviceFacts& device) {
+  if (p.device != DeviceKind::cuda) return "the tensors are in host memory";
+  if (device.cuda_devices == 0)
+    return device.cuda_problem.empty() ? "no CUDA device" : device.cuda_problem;
+  if (device.sm != 90) return fmt::format("compute capability {}: 90 is needed", device.sm);
+  if (p.hidden_dtype != DType::bf16 || p.weight_dtype != DType::bf16)
+    return fmt::format("hidden {} and weight {}: bf16 is needed", name_of(p.hidden_dtype),
+                       name_of(p.weight_dtype));
+  if (p.wants_dx && p.dx_dtype != DType::bf16)
+    return fmt::format("dx {}: bf16 is needed", name_of(p.dx_dtype));
+  if (p.wants_dw && p.dw_dtype != DType::f32 && p.dw_dtype != DType::bf16)
+    return fmt::format("dw {}: fp32 or bf16 is needed", name_of(p.dw_dtype));
+  if (auto reason = decline_layout(p)) return reason;
+  return decline_options(p);
+}
+
+Config config(const Problem& p, const DeviceFacts& device) {
+  Config c;
+  const Options& o = p.options;
+  c.tiles = (p.vocab_local + kLogitsTile - 1) / kLogitsTile;
+  c.blocks = std::max(2, device.sm_count / 2 * 2);
+  c.general =
+      p.has_bias || o.softcap > 0 || p.has_token_scale || o.logit_scale <= 0 || p.wants_entropy;
+  c.smoothing = o.label_smoothing > 0;
+  c.round_dw = p.wants_dw && p.dw_dtype == DType::bf16;
+  if (p.wants_dx || p.wants_dw) c.exp_stride = round_up(p.vocab_local, 64);
+  c.sort_bytes = p.wants_dw ? sort_scratch_bytes(p.tokens) : 0;
+  c.chunk_rows = choose_chunk(p, device, c);
+  c.chunks = (p.tokens + c.chunk_rows - 1) / c.chunk_rows;
+  return c;
+}
+
+}  // namespace talea::lce::sm90

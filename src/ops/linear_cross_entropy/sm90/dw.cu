@@ -1,0 +1,33 @@
+// The dW product, built for its shape.
+// Exists so that each instantiation compiles on its own.
+// Never decides whether it runs.
+#include "device/sm90/launch.cuh"
+#include "ops/linear_cross_entropy/sm90/gradients.cuh"
+#include "ops/linear_cross_entropy/sm90/products.hpp"
+
+namespace talea::lce::sm90 {
+
+using DwShape = Shape<192, 128, 5, true, Major::mn, Major::mn>;
+
+void dw_product(const DwCall& c, const Launch& launch) {
+  DwParams p;
+  p.dw_map = tensor_map(c.dw.data, Element::f32, c.dw.rows, c.dw.columns, c.dw.stride, 16);
+  p.add = c.add;
+  p.vocab = static_cast<int>(c.dw.rows);
+  p.hidden = static_cast<int>(c.dw.columns);
+  p.smooth_row = c.smooth_row;
+  p.class_weight = c.class_weight;
+  Extents e;
+  e.m = p.vocab;
+  e.n = p.hidden;
+  e.k = c.chunk.capacity;
+  e.rows_in_use = c.chunk.in_use;
+  e.rows_begin = c.chunk.begin;
+  e.rows_are_k = true;
+  e.raster_along_m = false;
+  launch_gemm<DwShape, DwEpilogue>({c.exp.data, c.exp.rows, c.exp.columns, c.exp.stride},
+                                   {c.x.data, c.x.rows, c.x.columns, c.x.stride}, e, p,
+                                   launch.blocks, c.beside_dx, launch.stream);
+}
+
+}  // namespace talea::lce::sm90

@@ -1,0 +1,176 @@
+// The epilogues of the two gradient products: dX = f (E W) + the target's row, dW += E^T (f X).
+// Exists so that row factors, the target's own term and rank-one terms enter in fp32, rounded once.
+// Never reads or writes a row beyond those in use.
+#pragma once
+#include "device/sm90/gemm.cuh"
+#include "ops/linear_cross_entropy/cuda/rows.hpp"
+
+namespace talea::lce::sm90 {
+
+using namespace talea::sm90;
+
+struct DxParams {
+  RowBuffers rows;
+  void* dx = nullptr;  // [tokens, hidden]: rows are scattered by rows.index
+  int64_t dx_stride = 0;
+  const __nv_bfloat16* weight = nullptr;
+  int64_t weight_stride = 0;
+  int hidden = 0;
+  const float* smooth_row = nullptr;     // [hidden]: sum_v c_v w_v, or null
+  const float* smooth_factor = nullptr;  // per compacted row
+};
+
+struct DxEpilogue {
+  using Params = DxParams;
+  using Filter = EveryTile;
+  static __device__ void before(const Params&) {
+    wait_for_earlier_kernels();
+    let_later_kernels_start();
+  }
+  static __device__ void after(const Params&) {}
+
+  struct Row {
+    float factor = 0, target_factor = 0, smooth = 0;
+    const __nv_bfloat16* target_row = nullptr;
+  };
+
+  static __device__ __forceinline__ Row begin(const Params& p, int row, int rows) {
+    Row r;
+    if (row >= rows) return r;
+    r.factor = p.rows.factor[row];
+    r.target_factor = p.rows.target_factor[row];
+    const int target = p.rows.target[row];
+    if (target >= 0) r.target_row = p.weight + target * p.weight_stride;
+    if (p.smooth_row) r.smooth = p.smooth_factor[row];
+    return r;
+  }
+
+  static __device__ __forceinline__ uint32_t value(const Params& p, const Row& r, float a, float b,
+                                                   int column) {
+    a *= r.factor;
+    b *= r.factor;
+    if (column < p.hidden) {
+      if (r.target_row) {
+        const auto w = *reinterpret_cast<const __nv_bfloat162*>(r.target_row + column);
+        a = fmaf(r.target_factor, __low2float(w), a);
+        b = fmaf(r.target_factor, __high2float(w), b);
+      }
+      if (p.smooth_row) {
+        const float2 u = *reinterpret_cast<const float2*>(p.smooth_row + column);
+        a = fmaf(-r.smooth, u.x, a);
+        b = fmaf(-r.smooth, u.y, b);
+      }
+    }
+    const __nv_bfloat162 both = __floats2bfloat162_rn(a, b);
+    return *reinterpret_cast<const uint32_t*>(&both);
+  }
+
+  // 64 columns of 16 rows: through shared memory so that every row is written in whole sectors.
+  template <class S>
+  static __device__ __forceinline__ void group(const float (&acc)[S::kBlockN / 2], const Params& p,
+                                               const Row& upper, const Row& lower, int g, int row,
+                                               int rows, int column, char* staging) {
+    const int lane = threadIdx.x % 32, own = lane / 4;
+    __syncwarp();
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const float* a = &acc[4 * (8 * g + j)];
+      const int c = column + 64 * g + 8 * j + 2 * (lane % 4);
+      const int at = own * 128 + ((j ^ own) * 16) + 4 * (lane % 4);
+      *reinterpret_cast<uint32_t*>(staging + at) = value(p, upper, a[0], a[1], c);
+      *reinterpret_cast<uint32_t*>(staging + 1024 + at) = value(p, lower, a[2], a[3], c);
+    }
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int r = 4 * i + lane / 8, piece = lane % 8, c = column + 64 * g + 8 * piece;
+      if (row + r >= rows || c >= p.hidden) continue;
+      const uint4 v = *reinterpret_cast<const uint4*>(staging + r * 128 + ((piece ^ (r % 8)) * 16));
+      auto* dx = static_cast<__nv_bfloat16*>(p.dx) + p.rows.index[row + r] * p.dx_stride + c;
+      *reinterpret_cast<uint4*>(dx) = v;
+    }
+  }
+
+  template <class S>
+  static __device__ __forceinline__ void run(Accumulators<S>& acc, const Params& p,
+                                             const Schedule<S>& work, int first_row, int column,
+                                             char* staging) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int part = 0; part < S::kParts; ++part) {
+      const int row = first_row + 64 * part;
+      const Row upper = begin(p, row + lane / 4, work.rows);
+      const Row lower = begin(p, row + lane / 4 + 8, work.rows);
+#pragma unroll
+      for (int g = 0; g < S::kBlockN / 64; ++g)
+        group<S>(acc[part], p, upper, lower, g, row, work.rows, column, staging);
+    }
+  }
+};
+
+struct DwParams {
+  CUtensorMap dw_map;  // [vocab, hidden] fp32
+  bool add = true;     // false: the first chunk overwrites
+  int vocab = 0, hidden = 0;
+  const float* smooth_row =
+      nullptr;  // [hidden]: eps / V * sum_t G_t s_t x_t of this chunk, or null
+  const float* class_weight = nullptr;  // [vocab], or null for ones
+};
+
+struct DwEpilogue {
+  using Params = DwParams;
+  using Filter = EveryTile;
+  // Runs beside the tail of the dX product, which reads the same inputs: it waits for that
+  // product's end only before it ends itself, so that whatever follows finds both done.
+  static __device__ void before(const Params&) {}
+  static __device__ void after(const Params&) { wait_for_earlier_kernels(); }
+
+  template <class S>
+  static __device__ __forceinline__ void run(Accumulators<S>& acc, const Params& p,
+                                             const Schedule<S>& work, int first_row, int column,
+                                             char* staging) {
+    const int lane = threadIdx.x % 32, own = lane / 4;
+    if (p.add && work.k_blocks == 0) return;
+#pragma unroll
+    for (int part = 0; part < S::kParts; ++part) {
+      const int row = first_row + 64 * part;
+      float upper = 0, lower = 0;
+      if (p.smooth_row) {
+        const int u = row + own, l = u + 8;
+        upper = u >= p.vocab ? 0.f : p.class_weight ? p.class_weight[u] : 1.f;
+        lower = l >= p.vocab ? 0.f : p.class_weight ? p.class_weight[l] : 1.f;
+      }
+#pragma unroll
+      for (int g = 0; g < S::kBlockN / 32; ++g) {
+        if (column + 32 * g >= p.hidden) continue;
+        if (lane == 0) store_wait_read<0>();
+        __syncwarp();
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          const float* a = &acc[part][4 * (4 * g + j)];
+          float2 u{a[0], a[1]}, l{a[2], a[3]};
+          const int c = column + 32 * g + 8 * j + 2 * (lane % 4);
+          if (p.smooth_row && c < p.hidden) {
+            const float2 q = *reinterpret_cast<const float2*>(p.smooth_row + c);
+            u.x = fmaf(-upper, q.x, u.x), u.y = fmaf(-upper, q.y, u.y);
+            l.x = fmaf(-lower, q.x, l.x), l.y = fmaf(-lower, q.y, l.y);
+          }
+          const int at = own * 128 + (((2 * j + lane % 4 / 2) ^ own) * 16) + 8 * (lane % 2);
+          *reinterpret_cast<float2*>(staging + at) = u;
+          *reinterpret_cast<float2*>(staging + 1024 + at) = l;
+        }
+        fence_async_shared();
+        __syncwarp();
+        if (lane == 0) {
+          if (p.add)
+            reduce_add_tile(&p.dw_map, staging, column + 32 * g, row);
+          else
+            store_tile(&p.dw_map, staging, column + 32 * g, row);
+          store_commit();
+        }
+      }
+    }
+  }
+};
+
+}  // namespace talea::lce::sm90

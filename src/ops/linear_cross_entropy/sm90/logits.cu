@@ -1,0 +1,58 @@
+// The logits product, built for its modes.
+// Exists so that each instantiation compiles on its own.
+// Never decides which mode runs.
+#include "device/sm90/launch.cuh"
+#include "ops/linear_cross_entropy/sm90/logits.cuh"
+#include "ops/linear_cross_entropy/sm90/products.hpp"
+
+namespace talea::lce::sm90 {
+namespace {
+
+using LogitsShape = Shape<128, kLogitsTile, 5, true, Major::k, Major::k>;
+
+template <LogitsMode kMode, bool kGeneral>
+void run(const LogitsCall& c, const Launch& launch) {
+  LogitsParams p;
+  if (kMode == LogitsMode::store)
+    p.exp_map = tensor_map(c.exp.data, Element::bf16, c.exp.rows, c.exp.columns, c.exp.stride, 16);
+  p.rows = c.rows;
+  p.tile_sums = c.tile_sums;
+  p.tile_shifted = c.tile_shifted;
+  p.tile_sums_stride = c.tile_sums_stride;
+  p.vocab = static_cast<int>(c.weight.rows);
+  p.rule = c.rule;
+  p.repair = c.repair;
+  Extents e;
+  e.m = c.chunk.capacity;
+  e.n = kMode == LogitsMode::shift ? std::min(p.vocab, kLogitsTile) : p.vocab;
+  e.k = static_cast<int>(c.x.columns);
+  e.rows_in_use = c.chunk.in_use;
+  e.rows_begin = c.chunk.begin;
+  launch_gemm<LogitsShape, LogitsEpilogue<kMode, kGeneral>>(
+      {c.x.data, c.x.rows, c.x.columns, c.x.stride},
+      {c.weight.data, c.weight.rows, c.weight.columns, c.weight.stride}, e, p, launch.blocks, false,
+      launch.stream);
+}
+
+template <bool kGeneral>
+void run_kind(const LogitsCall& c, const Launch& launch) {
+  switch (c.kind) {
+    case LogitsCall::Kind::shift:
+      return run<LogitsMode::shift, kGeneral>(c, launch);
+    case LogitsCall::Kind::store:
+      return run<LogitsMode::store, kGeneral>(c, launch);
+    case LogitsCall::Kind::sums:
+      return run<LogitsMode::sums, kGeneral>(c, launch);
+  }
+}
+
+}  // namespace
+
+void logits_product(const LogitsCall& call, const Launch& launch) {
+  if (call.general)
+    run_kind<true>(call, launch);
+  else
+    run_kind<false>(call, launch);
+}
+
+}  // namespace talea::lce::sm90

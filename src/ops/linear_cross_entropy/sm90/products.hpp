@@ -1,0 +1,62 @@
+// The three products of the lane as host functions, with the shapes they are built for.
+// Exists so that the lane's plan is plain C++ and each product compiles in a file of its own.
+// Never chooses: chunk, grid and options come from the plan.
+#pragma once
+#include <cuda_runtime.h>
+
+#include "ops/linear_cross_entropy/cuda/rows.hpp"
+
+namespace talea::lce::sm90 {
+
+struct Matrix {
+  void* data = nullptr;
+  int64_t rows = 0, columns = 0, stride = 0;
+};
+
+struct Launch {
+  cudaStream_t stream = nullptr;
+  int blocks = 0;  // persistent, even
+};
+
+// Rows of the launch: [begin, begin + capacity) of those in use.
+struct ChunkRows {
+  int begin = 0, capacity = 0;
+  const int* in_use = nullptr;
+};
+
+inline constexpr int kLogitsTile = 192;
+
+struct LogitsCall {
+  Matrix x, weight, exp;  // exp: [rows, vocab] bf16, unused unless stored
+  ChunkRows chunk;
+  RowBuffers rows;
+  float* tile_sums = nullptr;
+  float* tile_shifted = nullptr;
+  int64_t tile_sums_stride = 0;
+  LogitRule rule;
+  bool general = false;  // bias, softcap, per-token scale or a scale <= 0
+  enum class Kind { shift, store, sums } kind = Kind::store;
+  bool repair = false;
+};
+void logits_product(const LogitsCall& call, const Launch& launch);
+
+struct DxCall {
+  Matrix exp, weight, dx;
+  ChunkRows chunk;
+  RowBuffers rows;
+  const float* smooth_row = nullptr;
+  const float* smooth_factor = nullptr;
+};
+void dx_product(const DxCall& call, const Launch& launch);
+
+struct DwCall {
+  Matrix exp, x, dw;  // x: the chunk's rows times f
+  ChunkRows chunk;
+  bool add = true;
+  bool beside_dx = false;  // may start while the launch before it still runs
+  const float* smooth_row = nullptr;
+  const float* class_weight = nullptr;
+};
+void dw_product(const DwCall& call, const Launch& launch);
+
+}  // namespace talea::lce::sm90

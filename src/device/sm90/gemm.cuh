@@ -40,15 +40,22 @@ struct Extents {
   int rows_begin = 0;
   bool rows_are_k = false;
   bool raster_along_m = true;
+  // Pairs of blocks that start earlier than the rest because the kernel before leaves their
+  // multiprocessors free: the first `early` to start take `head_start` tiles each beforehand.
+  // tickets: a zeroed counter in device memory, from which pairs draw their place.
+  int early = 0, head_start = 0;
+  int* tickets = nullptr;
 };
 
 // The tile at place `index` of the launch's order, for a pair of blocks stacked along M.
 template <class S>
 struct Schedule {
   int pairs_m, tiles_n, k_blocks, rows;
+  int place = blockIdx.x / 2, early, ahead;  // ahead: tiles taken by the early pairs alone
   bool along_m;
 
-  __device__ explicit Schedule(const Extents& e) : along_m(e.raster_along_m) {
+  __device__ explicit Schedule(const Extents& e)
+      : early(e.early), ahead(e.early * e.head_start), along_m(e.raster_along_m) {
     int m = e.m, k = e.k;
     rows = e.rows_are_k ? k : m;
     if (e.rows_in_use) rows = max(0, min(rows, *e.rows_in_use - e.rows_begin));
@@ -56,6 +63,11 @@ struct Schedule {
     pairs_m = (m + 2 * S::kBlockM - 1) / (2 * S::kBlockM);
     tiles_n = (e.n + S::kBlockN - 1) / S::kBlockN;
     k_blocks = (k + S::kBlockK - 1) / S::kBlockK;
+  }
+  __device__ int first() const { return place < early ? place : ahead + place; }
+  __device__ int next(int index) const {
+    if (index >= ahead) return index + gridDim.x / 2;
+    return index + early < ahead ? index + early : ahead + place;
   }
   __device__ int count() const { return pairs_m * tiles_n; }
   __device__ int pair(int index) const { return along_m ? index % pairs_m : index / tiles_n; }
@@ -130,7 +142,7 @@ __device__ void copy_role(const CUtensorMap& map_a, const CUtensorMap& map_b, co
                           const Schedule<S>& work, const typename Epilogue::Filter& filter,
                           uint32_t rank) {
   StagePlace place;
-  for (int w = blockIdx.x / 2; w < work.count(); w += gridDim.x / 2) {
+  for (int w = work.first(); w < work.count(); w = work.next(w)) {
     if (filter.skips(work.pair(w))) continue;
     const int row = (work.pair(w) * 2 + rank) * S::kBlockM, column = work.tile(w) * S::kBlockN;
     for (int i = 0; i < work.k_blocks; ++i) {
@@ -210,7 +222,7 @@ __device__ __forceinline__ void multiply_role(const Pipeline<S>& p, const Schedu
   StagePlace place;
   int turn = 0;
   if (S::kPingPong && group == 1) named_barrier_arrive(1, 256);  // the first turn is group 0's
-  for (int w = blockIdx.x / 2; w < work.count(); w += gridDim.x / 2) {
+  for (int w = work.first(); w < work.count(); w = work.next(w)) {
     if (filter.skips(work.pair(w))) continue;
     if (S::kPingPong && (turn++ & 1) != group) {
       place.advance<S>(work.k_blocks);
@@ -250,9 +262,19 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(S::kThreads, 1)
     barrier_init_fence();
   }
   Epilogue::before(params);
-  const Schedule<S> work(extents);
+  Schedule<S> work(extents);
   const typename Epilogue::Filter filter(params, work.rows, pipeline.empty + S::kStages);
   cluster_sync();
+  if (extents.tickets) {
+    auto* place = reinterpret_cast<uint32_t*>(pipeline.empty + S::kStages);
+    if (rank == 0 && threadIdx.x == 0) {
+      const uint32_t drawn = atomicAdd(extents.tickets, 1);
+      shared_store_at(place, 0, drawn);
+      shared_store_at(place, 1, drawn);
+    }
+    cluster_sync();
+    work.place = static_cast<int>(*place);
+  }
   if (threadIdx.x < 128) {
     lower_registers<40>();
     if (threadIdx.x == 0) copy_role<S, Epilogue>(map_a, map_b, pipeline, work, filter, rank);

@@ -26,6 +26,16 @@ __device__ __forceinline__ void cluster_sync() {
                    : "memory");
 }
 
+// Writes a word at the same shared address in block `rank` of the cluster.
+__device__ __forceinline__ void shared_store_at(void* to, uint32_t rank, uint32_t value) {
+  asm volatile(
+      "{\n.reg .b32 remote;\n"
+      "mapa.shared::cluster.u32 remote, %0, %1;\n"
+      "st.shared::cluster.u32 [remote], %2;\n}" ::"r"(smem_address(to)),
+      "r"(rank), "r"(value)
+      : "memory");
+}
+
 // ---- mbarrier ---------------------------------------------------------------------------------
 
 __device__ __forceinline__ void barrier_init(uint64_t* barrier, uint32_t arrivals) {

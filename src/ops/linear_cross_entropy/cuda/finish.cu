@@ -67,6 +67,7 @@ __device__ float finish_one(const FinishParams& p, int row, double sum, double s
 __global__ void __launch_bounds__(kRows* kLanes) finish_kernel(FinishParams p) {
   __shared__ double sums[kLanes][kRows], shifts[kLanes][kRows];
   __shared__ float factors[kRows];
+  if (p.zeroed && blockIdx.x == 0 && threadIdx.x == 0) *p.zeroed = 0;
   const int lane = threadIdx.x / kRows, r = threadIdx.x % kRows;
   const int row = blockIdx.x * kRows + r;
   const int rows =

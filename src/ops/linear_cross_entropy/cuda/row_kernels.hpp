@@ -84,6 +84,7 @@ struct FinishParams {
   float* row_smooth = nullptr;               // s G_t eps / V, with smoothing
   void* scaled = nullptr;                    // the gathered rows, multiplied in place by f; or null
   int64_t hidden = 0;
+  int* zeroed = nullptr;  // a counter for the kernels that follow, or null
 };
 void finish_rows(const FinishParams& p, cudaStream_t stream);
 

@@ -36,6 +36,31 @@ double cost(const Problem& p, const DeviceFacts& device, int64_t rows) {
   return static_cast<double>(full) * chunk_ms(rows) + (rest > 0 ? chunk_ms(rest) : 0.0);
 }
 
+// How dX and dW share the device. Short chunks make dW wait for memory, so there dX takes about
+// half of the multiprocessors, in whole waves, and dW the rest from the start. Long chunks let dX
+// use all of them, and dW fills the last wave.
+void share_device(const Problem& p, Config& c) {
+  const int64_t pairs = c.blocks / 2;
+  const int64_t tiles = (c.chunk_rows + kPairRows - 1) / kPairRows * ((p.hidden + 255) / 256);
+  int64_t dx_pairs = pairs, waves = (tiles + pairs - 1) / pairs;
+  if (c.chunk_rows <= 1024) {
+    double best = 0;
+    for (int64_t w = waves; w <= 8 * waves; ++w) {
+      const int64_t needed = (tiles + w - 1) / w;
+      if (needed > pairs * 36 / 66 || needed < pairs * 24 / 66) continue;
+      const double full = static_cast<double>(tiles) / static_cast<double>(w * needed);
+      if (full > best) best = full, dx_pairs = needed, waves = w;
+    }
+  }
+  c.dx_blocks = static_cast<int>(2 * dx_pairs);
+  if (!p.wants_dx || !p.wants_dw) return;
+  // One dX tile against one dW tile: 128 x 256 x vocab and 192 x 128 x rows multiplications.
+  const int64_t ahead = p.vocab_local * 256 / (192 * c.chunk_rows);
+  const int64_t last = tiles % pairs;  // pairs at work in dX's last wave
+  c.dw_early = static_cast<int>(dx_pairs < pairs ? pairs - dx_pairs : last > 0 ? pairs - last : 0);
+  c.dw_head_start = static_cast<int>(dx_pairs < pairs ? waves * ahead : ahead);
+}
+
 int64_t workspace_with(const Problem& p, Config c, int64_t rows) {
   c.chunk_rows = rows;
   Arena counting;
@@ -129,6 +154,7 @@ Config config(const Problem& p, const DeviceFacts& device) {
   if (p.wants_dx || p.wants_dw) c.exp_stride = round_up(p.vocab_local, 64);
   c.sort_bytes = p.wants_dw ? sort_scratch_bytes(p.tokens) : 0;
   c.chunk_rows = choose_chunk(p, device, c);
+  share_device(p, c);
   c.chunks = (p.tokens + c.chunk_rows - 1) / c.chunk_rows;
   return c;
 }

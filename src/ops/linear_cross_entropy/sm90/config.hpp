@@ -19,7 +19,10 @@ struct Config {
   int64_t exp_stride = 0;  // elements of a row of E; 0: E is not stored
   int64_t tiles = 0;       // vocabulary tiles of the logits product
   int blocks = 0;          // of every persistent product
-  bool general = false;    // the logits epilogue with bias, softcap, per-token scale, entropy
+  // Where both gradients are wanted, dW starts on the multiprocessors that dX leaves free.
+  int dx_blocks = 0;
+  int dw_early = 0, dw_head_start = 0;  // pairs that start first, tiles they take beforehand
+  bool general = false;  // the logits epilogue with bias, softcap, per-token scale, entropy
   bool smoothing = false;
   bool round_dw = false;  // dW accumulates in the workspace and is rounded once at the end
   int64_t sort_bytes = 0;
@@ -30,7 +33,7 @@ Config config(const Problem& p, const DeviceFacts& device);
 
 // The workspace, in the order in which it is laid out.
 struct Buffers {
-  int* token_target = nullptr;
+  int *token_target = nullptr, *tickets = nullptr;
   float *token_scale = nullptr, *token_shift = nullptr;
   RowBuffers rows;
   float *row_class_weight = nullptr, *row_class_sum = nullptr, *row_smooth = nullptr;

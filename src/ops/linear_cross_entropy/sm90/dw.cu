@@ -25,6 +25,8 @@ void dw_product(const DwCall& c, const Launch& launch) {
   e.rows_begin = c.chunk.begin;
   e.rows_are_k = true;
   e.raster_along_m = false;
+  if (c.beside_dx && c.early > 0)
+    e.early = c.early, e.head_start = c.head_start, e.tickets = c.tickets;
   launch_gemm<DwShape, DwEpilogue>({c.exp.data, c.exp.rows, c.exp.columns, c.exp.stride},
                                    {c.x.data, c.x.rows, c.x.columns, c.x.stride}, e, p,
                                    launch.blocks, c.beside_dx, launch.stream);

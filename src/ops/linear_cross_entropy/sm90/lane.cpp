@@ -139,6 +139,7 @@ FinishParams finish_params(const Run& r, int64_t begin, int64_t rows) {
   }
   f.scaled = r.p.wants_dw ? r.b.x : nullptr;
   f.hidden = r.p.hidden;
+  f.zeroed = r.b.tickets;
   return f;
 }
 
@@ -181,7 +182,7 @@ void gradients(const Run& r, const ChunkRows& chunk, bool first) {
     q.dx = {r.call.out.dx.data, r.p.tokens, r.p.hidden, r.call.out.dx.stride[0]};
     if (r.c.smoothing)
       q.smooth_row = r.b.weight_sum, q.smooth_factor = r.b.row_smooth + chunk.begin;
-    dx_product(q, r.launch());
+    dx_product(q, {r.stream, r.c.dx_blocks});
   }
   if (!r.p.wants_dw) return;
   DwCall q;
@@ -189,6 +190,7 @@ void gradients(const Run& r, const ChunkRows& chunk, bool first) {
   q.x = {r.b.x, r.c.chunk_rows, r.p.hidden, r.p.hidden};
   q.add = !first || (r.p.accumulate_dw && !r.c.round_dw);
   q.beside_dx = r.p.wants_dx;
+  q.early = r.c.dw_early, q.head_start = r.c.dw_head_start, q.tickets = r.b.tickets;
   if (r.c.smoothing) {
     q.smooth_row = r.b.smooth_row;
     q.class_weight = static_cast<const float*>(r.call.in.class_weight.data);

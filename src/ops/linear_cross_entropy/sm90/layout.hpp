@@ -13,6 +13,7 @@ inline Buffers lay_out(const Problem& p, const Config& c, Arena& arena) {
   const int64_t n = p.tokens, d = p.hidden;
   Buffers b;
   b.facts = reinterpret_cast<BatchFacts*>(arena.take<double>(8));
+  b.tickets = arena.take<int>(1);
   b.token_target = arena.take<int>(n);
   b.token_shift = arena.take<float>(n);
   b.rows.index = arena.take<int>(n);

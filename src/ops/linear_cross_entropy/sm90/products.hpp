@@ -53,7 +53,9 @@ struct DwCall {
   Matrix exp, x, dw;  // x: the chunk's rows times f
   ChunkRows chunk;
   bool add = true;
-  bool beside_dx = false;  // may start while the launch before it still runs
+  bool beside_dx = false;         // may start while the launch before it still runs
+  int early = 0, head_start = 0;  // pairs of blocks that dX leaves free, tiles they are ahead
+  int* tickets = nullptr;         // zeroed
   const float* smooth_row = nullptr;
   const float* class_weight = nullptr;
 };

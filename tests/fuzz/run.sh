@@ -11,13 +11,21 @@ cmake --build build/fuzz --target fuzzers
 bin=build/fuzz/bin
 work=build/fuzz/corpus
 "$bin/fuzz_seeds" "$work/seeds"
-if [ $# -gt 0 ]; then names=("$@"); else names=(); for s in tests/fuzz/*_fuzz.cpp; do names+=("$(basename "$s" .cpp)"); done; fi
+names=("$@")
+if [ $# -eq 0 ]; then
+  for source in tests/fuzz/*_fuzz.cpp; do names+=("$(basename "$source" .cpp)"); done
+fi
 for name in "${names[@]}"; do
   kind=${name%_fuzz}
   mkdir -p "$work/$kind" "$work/seeds/$kind" build/fuzz/crashes
   printf '%s: %s s\n' "$name" "$seconds"
-  "$bin/$name" -max_total_time="$seconds" -timeout=20 -rss_limit_mb=3000 -max_len=16384 \
+  log=build/fuzz/$name.log
+  if ! "$bin/$name" -max_total_time="$seconds" -timeout=20 -rss_limit_mb=3000 -max_len=16384 \
     -dict=tests/fuzz/json.dict -artifact_prefix="build/fuzz/crashes/$kind-" -verbosity=0 \
-    -print_final_stats=1 "$work/$kind" "$work/seeds/$kind" 2>&1 | grep -Ev '^(INFO|Dictionary)' || {
-      echo "$name failed; repeat with: $bin/$name build/fuzz/crashes/$kind-*"; exit 1; }
+    -print_final_stats=1 "$work/$kind" "$work/seeds/$kind" >"$log" 2>&1; then
+    tail -n 60 "$log"
+    echo "$name failed; repeat with: $bin/$name build/fuzz/crashes/$kind-..."
+    exit 1
+  fi
+  grep -E '^stat::(number_of_executed_units|new_units_added|peak_rss_mb)' "$log"
 done

@@ -68,7 +68,7 @@ inline Receipt sample_check(const Provenance& p) {
           {"name", "case " + std::to_string(i)}, {"lane", lane}, {"passed", !fails}};
       ErrorFigure e = sample_error("dx", lane, fails ? eager * 30 : eager / (2 + i % 3), eager);
       e.passed = !fails;
-      c["errors"] = {to_json(e)};
+      c["errors"] = nlohmann::json::array({to_json(e)});
       if (fails) c["reproducer"] = "talea check --case 'case 7' --lane unfused --seed 7";
       cases.push_back(c);
     }
@@ -126,24 +126,26 @@ inline Receipt sample_train(const Provenance& p) {
   r.section("mutants", {{{"name", "b5_subtract_one"},
                          {"text", "p - 1 by subtraction"},
                          {"killed", true},
-                         {"killed_by", {"gradient_parity"}}},
+                         {"killed_by", nlohmann::json::array({"gradient_parity"})}},
                         {{"name", "b20_local_mean"},
                          {"killed", true},
                          {"killed_by", {"loss_parity", "gradient_parity"}}}});
-  r.section("sentinels",
-            {{{"name", "nan_in_loss"}, {"passed", true}, {"text", "a NaN loss fails every gate"}}});
+  nlohmann::json sentinel = {
+      {"name", "nan_in_loss"}, {"passed", true}, {"text", "a NaN loss fails every gate"}};
+  // A list of one in braces means a copy to clang and an array to gcc: say array.
+  r.section("sentinels", nlohmann::json::array({sentinel}));
   return std::move(r.verdict(Verdict::passed).title("Sample train"));
 }
 
 inline Receipt sample_repro(const Provenance& p) {
   Receipt r(ReceiptKind::repro, p);
-  r.section("repro", {{"bugs",
-                       {{{"id", "B5"},
-                         {"title", "p - 1 read back from bf16"},
-                         {"passed", true},
-                         {"markers", {"BUG_REPRODUCED", "FIX_VALIDATED"}},
-                         {"broken", {{"relative_error", 1.0}}},
-                         {"ours", {{"relative_error", 2e-6}}}}}}});
+  nlohmann::json bug = {{"id", "B5"},
+                        {"title", "p - 1 read back from bf16"},
+                        {"passed", true},
+                        {"markers", {"BUG_REPRODUCED", "FIX_VALIDATED"}}};
+  bug["broken"]["relative_error"] = 1.0;
+  bug["ours"]["relative_error"] = 2e-6;
+  r.section("repro", {{"bugs", nlohmann::json::array({bug})}, {"museum", "docs/museum.md"}});
   return std::move(r.verdict(Verdict::passed).title("Sample repro"));
 }
 

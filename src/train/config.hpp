@@ -67,7 +67,7 @@ struct TrainConfig {
   double z_loss = 0;
   std::string loss_lane = "auto";
   std::string reference_lane = "reference";
-  int threads = 0;  // 0: as many as OpenMP offers
+  int threads = 1;  // 0: as many as OpenMP offers; models of this size gain nothing from more
 };
 
 }  // namespace talea::train

@@ -18,7 +18,7 @@ namespace {
 
 constexpr int64_t block_rows = 4;
 constexpr int64_t panel_columns = 32;
-constexpr int64_t serial_work = int64_t{1} << 18;  // below this, starting threads costs more
+constexpr int64_t serial_work = int64_t{1} << 21;  // below this, starting threads costs more
 
 // a[i, k] = a.data[i * a.row + k * a.column]
 template <typename T>

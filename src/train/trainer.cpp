@@ -42,14 +42,14 @@ HeadResult<T> Trainer<T>::micro(const Batch& batch, const Window& window, Trace*
     std::fill(state_.grads.begin(), state_.grads.end(), T(0));
     state_.window_loss = 0;
     state_.window_valid = 0;
-    window_tokens_ = 0;
+    state_.window_tokens = 0;
   }
   const LossShare part = share(window);
   HeadResult<T> result =
       model_->step(state_.grads.data(), state_.params.data(), batch, part, *loss_, trace);
   state_.window_loss += part.upstream * result.loss;
   state_.window_valid += batch.valid();
-  window_tokens_ += batch.tokens();
+  state_.window_tokens += batch.tokens();
   ++state_.window_done;
   ++state_.cursor;
   return result;
@@ -61,7 +61,7 @@ StepReport Trainer<T>::update() {
   r.step = ++state_.step;
   r.loss = state_.window_loss;
   r.valid = state_.window_valid;
-  r.tokens = window_tokens_;
+  r.tokens = state_.window_tokens;
   r.lr = learning_rate(config_.optimizer, r.step, total_steps_);
   r.grad_norm = gradient_norm(state_.grads);
   r.clip = clip_scale(r.grad_norm, config_.optimizer.clip_norm);

@@ -19,6 +19,7 @@ struct TrainState {
   int64_t window_done = 0;  // micro-steps accumulated in the open window
   double window_loss = 0;
   int64_t window_valid = 0;
+  int64_t window_tokens = 0;
 };
 
 // What a window is known to hold before its first micro-step.
@@ -58,7 +59,6 @@ class Trainer {
   std::unique_ptr<Model<T>> model_;
   std::unique_ptr<Loss<T>> loss_;
   TrainState<T> state_;
-  int64_t window_tokens_ = 0;
 };
 
 }  // namespace talea::train

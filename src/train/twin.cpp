@@ -81,21 +81,22 @@ TwinRun::TwinRun(const TrainConfig& config, const Corpus& corpus, const TwinOpti
       reference_(config, config.reference_lane, "", total_steps_),
       probe_(config, config.reference_lane, "", total_steps_),
       initial_(candidate_.state().params) {
-  for (int i = 0; i < options.twins; ++i) {
+  for (int i = 0; options.twins > 0 && i <= options.twins; ++i) {
     twins_.emplace_back(config, config.reference_lane, "", total_steps_);
-    move_one_ulp(twins_.back().state().params, config.seed + 1000 + static_cast<uint64_t>(i));
+    if (i > 0)
+      move_one_ulp(twins_.back().state().params, config.seed + 1000 + static_cast<uint64_t>(i));
   }
 }
 
-SameState TwinRun::same_state(const std::vector<Batch>& batches, const Window& window) {
+SameState TwinRun::same_state(const std::vector<HeadResult<float>>& heads,
+                              const std::vector<Batch>& batches, const Window& window) {
   SameState s;
   copy_state(probe_.state(), *before_);
   double grad_error = 0;
-  for (const Batch& b : batches) {
-    const HeadResult<float> mine = candidate_.micro(b, window);
-    const HeadResult<double> theirs = probe_.micro(b, window);
-    widen(s.lse, relative_max(mine.lse, theirs.lse, 1.0));
-    widen(s.logp, relative_max(mine.logp, theirs.logp, 1.0));
+  for (size_t i = 0; i < batches.size(); ++i) {
+    const HeadResult<double> truth = probe_.micro(batches[i], window);
+    widen(s.lse, relative_max(heads[i].lse, truth.lse, 1.0));
+    widen(s.logp, relative_max(heads[i].logp, truth.logp, 1.0));
   }
   for (const Slice& slice : candidate_.layout().slices()) {
     const double e = relative_l2(candidate_.state().grads.data() + slice.offset,
@@ -120,34 +121,47 @@ void TwinRun::compare_updates(SameState& s, const StepReport& mine,
   s.v = relative_l2(candidate_.state().v, probe_.state().v);
 }
 
+void TwinRun::run_twins(const std::vector<Batch>& batches, const Window& window,
+                        const std::vector<double>& before, StepRecord& r) {
+  for (size_t i = 0; i < twins_.size(); ++i) {
+    const StepReport twin = run_window(twins_[i], batches, window);
+    const std::vector<float>& base = twins_[0].state().params;
+    if (i == 0) {
+      r.apart = relative_l2(candidate_.state().params, base);
+      continue;
+    }
+    r.twin_loss = twin.loss;
+    widen(r.band, drift_of(twins_[i], twin, before[i], reference_, r.reference));
+    widen(r.apart_band, relative_l2(twins_[i].state().params, base));
+  }
+}
+
 StepRecord TwinRun::step() {
   using Clock = std::chrono::steady_clock;
   StepRecord r;
   Window window;
   const std::vector<Batch> batches = draw(stream_, candidate_.state().cursor, window);
   before_ = candidate_.state();
-  const double mine_before = relative_l2(candidate_.state().params, reference_.state().params);
+  const double before = relative_l2(candidate_.state().params, reference_.state().params);
   std::vector<double> twins_before;
   for (const auto& t : twins_)
     twins_before.push_back(relative_l2(t.state().params, reference_.state().params));
 
   const auto start = Clock::now();
-  if (options_.same_state)
-    r.same = same_state(batches, window);
-  else
-    for (const Batch& b : batches) candidate_.micro(b, window);
+  std::vector<HeadResult<float>> heads;
+  for (const Batch& b : batches) heads.push_back(candidate_.micro(b, window));
+  auto spent = Clock::now() - start;
   if (options_.plant_nan_at == candidate_.state().step + 1) candidate_.state().window_loss = NAN;
+  if (options_.same_state) r.same = same_state(heads, batches, window);
+  const auto again = Clock::now();
   r.candidate = candidate_.update();
-  r.seconds = std::chrono::duration<double>(Clock::now() - start).count();
+  spent += Clock::now() - again;
+  r.seconds = std::chrono::duration<double>(spent).count();
   if (options_.same_state) compare_updates(r.same, r.candidate, probe_.update());
 
   r.reference = run_window(reference_, batches, window);
-  r.drift = drift_of(candidate_, r.candidate, mine_before, reference_, r.reference);
-  for (size_t i = 0; i < twins_.size(); ++i) {
-    const StepReport twin = run_window(twins_[i], batches, window);
-    r.twin_loss = twin.loss;
-    widen(r.band, drift_of(twins_[i], twin, twins_before[i], reference_, r.reference));
-  }
+  r.drift = drift_of(candidate_, r.candidate, before, reference_, r.reference);
+  run_twins(batches, window, twins_before, r);
   r.params_moved = relative_l2(candidate_.state().params, initial_);
   r.lane = candidate_.lane();
   return r;

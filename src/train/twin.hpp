@@ -12,17 +12,6 @@
 
 namespace talea::train {
 
-// Largest allowed same-state errors of one fp32 step against the same step in fp64, relative.
-struct Tolerances {
-  double loss = 2e-6;    // to max(1, loss)
-  double rows = 4e-6;    // lse and log-probabilities, to max(1, largest)
-  double grads = 1e-4;   // relative L2 of each tensor's gradient
-  double params = 1e-6;  // relative L2 of all parameters after the step
-  double m = 1e-4, v = 1e-4;
-  double norm = 2e-5;  // of the gradient norm; the clip scale follows it
-  double band = 4;     // drift of the candidate over the twins' largest drift
-};
-
 struct SameState {  // one step of the candidate against fp64 from the candidate's own state
   double loss = 0, lse = 0, logp = 0, grads = 0, norm = 0, clip = 0, params = 0, m = 0, v = 0;
   std::string worst_tensor;  // of the gradients
@@ -36,17 +25,19 @@ struct StepRecord {
   StepReport candidate, reference;
   double twin_loss = 0;
   SameState same;
-  Drift drift, band;        // band: the largest of the twins
-  double params_moved = 0;  // ||params - initial|| / ||initial|| of the candidate
+  Drift drift, band;  // of the candidate and, the largest, of the twins against the fp64 reference
+  double apart = 0, apart_band = 0;  // parameters of candidate and twins against the fp32 base
+  double params_moved = 0;           // ||params - initial|| / ||initial|| of the candidate
   double seconds = 0;
   std::string lane;
 };
 
 struct TwinOptions {
-  int twins = 2;           // fp32 runs with the reference lane, moved by one ulp at the start
-  bool same_state = true;  // one fp64 step from the candidate's state at every step
-  std::string mutant;      // empty: the candidate is config.loss_lane
-  Tolerances tolerances;
+  // fp32 runs with the reference lane whose initial weights are moved by one ulp. With any, a base
+  // run (the same, not moved) is trained too.
+  int twins = 2;
+  bool same_state = true;     // one fp64 step from the candidate's state at every step
+  std::string mutant;         // empty: the candidate is config.loss_lane
   int64_t plant_nan_at = -1;  // step whose candidate loss is made NaN (to prove that gates see it)
 };
 
@@ -60,13 +51,17 @@ class TwinRun {
 
   Trainer<float>& candidate() { return candidate_; }
   Trainer<double>& reference() { return reference_; }
+  // The base run and then the twins; empty without twins.
   std::vector<Trainer<float>>& twins() { return twins_; }
   // The first stage and tensor of the last step in which the candidate leaves fp64 by more than
   // `tolerance` relative L2; empty: none.
   std::string localise(double tolerance);
 
  private:
-  SameState same_state(const std::vector<Batch>& batches, const Window& window);
+  SameState same_state(const std::vector<HeadResult<float>>& heads,
+                       const std::vector<Batch>& batches, const Window& window);
+  void run_twins(const std::vector<Batch>& batches, const Window& window,
+                 const std::vector<double>& before, StepRecord& record);
   void compare_updates(SameState& same, const StepReport& mine, const StepReport& theirs) const;
 
   TrainConfig config_;
@@ -96,6 +91,7 @@ void copy_state(TrainState<To>& to, const TrainState<From>& from) {
   to.window_done = from.window_done;
   to.window_loss = from.window_loss;
   to.window_valid = from.window_valid;
+  to.window_tokens = from.window_tokens;
 }
 
 }  // namespace talea::train

@@ -1,0 +1,60 @@
+// What: the verdict on a twin run: every per-step quantity against its tolerance.
+// Why: gates, the command line and the mutant table judge by one list.
+// Never: passes a value that is not finite, or a quantity that was never seen.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "train/twin.hpp"
+
+namespace talea::train {
+
+// Largest allowed errors, relative. The same-state ones are a few times what fp32 arithmetic costs
+// (docs/train.md has the measured values); the band is in units of the twins' own drift.
+struct Tolerances {
+  double loss = 5e-7;    // to max(1, loss)
+  double rows = 4e-6;    // lse and log-probabilities, to max(1, largest)
+  double grads = 5e-5;   // L2 of each tensor's gradient
+  double norm = 4e-6;    // of the gradient norm and the clip scale
+  double params = 1e-6;  // L2 of all parameters after the step
+  double moments = 1e-5;
+  double band = 4;
+};
+
+struct Check {
+  std::string name;
+  double worst = 0, tolerance = 0;
+  int64_t worst_step = -1, first_past = -1, seen = 0;
+  bool passed = false;
+};
+
+class StepChecks {
+ public:
+  // blind plants the historical gate that a NaN passes.
+  StepChecks(const Tolerances& tolerances, bool same_state, bool band, bool blind = false);
+
+  void see(const StepRecord& record);
+  std::vector<Check> checks() const;
+  bool passed() const;
+  // The first step past any tolerance, and whose; -1 and empty where all passed.
+  int64_t first_past(std::string* name = nullptr) const;
+  // The candidate's largest drift so far over the twins' largest: 1 is the band's edge in their
+  // units, the tolerance is `Tolerances::band`.
+  double band_ratio() const { return last_ratio_; }
+
+ private:
+  struct Quantity {
+    std::string name;
+    Worst worst;
+  };
+  Worst& quantity(const char* name);
+  void see_band(const StepRecord& record);
+
+  std::vector<Quantity> quantities_;
+  bool same_state_, band_;
+  Drift largest_, largest_band_;
+  double largest_apart_ = 0, largest_apart_band_ = 0, last_ratio_ = 0;
+};
+
+}  // namespace talea::train

@@ -103,6 +103,12 @@ std::vector<ErrorFigure> figures(const testing::Case& c, const testing::CaseOutp
   return list;
 }
 
+// The unfused lane rounds 16-bit logits as eager code does: there it is the yardstick, which the
+// rule asks others to beat, and no subject of it.
+bool is_the_yardstick(const std::string& lane, const testing::Case& c) {
+  return lane == "unfused" && is_16bit(c.in.hidden.dtype());
+}
+
 struct Run {
   Context& context;
   const Flags& flags;
@@ -114,7 +120,9 @@ struct Run {
     Outcome o{named.name, subject.lane, "", "", "", 0};
     nlohmann::json entry = {{"name", o.name}, {"lane", o.lane}};
     std::vector<ErrorFigure> errors;
-    if (auto reason = testing::declines(*subject.place, subject.lane, c)) {
+    if (is_the_yardstick(subject.lane, c)) {
+      entry["declined"] = o.declined = "not judged: in 16 bits this lane is the eager yardstick";
+    } else if (auto reason = testing::declines(*subject.place, subject.lane, c)) {
       o.declined = *reason;
       entry["declined"] = *reason;
       if (!testing::may_decline(subject.lane, c)) o.complaint = "declined: " + *reason;
@@ -183,7 +191,7 @@ std::vector<CheckCase> chosen_cases(const Flags& f) {
 }
 
 void print_people(const Run& run, const std::vector<Subject>& lanes, int64_t failed) {
-  Table table({"lane", ">cases", ">passed", ">declined", ">failed", ">worst dW rel. L2, fp32"});
+  Table table({"lane", ">cases", ">passed", ">not judged", ">failed", ">worst dW rel. L2, fp32"});
   for (const Subject& s : lanes) {
     int64_t n = 0, bad = 0, declined = 0;
     double worst = 0;
@@ -203,9 +211,10 @@ void print_people(const Run& run, const std::vector<Subject>& lanes, int64_t fai
     if (!o.passed())
       fmt::print("\n{} on lane {}:\n  {}\n  {}\n", o.name, o.lane, o.complaint, o.reproducer);
   fmt::print("\n");
-  verdict(failed == 0, failed == 0
-                           ? fmt::format("passed: {} runs match fp64 truth", run.outcomes.size())
-                           : fmt::format("FAILED: {} of {} runs", failed, run.outcomes.size()));
+  int64_t judged = 0;
+  for (const Outcome& o : run.outcomes) judged += o.declined.empty();
+  verdict(failed == 0, failed == 0 ? fmt::format("passed: {} runs match fp64 truth", judged)
+                                   : fmt::format("FAILED: {} of {} runs", failed, judged));
 }
 
 void execute(Context& context, const Flags& f) {
@@ -227,11 +236,14 @@ void execute(Context& context, const Flags& f) {
       progress.advance(1, named.name);
     }
   }
-  int64_t failed = 0;
-  for (const Outcome& o : run.outcomes) failed += !o.passed();
+  int64_t failed = 0, passed = 0;
+  for (const Outcome& o : run.outcomes) {
+    failed += !o.passed();
+    passed += o.passed() && o.declined.empty();
+  }
   nlohmann::json section = {{"preset", f.only_case.empty() ? f.preset : f.only_case},
                             {"lanes", nlohmann::json::array()},
-                            {"passed", static_cast<int64_t>(run.outcomes.size()) - failed},
+                            {"passed", passed},
                             {"failed", failed},
                             {"seed", f.seed},
                             {"cases", run.cases}};

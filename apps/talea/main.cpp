@@ -3,7 +3,9 @@
 // Never: does a subcommand's work.
 #include <cerrno>
 #include <cstdio>
+#include <filesystem>
 #include <new>
+#include <system_error>
 
 #include "context.hpp"
 #include "core/fail.hpp"
@@ -28,6 +30,8 @@ int run(int argc, char** argv) {
   app.require_subcommand(1);
   Context context;
   context.argv.assign(argv, argv + argc);
+  // Where the tool lies on this machine is nobody's business in a receipt.
+  if (argc > 0) context.argv[0] = std::filesystem::path(argv[0]).filename();
   for (auto* add : subcommands) add(app, context);
   try {
     app.parse(argc, argv);
@@ -39,6 +43,10 @@ int run(int argc, char** argv) {
   } catch (const Interrupted& e) {
     say(0, "interrupted; what was finished is kept");
     return 128 + e.signal;
+  } catch (const std::system_error& e) {
+    // The reader of stdout went away (head, less): what was to be done is done.
+    if (e.code().value() == EPIPE) return context.exit_code;
+    return say(static_cast<int>(ErrorKind::runtime), e.what());
   } catch (const std::bad_alloc&) {
     return say(static_cast<int>(ErrorKind::runtime), "out of host memory");
   } catch (const std::exception& e) {

@@ -103,7 +103,7 @@ TrainState<float> replay(const GateContext& g, const Corpus& corpus, int threads
   c.model.vocab = 512;
   c.model.hidden = 96;
   c.model.ffn = 192;
-  c.data.batch = 64;  // large enough for the products to be shared between threads
+  c.data.batch = 16;  // large enough for the products to be shared between threads
   c.max_steps = 3;
   c.grad_accum = 2;
   c.seed = g.seed;

@@ -11,8 +11,7 @@ namespace {
 
 Accumulation rule_of(const std::string& stream) {
   // Uneven windows are where the two rules differ.
-  return stream == "ignored" || stream == "varlen" ? Accumulation::total_tokens
-                                                   : Accumulation::mean_of_means;
+  return stream == "varlen" ? Accumulation::total_tokens : Accumulation::mean_of_means;
 }
 
 GateResult over_streams(const char* name, const char* preset_name,

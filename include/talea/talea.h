@@ -36,12 +36,12 @@ enum {
 };
 
 enum { /* dtype */
-  TALEA_F32 = 0,
-  TALEA_BF16 = 1,
-  TALEA_F16 = 2,
-  TALEA_F64 = 3,
-  TALEA_I32 = 4,
-  TALEA_I64 = 5
+       TALEA_F32 = 0,
+       TALEA_BF16 = 1,
+       TALEA_F16 = 2,
+       TALEA_F64 = 3,
+       TALEA_I32 = 4,
+       TALEA_I64 = 5
 };
 enum { TALEA_CPU = 0, TALEA_CUDA = 1 }; /* device */
 enum { TALEA_REDUCTION_NONE = 0, TALEA_REDUCTION_SUM = 1, TALEA_REDUCTION_MEAN = 2 };
@@ -101,9 +101,9 @@ typedef struct talea_linear_cross_entropy_inputs {
   talea_tensor token_scale;       /* [tokens] F32: logit scale per token */
   talea_tensor soft_target_ids;   /* [tokens, k] I32 or I64 */
   talea_tensor soft_target_probs; /* [tokens, k] F32 with ids, or dense [tokens, vocab] */
-  talea_tensor upstream;          /* gradient of the loss: scalar, or [tokens] with reduction none */
-  talea_tensor upstream_lse;      /* [tokens] gradient of the lse output */
-  talea_tensor upstream_entropy;  /* [tokens] gradient of the entropy output */
+  talea_tensor upstream;         /* gradient of the loss: scalar, or [tokens] with reduction none */
+  talea_tensor upstream_lse;     /* [tokens] gradient of the lse output */
+  talea_tensor upstream_entropy; /* [tokens] gradient of the entropy output */
 } talea_linear_cross_entropy_inputs;
 
 /* What is present is computed. Memory of outputs must not overlap anything else. */
@@ -128,21 +128,21 @@ typedef struct talea_linear_cross_entropy_outputs {
 /* Start from talea_linear_cross_entropy_options_init(): not all defaults are 0. */
 typedef struct talea_linear_cross_entropy_options {
   int64_t struct_bytes;
-  int32_t reduction;         /* mean */
-  int32_t denominator;       /* valid */
-  double denominator_value;  /* with DENOMINATOR_GIVEN: > 0 */
-  int32_t denominator_scope; /* local */
-  int32_t on_empty;          /* nan */
-  int32_t target_check;      /* automatic */
-  int32_t threads;           /* of the cpu lanes; 0: as many as OpenMP offers */
-  int64_t ignore_index;      /* -100 */
-  int64_t vocab;             /* logical vocabulary over all ranks; 0: every row of the weight */
-  double label_smoothing;    /* [0, 1) */
-  double z_loss;             /* zeta of zeta * lse^2 */
-  double softcap;            /* k of k * tanh(a / k); 0: off */
-  double logit_scale;        /* 1 */
+  int32_t reduction;             /* mean */
+  int32_t denominator;           /* valid */
+  double denominator_value;      /* with DENOMINATOR_GIVEN: > 0 */
+  int32_t denominator_scope;     /* local */
+  int32_t on_empty;              /* nan */
+  int32_t target_check;          /* automatic */
+  int32_t threads;               /* of the cpu lanes; 0: as many as OpenMP offers */
+  int64_t ignore_index;          /* -100 */
+  int64_t vocab;                 /* logical vocabulary over all ranks; 0: every row of the weight */
+  double label_smoothing;        /* [0, 1) */
+  double z_loss;                 /* zeta of zeta * lse^2 */
+  double softcap;                /* k of k * tanh(a / k); 0: off */
+  double logit_scale;            /* 1 */
   int64_t workspace_limit_bytes; /* 256 MiB */
-  const char* lane;              /* null or "auto": the best that accepts; a name: that or an error */
+  const char* lane; /* null or "auto": the best that accepts; a name: that or an error */
 } talea_linear_cross_entropy_options;
 
 /* Null pointers: a world of one. */
@@ -246,7 +246,8 @@ TALEA_API const char* talea_linear_cross_entropy_lanes(void);
 
 /* Null for a null result. */
 TALEA_API const talea_linear_cross_entropy_facts* talea_result_facts(const talea_result* result);
-/* The same facts as one JSON object, 0-terminated; belongs to the result. Null for a null result. */
+/* The same facts as one JSON object, 0-terminated; belongs to the result. Null for a null result.
+ */
 TALEA_API const char* talea_result_json(const talea_result* result);
 TALEA_API void talea_result_free(talea_result* result);
 

@@ -26,8 +26,8 @@ class CallbackCommunicator final : public Communicator {
   }
   void reduce_scatter_sum(const void* send, void* recv, int64_t count, DType dtype,
                           Stream stream) override {
-    check("reduce_scatter_sum", c_.reduce_scatter_sum(c_.user, send, recv, count,
-                                                      static_cast<int32_t>(dtype), stream));
+    check("reduce_scatter_sum",
+          c_.reduce_scatter_sum(c_.user, send, recv, count, static_cast<int32_t>(dtype), stream));
   }
 
  private:

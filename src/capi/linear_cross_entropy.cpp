@@ -18,7 +18,8 @@ LinearCrossEntropyProblem problem_of(const Arguments& a) {
 
 void log_result(const LinearCrossEntropyResult& r) {
   for (const LaneDecline& d : r.declined)
-    log(TALEA_LOG_DEBUG, fmt::format("linear_cross_entropy: lane {} declined: {}", d.lane, d.reason));
+    log(TALEA_LOG_DEBUG,
+        fmt::format("linear_cross_entropy: lane {} declined: {}", d.lane, d.reason));
   log(TALEA_LOG_INFO, fmt::format("linear_cross_entropy: lane {}, {} workspace bytes, {} chunks",
                                   r.lane, r.workspace_bytes, r.chunks));
 }
@@ -56,8 +57,8 @@ talea_status talea_linear_cross_entropy(const talea_linear_cross_entropy_args* a
   if (result) *result = nullptr;
   return capi::guarded([&] {
     const capi::Arguments a = capi::convert(args, false);
-    auto done = talea::linear_cross_entropy(a.inputs, a.outputs, a.options, a.workspace, a.ranks,
-                                            a.stream);
+    auto done =
+        talea::linear_cross_entropy(a.inputs, a.outputs, a.options, a.workspace, a.ranks, a.stream);
     capi::log_result(done);
     if (result) *result = capi::make_result(std::move(done));
   });

@@ -175,8 +175,8 @@ TEST_F(CApi, TooSmallAWorkspaceNamesTheBytes) {
 }
 
 TEST_F(CApi, ExplainNeedsNoData) {
-  for (talea_tensor* t : {&inputs.hidden, &inputs.weight, &inputs.targets, &outputs.loss,
-                          &outputs.dx, &outputs.dw})
+  for (talea_tensor* t :
+       {&inputs.hidden, &inputs.weight, &inputs.targets, &outputs.loss, &outputs.dx, &outputs.dw})
     t->data = nullptr;
   int64_t needed = 0;
   ASSERT_EQ(talea_explain(&args, TALEA_TEXT, nullptr, 0, &needed), TALEA_OK) << talea_last_error();

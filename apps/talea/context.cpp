@@ -1,0 +1,96 @@
+// What: the shared flags, sizes, signals and provenance of the command line.
+// Why: every subcommand parses, stops and signs its receipts in the same way.
+// Never: prints.
+#include "context.hpp"
+
+#include <cmath>
+#include <csignal>
+#include <cstdlib>
+
+#include "core/fail.hpp"
+
+namespace talea::cli {
+namespace {
+
+volatile std::sig_atomic_t pending_signal = 0;
+
+void remember(int signal) {
+  pending_signal = signal;
+  std::signal(signal, SIG_DFL);  // a second one ends the program at once
+}
+
+struct InstallHandlers {
+  InstallHandlers() {
+    std::signal(SIGINT, remember);
+    std::signal(SIGTERM, remember);
+    std::signal(SIGPIPE, SIG_IGN);
+  }
+};
+
+}  // namespace
+
+CLI::App* add_subcommand(CLI::App& app, Context& context, const SubcommandHelp& help) {
+  static const InstallHandlers handlers;
+  CLI::App* sub = app.add_subcommand(help.name, help.job);
+  sub->add_flag("--json", context.json, "result as one JSON document on stdout");
+  sub->add_flag("--jsonl", context.jsonl, "result as JSON, one object a line")->excludes("--json");
+  sub->add_flag("-q,--quiet", context.quiet, "no progress and no notes on stderr");
+  sub->add_flag("-v", context.verbose, "more notes on stderr; twice for all");
+  sub->add_option("--progress", context.progress, "progress on stderr")
+      ->check(CLI::IsMember({"auto", "plain", "json", "none"}))
+      ->capture_default_str();
+  sub->footer(
+      fmt::format("Exit codes: 0 done{}; 2 usage; 3 this machine lacks something, named;\n"
+                  "            4 run-time failure; 5 invalid input data; 130, 143 on signals.\n"
+                  "Example:    {}\n",
+                  help.exits, help.example));
+  return sub;
+}
+
+void check_interrupt() {
+  if (pending_signal) throw Interrupted{pending_signal};
+}
+
+Provenance provenance_of(const Context& context) {
+  TextPairs environment;
+  for (const char* name : relevant_environment)
+    if (const char* value = std::getenv(name)) environment.emplace_back(name, value);
+  return gather_provenance(context.argv, environment);
+}
+
+double parse_number(const std::string& flag, const std::string& text) {
+  char* end = nullptr;
+  const double value = std::strtod(text.c_str(), &end);
+  require(!text.empty() && *end == 0 && std::isfinite(value), ErrorKind::usage,
+          "{} {}: not a finite number", flag, text);
+  return value;
+}
+
+int64_t parse_bytes(const std::string& flag, const std::string& text) {
+  const size_t unit_at = std::min(text.find_first_not_of("0123456789."), text.size());
+  const double number = parse_number(flag, text.substr(0, unit_at));
+  const std::string unit = text.substr(unit_at);
+  static const std::pair<const char*, double> units[] = {
+      {"", 1},     {"B", 1},    {"KiB", 0x1p10}, {"MiB", 0x1p20}, {"GiB", 0x1p30}, {"kB", 1e3},
+      {"MB", 1e6}, {"GB", 1e9}, {"K", 0x1p10},   {"M", 0x1p20},   {"G", 0x1p30}};
+  for (const auto& [name, factor] : units) {
+    if (unit != name) continue;
+    require(number * factor < 0x1p62, ErrorKind::usage, "{} {}: too large", flag, text);
+    return static_cast<int64_t>(number * factor);
+  }
+  fail(ErrorKind::usage, "{} {}: unknown unit '{}'; one of B, KiB, MiB, GiB, kB, MB, GB", flag,
+       text, unit);
+}
+
+std::vector<std::string> split(const std::string& text, char mark) {
+  std::vector<std::string> parts;
+  size_t begin = 0;
+  while (true) {
+    const size_t end = text.find(mark, begin);
+    parts.push_back(text.substr(begin, end - begin));
+    if (end == std::string::npos) return parts;
+    begin = end + 1;
+  }
+}
+
+}  // namespace talea::cli

@@ -1,0 +1,59 @@
+// What: what every subcommand shares: output mode, progress mode, exit code, stop requests.
+// Why: one pattern: each subcommand file exports one register function; main knows the table only.
+// Never: holds a subcommand's own options.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <string>
+#include <vector>
+
+#include "core/provenance.hpp"
+#include "talea/error.hpp"
+
+namespace talea::cli {
+
+struct Context {
+  std::vector<std::string> argv;
+  bool json = false, jsonl = false, quiet = false;
+  int verbose = 0;
+  std::string progress = "auto";  // auto, plain, json, none
+  int exit_code = 0;              // set by the subcommand that ran
+
+  bool machine() const { return json || jsonl; }
+};
+
+struct SubcommandHelp {
+  const char* name;
+  const char* job;      // one line
+  const char* example;  // runs in the project's root
+  const char* exits;    // exit codes beyond those all share
+};
+
+// A subcommand with the flags that all share; the footer holds exit codes and the example.
+CLI::App* add_subcommand(CLI::App& app, Context& context, const SubcommandHelp& help);
+
+// Throws Interrupted once SIGINT or SIGTERM has come. Call between units of work.
+void check_interrupt();
+struct Interrupted {
+  int signal;
+};
+
+// argv, relevant environment and machine, with start_time = now.
+Provenance provenance_of(const Context& context);
+
+// "256MiB", "1.5GB", "4096" -> bytes. Error(usage) naming the flag.
+int64_t parse_bytes(const std::string& flag, const std::string& text);
+// A finite number, or Error(usage) naming the flag.
+double parse_number(const std::string& flag, const std::string& text);
+std::vector<std::string> split(const std::string& text, char mark);
+
+void register_loss(CLI::App& app, Context& context);
+void register_check(CLI::App& app, Context& context);
+void register_bench(CLI::App& app, Context& context);
+void register_explain(CLI::App& app, Context& context);
+void register_doctor(CLI::App& app, Context& context);
+void register_report(CLI::App& app, Context& context);
+void register_compare(CLI::App& app, Context& context);
+void register_train(CLI::App& app, Context& context);
+
+}  // namespace talea::cli

@@ -1,0 +1,143 @@
+// What: `talea explain`: which lane a problem would take, why the others decline, what it costs.
+// Why: a choice that cannot be asked about is a choice in silence.
+// Never: touches data; the tensors have addresses nobody reads.
+#include <nlohmann/json.hpp>
+
+#include "core/fail.hpp"
+#include "options.hpp"
+#include "table.hpp"
+
+namespace talea::cli {
+namespace {
+
+struct Flags {
+  OptionFlags options;
+  ShapeFlags shape;
+  std::string dtype = "fp32", outputs = "loss,dx,dw", device = "cpu";
+  bool bias = false, class_weight = false, token_weight = false;
+};
+
+// Tensors at distinct made-up addresses.
+class Shapes {
+ public:
+  explicit Shapes(DeviceKind device) : device_(device) {}
+  Tensor make(DType dtype, std::initializer_list<int64_t> shape) {
+    next_ += uintptr_t{1} << 42;
+    return make_tensor(reinterpret_cast<void*>(next_), dtype, shape, device_);
+  }
+
+ private:
+  DeviceKind device_;
+  uintptr_t next_ = 0;
+};
+
+LinearCrossEntropyProblem problem_of(const Flags& f, const LinearCrossEntropyOptions& options) {
+  const DType dtype = parse_dtype(f.dtype), wide = dtype == DType::f64 ? DType::f64 : DType::f32;
+  Shapes s(f.device == "cuda" ? DeviceKind::cuda : DeviceKind::cpu);
+  const int64_t n = f.shape.tokens, d = f.shape.hidden, v = f.shape.vocab;
+  LinearCrossEntropyInputs in;
+  in.hidden = s.make(dtype, {n, d});
+  in.weight = s.make(dtype, {v, d});
+  in.targets = s.make(DType::i64, {n});
+  if (f.bias) in.bias = s.make(dtype, {v});
+  if (f.class_weight) in.class_weight = s.make(DType::f32, {v});
+  if (f.token_weight) in.token_weight = s.make(DType::f32, {n});
+  const Wanted w = parse_outputs(f.outputs);
+  LinearCrossEntropyOutputs out;
+  if (w.loss && options.reduction == Reduction::none) out.loss = s.make(wide, {n});
+  if (w.loss && options.reduction != Reduction::none) out.loss = s.make(wide, {});
+  if (w.lse) out.lse = s.make(wide, {n});
+  if (w.target_logprob) out.target_logprob = s.make(wide, {n});
+  if (w.entropy) out.entropy = s.make(wide, {n});
+  if (w.argmax) out.argmax = s.make(DType::i64, {n});
+  if (w.accuracy) out.accuracy = s.make(wide, {});
+  if (w.top_k > 0) out.topk_values = s.make(wide, {n, w.top_k});
+  if (w.dx) out.dx = s.make(dtype, {n, d});
+  if (w.dw) out.dw = s.make(dtype, {v, d});
+  if (w.db) out.db = s.make(dtype, {v});
+  return describe(in, out, options);
+}
+
+void print_json(const Context& context, const LaneChoice& chosen,
+                const std::vector<std::pair<std::string, LaneChoice>>& each) {
+  nlohmann::ordered_json j;
+  j["operator"] = "linear_cross_entropy";
+  j["lane"] = chosen.lane.empty() ? nlohmann::ordered_json() : nlohmann::ordered_json(chosen.lane);
+  j["lanes"] = nlohmann::ordered_json::array();
+  for (const auto& [name, c] : each) {
+    nlohmann::ordered_json lane;
+    lane["name"] = name;
+    lane["accepts"] = !c.lane.empty();
+    if (c.lane.empty()) {
+      lane["reason"] = c.declined.empty() ? "" : c.declined[0].reason;
+    } else {
+      lane["kind"] = c.lane_kind;
+      lane["workspace_bytes"] = c.workspace_bytes;
+      lane["flops"] = c.flops;
+      lane["details"] = c.details;
+    }
+    j["lanes"].push_back(lane);
+  }
+  fmt::print("{}\n", j.dump(context.jsonl ? -1 : 2));
+}
+
+void run(Context& context, const Flags& f) {
+  const LinearCrossEntropyOptions options = f.options.options();
+  const LinearCrossEntropyProblem problem = problem_of(f, options);
+  const LaneChoice chosen = explain(problem);
+  std::vector<std::pair<std::string, LaneChoice>> each;
+  for (const std::string& name : linear_cross_entropy_lanes()) {
+    if (options.lane != "auto" && options.lane != name) continue;
+    LinearCrossEntropyProblem named = problem;
+    named.options.lane = name;
+    each.emplace_back(name, explain(named));
+  }
+  context.exit_code = chosen.lane.empty() ? static_cast<int>(ErrorKind::unavailable) : 0;
+  if (context.machine()) return print_json(context, chosen, each);
+  const double logits = static_cast<double>(problem.tokens) * static_cast<double>(problem.vocab) *
+                        static_cast<double>(size_of(problem.hidden_dtype));
+  fmt::print(
+      "{} tokens, hidden {}, vocabulary {}, {} on {}: {} flops; unfused logits would take "
+      "{} and their gradient as much\n\n",
+      grouped(problem.tokens), grouped(problem.hidden), grouped(problem.vocab), f.dtype, f.device,
+      chosen.lane.empty() ? "-" : human_count(chosen.flops),
+      human_bytes(static_cast<int64_t>(logits)));
+  Table table({"lane", "takes it", ">workspace", "why, or how"});
+  for (const auto& [name, c] : each) {
+    std::string how;
+    for (const std::string& d : c.details) how += (how.empty() ? "" : "; ") + d;
+    if (c.lane.empty())
+      table.row({name, "no", "", c.declined.empty() ? "" : c.declined[0].reason});
+    else
+      table.row({name, name == chosen.lane ? "chosen" : "yes", human_bytes(c.workspace_bytes),
+                 c.lane_kind + (how.empty() ? "" : ": " + how)});
+  }
+  table.print();
+  fmt::print("\n");
+  verdict(!chosen.lane.empty(), chosen.lane.empty()
+                                    ? "no lane takes this problem"
+                                    : fmt::format("lane {} would run", chosen.lane));
+}
+
+}  // namespace
+
+void register_explain(CLI::App& app, Context& context) {
+  auto f = std::make_shared<Flags>();
+  CLI::App* sub =
+      add_subcommand(app, context,
+                     {"explain", "which lane a problem would take, why, and what it would cost",
+                      "talea explain --tokens 8192 --hidden 4096 --vocab 128256 --dtype bf16", ""});
+  f->shape.add(*sub);
+  sub->add_option("--dtype", f->dtype, "fp32, bf16, fp16 or fp64")->capture_default_str();
+  sub->add_option("--device", f->device, "where the tensors lie")
+      ->check(CLI::IsMember({"cpu", "cuda"}))
+      ->capture_default_str();
+  sub->add_option("--outputs", f->outputs, "as of loss")->capture_default_str();
+  sub->add_flag("--bias", f->bias, "with a bias");
+  sub->add_flag("--class-weight", f->class_weight, "with class weights");
+  sub->add_flag("--token-weight", f->token_weight, "with token weights");
+  f->options.add(*sub, false);
+  sub->callback([f, &context] { run(context, *f); });
+}
+
+}  // namespace talea::cli

@@ -1,0 +1,205 @@
+// What: `talea loss`: the operator on the user's own tensors, to tensors and a receipt.
+// Why: the main job: from files to files, with everything that happened on record.
+// Never: writes anything before the call has succeeded.
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "call.hpp"
+#include "core/fail.hpp"
+#include "core/half.hpp"
+#include "core/receipt.hpp"
+#include "io/read_tensor.hpp"
+#include "io/receipt_file.hpp"
+#include "memory.hpp"
+#include "table.hpp"
+
+namespace talea::cli {
+namespace {
+
+struct Flags {
+  OptionFlags options;
+  std::string hidden, weight, targets, bias, class_weight, token_weight, token_scale;
+  std::string soft_ids, soft_probs, upstream, upstream_lse, upstream_entropy;
+  std::string outputs = "loss", out, receipt;
+};
+
+struct Read {
+  LinearCrossEntropyInputs in;
+  std::vector<io::HostTensor> owners;
+  std::vector<InputFact> facts;
+  std::vector<int64_t> hidden_shape;  // as the file has it
+};
+
+Tensor read(Read& to, const char* name, const std::string& argument) {
+  if (argument.empty()) return {};
+  io::HostTensor t;
+  try {
+    t = io::read_tensor(argument);
+  } catch (const Error& e) {
+    throw Error(e.kind(), fmt::format("--{}: {}", name, e.what()));
+  }
+  InputFact fact{name, argument, t.view.dtype, {}, io::tensor_sha256(t.view)};
+  fact.shape.assign(t.view.shape.begin(), t.view.shape.begin() + t.view.rank);
+  to.facts.push_back(std::move(fact));
+  to.owners.push_back(t);
+  return t.view;
+}
+
+// [S, B, ...] as [S * B, ...]: the leading two dimensions of a tensor that lies in one piece.
+Tensor flatten(const char* name, const Tensor& t, int rank) {
+  if (!t || t.rank != rank + 1) return t;
+  require(t.contiguous(), ErrorKind::invalid_data,
+          "--{}: shape {} can only be flattened when it lies row by row", name, io::shape_text(t));
+  Tensor flat = t;
+  flat.rank = rank;
+  flat.shape[0] = t.shape[0] * t.shape[1];
+  for (int i = 1; i < rank; ++i) flat.shape[i] = t.shape[i + 1];
+  for (int i = 0; i < rank; ++i) flat.stride[i] = t.stride[i + 1];
+  return flat;
+}
+
+Tensor scalar_if_one(const Tensor& t, const LinearCrossEntropyOptions& options) {
+  if (!t || options.reduction == Reduction::none || t.rank != 1 || t.shape[0] != 1) return t;
+  Tensor scalar = t;
+  scalar.rank = 0;
+  return scalar;
+}
+
+Read read_inputs(const Flags& f, const LinearCrossEntropyOptions& options) {
+  Read r;
+  const Tensor hidden = read(r, "hidden", f.hidden);
+  r.hidden_shape.assign(hidden.shape.begin(), hidden.shape.begin() + hidden.rank);
+  r.in.hidden = flatten("hidden", hidden, 2);
+  r.in.weight = read(r, "weight", f.weight);
+  r.in.targets = flatten("targets", read(r, "targets", f.targets), 1);
+  r.in.bias = read(r, "bias", f.bias);
+  r.in.class_weight = read(r, "class-weight", f.class_weight);
+  r.in.token_weight = flatten("token-weight", read(r, "token-weight", f.token_weight), 1);
+  r.in.token_scale = flatten("token-scale", read(r, "token-scale", f.token_scale), 1);
+  r.in.soft_target_ids = flatten("soft-target-ids", read(r, "soft-target-ids", f.soft_ids), 2);
+  r.in.soft_target_probs =
+      flatten("soft-target-probs", read(r, "soft-target-probs", f.soft_probs), 2);
+  r.in.upstream = scalar_if_one(flatten("upstream", read(r, "upstream", f.upstream), 1), options);
+  r.in.upstream_lse = read(r, "upstream-lse", f.upstream_lse);
+  r.in.upstream_entropy = read(r, "upstream-entropy", f.upstream_entropy);
+  return r;
+}
+
+double l2(const Tensor& t) {
+  double sum = 0;
+  for (int64_t i = 0; i < t.elements(); ++i) {
+    const double v = load_element(t.data, t.dtype, i);
+    sum += v * v;
+  }
+  return std::sqrt(sum);
+}
+
+CallFacts call_facts(const MeasuredCall& call, const Read& read, const HostOutputs& out) {
+  CallFacts facts;
+  facts.problem = call.problem;
+  facts.result = call.result;
+  if (read.hidden_shape.size() == 3) facts.layout = "[S,B,D]";
+  facts.inputs = read.facts;
+  facts.measured_peak_extra_bytes = call.peak_extra_bytes;
+  if (memory_is_measured()) facts.measured_by = "every heap allocation of the process counted";
+  facts.full_logits_measured = call.full_logits_excluded() || call.result.full_logits_tensor;
+  facts.time = time_stats({call.ms});
+  for (const io::NamedTensor& t : out.named)
+    if (t.tensor.rank == 0)
+      facts.values.emplace_back(t.name, load_element(t.tensor.data, t.tensor.dtype, 0));
+  return facts;
+}
+
+std::string logits_line(const MeasuredCall& call) {
+  if (call.result.full_logits_tensor) return "a full [tokens, vocab] tensor existed";
+  return call.full_logits_excluded()
+             ? "no full [tokens, vocab] tensor existed (measured)"
+             : "no full tensor by the lane's own account (too small a problem to measure)";
+}
+
+void print_people(const Flags& f, const MeasuredCall& call, const HostOutputs& out) {
+  const auto& r = call.result;
+  Table table({"output", "dtype", "shape", ">value"});
+  for (const io::NamedTensor& t : out.named)
+    table.row({t.name, name_of(t.tensor.dtype), io::shape_text(t.tensor),
+               t.tensor.rank == 0
+                   ? fmt::format("{:.9g}", load_element(t.tensor.data, t.tensor.dtype, 0))
+               : is_floating(t.tensor.dtype) ? fmt::format("|.| {:.6g}", l2(t.tensor))
+                                             : ""});
+  table.print();
+  fmt::print("\n");
+  Facts facts;
+  facts.add("lane", fmt::format("{} ({})", r.lane, r.lane_kind));
+  for (const LaneDecline& d : r.declined)
+    facts.add("declined", fmt::format("{}: {}", d.lane, d.reason));
+  facts.add("tokens",
+            fmt::format("{} valid, {} ignored, denominator {:.9g}", grouped(r.valid_tokens),
+                        grouped(r.ignored_tokens), r.denominator));
+  facts.add("logits", logits_line(call));
+  facts.add("memory", fmt::format("{} measured, {} declared", human_bytes(call.peak_extra_bytes),
+                                  human_bytes(r.workspace_bytes)));
+  facts.add("time", human_ms(call.ms));
+  if (!f.out.empty()) facts.add("tensors", f.out);
+  if (!f.receipt.empty()) facts.add("receipt", f.receipt);
+  facts.print();
+}
+
+void run(Context& context, const Flags& f) {
+  const LinearCrossEntropyOptions options = f.options.options();
+  const Wanted wanted = parse_outputs(f.outputs);
+  Receipt receipt(ReceiptKind::loss, provenance_of(context));
+  const Read read = read_inputs(f, options);
+  require(read.in.hidden.rank == 2 && read.in.weight.rank == 2, ErrorKind::invalid_data,
+          "--{}: shape {} where two dimensions are needed",
+          read.in.hidden.rank == 2 ? "weight" : "hidden",
+          io::shape_text(read.in.hidden.rank == 2 ? read.in.weight : read.in.hidden));
+  const HostOutputs out = allocate_outputs(wanted, read.in, options);
+  const MeasuredCall call = measured_call(read.in, out.views, options);
+  check_interrupt();
+  receipt.call(call_facts(call, read, out)).verdict(Verdict::not_checked);
+  if (!f.out.empty()) {
+    std::vector<io::NamedTensor> shaped = out.named;
+    for (io::NamedTensor& t : shaped)
+      if (t.name == "dx" && read.hidden_shape.size() == 3)
+        t.tensor = make_tensor(t.tensor.data, t.tensor.dtype,
+                               {read.hidden_shape[0], read.hidden_shape[1], read.hidden_shape[2]});
+    io::write_safetensors(f.out, shaped);
+  }
+  if (!f.receipt.empty()) io::write_receipt(f.receipt, receipt);
+  if (!context.machine()) return print_people(f, call, out);
+  const std::string text = receipt.text();
+  fmt::print("{}\n", context.jsonl ? nlohmann::json::parse(text).dump() : text);
+}
+
+}  // namespace
+
+void register_loss(CLI::App& app, Context& context) {
+  auto f = std::make_shared<Flags>();
+  CLI::App* sub = add_subcommand(
+      app, context,
+      {"loss", "the operator on your own tensors (.npy, .safetensors, FILE:KEY)",
+       "talea loss --hidden x.npy --weight w.safetensors:lm_head.weight --targets y.npy \\\n"
+       "              --outputs loss,dx,dw --out gradients.safetensors --receipt loss.json",
+       ""});
+  sub->add_option("--hidden", f->hidden, "[tokens, hidden] or [S, B, hidden]")->required();
+  sub->add_option("--weight", f->weight, "[vocab, hidden]")->required();
+  sub->add_option("--targets", f->targets, "[tokens] int32 or int64");
+  sub->add_option("--bias", f->bias, "[vocab]");
+  sub->add_option("--class-weight", f->class_weight, "[vocab] fp32");
+  sub->add_option("--token-weight", f->token_weight, "[tokens] fp32");
+  sub->add_option("--token-scale", f->token_scale, "[tokens] fp32: logit scale per token");
+  sub->add_option("--soft-target-ids", f->soft_ids, "[tokens, k]");
+  sub->add_option("--soft-target-probs", f->soft_probs, "[tokens, k], or dense [tokens, vocab]");
+  sub->add_option("--upstream", f->upstream, "gradient of the loss: scalar or [tokens]");
+  sub->add_option("--upstream-lse", f->upstream_lse, "[tokens] gradient of lse");
+  sub->add_option("--upstream-entropy", f->upstream_entropy, "[tokens] gradient of entropy");
+  f->options.add(*sub, true);
+  sub->add_option("--outputs", f->outputs,
+                  "loss,lse,target_logprob,entropy,argmax,accuracy,topk:K,dx,dw,db")
+      ->capture_default_str();
+  sub->add_option("--out", f->out, "write the outputs, .safetensors");
+  sub->add_option("--receipt", f->receipt, "write the receipt, .json");
+  sub->callback([f, &context] { run(context, *f); });
+}
+
+}  // namespace talea::cli

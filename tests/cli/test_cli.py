@@ -1,0 +1,361 @@
+# What: the command line from outside: exit codes, files, messages, JSON.
+# Why: docs/cli.md is a contract with scripts; only a run of the program can prove it.
+# Never: needs more than the standard library; tensors are written byte by byte.
+# usage: test_cli.py TALEA_BINARY [unittest arguments]
+import array
+import json
+import math
+import os
+import pathlib
+import re
+import shlex
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+TALEA = os.path.abspath(sys.argv.pop(1))
+SUBCOMMANDS = ["loss", "check", "bench", "explain", "doctor", "report", "compare"]
+
+
+def npy(path, descr, shape, raw):
+    header = f"{{'descr': '{descr}', 'fortran_order': False, 'shape': {tuple(shape)}, }}"
+    header += " " * (-(10 + len(header) + 1) % 64) + "\n"
+    data = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header.encode() + raw
+    pathlib.Path(path).write_bytes(data)
+
+
+def floats(path, shape, values):
+    npy(path, "<f4", shape, array.array("f", values).tobytes())
+
+
+def ids(path, values):
+    npy(path, "<i8", (len(values),), array.array("q", values).tobytes())
+
+
+def safetensors(path):
+    raw = pathlib.Path(path).read_bytes()
+    size = struct.unpack("<Q", raw[:8])[0]
+    header = json.loads(raw[8 : 8 + size])
+    found = {}
+    for name, entry in header.items():
+        if name == "__metadata__":
+            continue
+        begin, end = entry["data_offsets"]
+        kind = {"F32": "f", "I64": "q"}[entry["dtype"]]
+        values = array.array(kind)
+        values.frombytes(raw[8 + size + begin : 8 + size + end])
+        found[name] = (entry["shape"], list(values))
+    return found
+
+
+class Case(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.addCleanup(self.folder.cleanup)
+        # Two tokens, hidden 1: the logits are the weights (0, log 3) and twice that.
+        floats(self.at("x.npy"), (2, 1), [1, 2])
+        floats(self.at("w.npy"), (2, 1), [0, math.log(3)])
+        ids(self.at("y.npy"), [1, 0])
+
+    def at(self, name):
+        return os.path.join(self.folder.name, name)
+
+    def talea(self, *arguments, code=0, **more):
+        done = subprocess.run(
+            [TALEA, *arguments],
+            cwd=self.folder.name,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            **more,
+        )
+        self.assertEqual(done.returncode, code, f"{arguments}\n{done.stdout}\n{done.stderr}")
+        return done
+
+    def loss(self, *arguments, code=0):
+        base = ["loss", "--hidden", "x.npy", "--weight", "w.npy", "--targets", "y.npy"]
+        return self.talea(*base, *arguments, code=code)
+
+
+class Loss(Case):
+    def test_values_names_and_receipt(self):
+        self.loss(
+            "--outputs",
+            "loss,lse,target_logprob,entropy,argmax,topk:2,dx,dw",
+            "--out",
+            "o.safetensors",
+            "--receipt",
+            "r.json",
+        )
+        out = safetensors(self.at("o.safetensors"))
+        names = "loss lse target_logprob entropy argmax topk_values topk_ids topk_logprobs dx dw"
+        self.assertEqual(sorted(out), sorted(names.split()))
+        want = (math.log(4 / 3) + math.log(10)) / 2
+        self.assertAlmostEqual(out["loss"][1][0], want, places=6)
+        self.assertAlmostEqual(out["dx"][1][1], 0.9 * math.log(3) / 2, places=6)
+        self.assertAlmostEqual(out["dw"][1][1], (-0.25 + 1.8) / 2, places=6)
+        self.assertEqual(out["argmax"][1], [1, 1])
+        self.assertEqual(out["topk_ids"], ([2, 2], [1, 0, 1, 0]))
+        receipt = json.loads(pathlib.Path(self.at("r.json")).read_text())
+        self.assertEqual(receipt["kind"], "loss")
+        self.assertEqual(len(os.listdir(self.folder.name)), 5)
+
+    def test_db_is_named(self):
+        floats(self.at("b.npy"), (2,), [0, 0])
+        self.loss("--bias", "b.npy", "--outputs", "db", "--out", "o.safetensors")
+        self.assertAlmostEqual(safetensors(self.at("o.safetensors"))["db"][1][0], -0.325, 6)
+
+    def test_json_is_one_document_and_jsonl_one_line(self):
+        receipt = json.loads(self.loss("--json").stdout)
+        self.assertEqual(receipt["kind"], "loss")
+        line = self.loss("--jsonl").stdout
+        self.assertEqual(line.count("\n"), 1)
+        self.assertEqual(json.loads(line)["kind"], "loss")
+
+    def test_reductions(self):
+        self.loss("--reduction", "none", "--out", "n.safetensors")
+        rows = safetensors(self.at("n.safetensors"))["loss"][1]
+        self.assertAlmostEqual(rows[0], math.log(4 / 3), places=6)
+        self.loss("--reduction", "sum", "--out", "s.safetensors")
+        self.assertAlmostEqual(safetensors(self.at("s.safetensors"))["loss"][1][0], sum(rows), 5)
+        self.loss("--denominator", "8", "--out", "d.safetensors")
+        self.assertAlmostEqual(
+            safetensors(self.at("d.safetensors"))["loss"][1][0], sum(rows) / 8, 6
+        )
+
+    def test_batch_and_sequence_are_flattened(self):
+        floats(self.at("x.npy"), (1, 2, 1), [1, 2])
+        self.loss("--outputs", "loss,dx", "--out", "o.safetensors")
+        self.assertEqual(safetensors(self.at("o.safetensors"))["dx"][0], [1, 2, 1])
+
+    def test_nan_values_are_data(self):
+        floats(self.at("x.npy"), (2, 1), [math.nan, 2])
+        self.assertIn('"NaN"', self.loss("--json").stdout)
+
+    def test_ranks_and_lanes_by_name(self):
+        for lane in ["cpu", "unfused", "reference"]:
+            self.assertIn(lane, self.loss("--lane", lane).stdout)
+
+
+class Failures(Case):
+    def expect(self, code, words, *arguments):
+        before = sorted(os.listdir(self.folder.name))
+        done = self.loss(*arguments, "--out", "o.safetensors", "--receipt", "r.json", code=code)
+        for word in words:
+            self.assertIn(word, done.stderr)
+        self.assertEqual(sorted(os.listdir(self.folder.name)), before, "something was written")
+
+    def test_usage(self):
+        self.talea(code=2)
+        self.talea("frobnicate", code=2)
+        self.talea("loss", code=2)
+        self.expect(2, ["label_smoothing = 2"], "--label-smoothing", "2")
+        self.expect(2, ["--softcap 0"], "--softcap", "0")
+        self.expect(2, ["--outputs entropi"], "--outputs", "entropi")
+        self.expect(2, ["topk:99"], "--outputs", "topk:99")
+        self.expect(2, ["'QiB'"], "--workspace-limit", "3QiB")
+        self.expect(2, ["fastest"], "--lane", "fastest")
+        self.expect(2, ["--denominator often"], "--denominator", "often")
+
+    def test_unavailable(self):
+        self.expect(3, ["cuda"], "--lane", "cuda")
+        self.talea("check", "--lane", "sm90", code=3)
+        self.talea("explain", "--lane", "sm90", code=3)
+
+    def test_run_time(self):
+        done = self.loss("--out", "missing/o.safetensors", code=4)
+        self.assertIn("missing/o.safetensors", done.stderr)
+        if os.path.exists("/dev/full"):
+            with open("/dev/full", "w") as full:
+                code = subprocess.run([TALEA, "explain"], stdout=full).returncode
+            self.assertEqual(code, 4)
+
+    def test_invalid_target(self):
+        ids(self.at("y.npy"), [1, 7])
+        self.expect(5, ["7", "1"])
+
+    def test_invalid_shape(self):
+        ids(self.at("y.npy"), [1, 0, 1])
+        self.expect(5, ["targets", "[3]"])
+
+    def test_missing_file_names_flag_and_file(self):
+        done = self.talea(
+            "loss", "--hidden", "no.npy", "--weight", "w.npy", "--targets", "y.npy", code=5
+        )
+        self.assertIn("hidden", done.stderr)
+        self.assertIn("no.npy", done.stderr)
+
+    def test_hostile_npy(self):
+        whole = pathlib.Path(self.at("x.npy")).read_bytes()
+        hostile = {
+            "truncated": whole[:-3],
+            "no header": whole[:9],
+            "empty": b"",
+            "negative": whole.replace(b"(2, 1)", b"(-2,1)"),
+            "huge": whole.replace(b"(2, 1), }          ", b"(4611686018427387904, 9), }")[:200],
+            "object": whole.replace(b"<f4", b"|O8"),
+            "big endian": whole.replace(b"<f4", b">f4"),
+        }
+        for name, raw in hostile.items():
+            with self.subTest(name):
+                pathlib.Path(self.at("x.npy")).write_bytes(raw)
+                self.expect(5, ["x.npy"])
+
+    def test_hostile_safetensors(self):
+        def write(header, data=b"\0" * 8):
+            pathlib.Path(self.at("x.safetensors")).write_bytes(
+                struct.pack("<Q", len(header)) + header + data
+            )
+
+        entry = b'{"a":{"dtype":"F32","shape":[2,1],"data_offsets":[0,8]}'
+        headers = {
+            "overlap": entry + b',"b":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}}',
+            "duplicate": entry + b',"a":{"dtype":"F32","shape":[2,1],"data_offsets":[0,8]}}',
+            "beyond": b'{"a":{"dtype":"F32","shape":[2,1],"data_offsets":[0,800]}}',
+            "negative": b'{"a":{"dtype":"F32","shape":[-2,1],"data_offsets":[0,8]}}',
+            "not json": b"hello",
+        }
+        for name, header in headers.items():
+            with self.subTest(name):
+                write(header)
+                done = self.talea(
+                    *"loss --hidden x.safetensors --weight w.npy --targets y.npy".split(),
+                    "--out",
+                    "o.safetensors",
+                    code=5,
+                )
+                self.assertIn("x.safetensors", done.stderr)
+                self.assertFalse(os.path.exists(self.at("o.safetensors")))
+        pathlib.Path(self.at("x.safetensors")).write_bytes(struct.pack("<Q", 1 << 60) + b"{}")
+        self.talea(*"loss --hidden x.safetensors --weight w.npy --targets y.npy".split(), code=5)
+
+    def test_hostile_receipts(self):
+        for raw in ["", "{}", '{"kind": "loss", "kind": "loss"}', "[" * 5000]:
+            with self.subTest(raw[:20]):
+                pathlib.Path(self.at("r.json")).write_text(raw)
+                self.assertIn("r.json", self.talea("report", "r.json", code=5).stderr)
+                self.talea("compare", "r.json", "r.json", code=5)
+        self.assertFalse(os.path.exists(self.at("report.html")))
+
+    def test_a_failed_run_leaves_the_old_file(self):
+        pathlib.Path(self.at("o.safetensors")).write_text("old")
+        ids(self.at("y.npy"), [1, 7])
+        self.loss("--out", "o.safetensors", code=5)
+        self.assertEqual(pathlib.Path(self.at("o.safetensors")).read_text(), "old")
+
+
+class Checks(Case):
+    def test_quick_passes_and_its_receipt_reads_back(self):
+        done = self.talea("check", "--preset", "quick", "--receipt", "c.json")
+        self.assertIn("passed:", done.stdout)
+        self.talea("report", "c.json", "--out", "c.html")
+        page = pathlib.Path(self.at("c.html")).read_text()
+        self.assertIn("<svg", page)
+        self.assertNotIn("<script", page)
+        self.talea("compare", "c.json", "c.json")
+
+    def test_a_verdict_that_got_worse_is_exit_1(self):
+        self.talea("check", "--case", "mean/fp32/17x13x67", "--receipt", "a.json")
+        receipt = json.loads(pathlib.Path(self.at("a.json")).read_text())
+        receipt["verdict"] = "failed"
+        receipt["check"]["cases"][0]["passed"] = False
+        pathlib.Path(self.at("b.json")).write_text(json.dumps(receipt))
+        self.assertIn("worse", self.talea("compare", "a.json", "b.json", code=1).stdout)
+
+    def test_one_case_as_a_reproducer_names_it(self):
+        line = "talea check --case everything/bf16/17x13x67 --seed 3 --lane cpu"
+        self.talea(*shlex.split(line)[1:])
+        self.talea("check", "--case", "nothing", code=2)
+        names = self.talea("check", "--list").stdout.split()
+        self.assertIn("everything/bf16/17x13x67", names)
+        self.assertEqual(len(names), len(set(names)))
+
+    def test_jsonl_is_one_object_a_case(self):
+        out = self.talea("check", "--case", "sum/fp32/17x13x67", "--jsonl").stdout
+        lanes = [json.loads(line)["lane"] for line in out.splitlines()]
+        self.assertEqual(lanes, ["cpu", "unfused", "reference"])
+
+
+class Others(Case):
+    def test_bench(self):
+        done = self.talea(
+            *"bench --tokens 64 --hidden 32 --vocab 500 --repeats 2 --json".split(),
+            *["--receipt", "b.json"],
+            *["--ignored-fraction", "0,0.7", "--dtype", "fp32,bf16"],
+        )
+        bench = json.loads(done.stdout)["bench"]
+        self.assertEqual(len(bench["runs"]), 1 + 2 * 2 * 2)
+        for run in bench["runs"][1:]:
+            self.assertGreater(run["ratio"], 0)
+            self.assertLessEqual(run.get("extra_bytes", 0), run["declared_bytes"] + (1 << 20))
+        self.talea("report", "b.json")
+
+    def test_explain_and_doctor(self):
+        lanes = {
+            lane["name"]: lane
+            for lane in json.loads(self.talea("explain", "--json").stdout)["lanes"]
+        }
+        self.assertTrue(lanes["cpu"]["accepts"])
+        self.assertTrue(lanes["sm90"]["reason"])
+        doctor = json.loads(self.talea("doctor", "--json").stdout)
+        self.assertEqual(len(doctor["lanes"]), 5)
+        self.assertIn("can run here", self.talea("doctor").stdout)
+
+    def test_no_colour_in_a_pipe_and_progress_on_stderr_only(self):
+        done = self.talea("explain")
+        self.assertNotIn("\033", done.stdout)
+        done = self.talea("check", "--preset", "quick", "--progress", "json", "--json")
+        json.loads(done.stdout)
+        for line in done.stderr.splitlines():
+            if line.startswith("{"):
+                self.assertIn("progress", json.loads(line))
+
+    def test_a_closed_pipe_is_no_failure(self):
+        run = subprocess.Popen(
+            [TALEA, "check", "--preset", "full", "--list"], stdout=subprocess.PIPE
+        )
+        run.stdout.readline()
+        run.stdout.close()
+        self.assertEqual(run.wait(60), 0)
+
+    def test_signals(self):
+        for number, code in [(signal.SIGINT, 130), (signal.SIGTERM, 143)]:
+            run = subprocess.Popen(
+                [TALEA, "check", "--preset", "full", "--receipt", "full.json"],
+                cwd=self.folder.name,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+            time.sleep(0.5)
+            run.send_signal(number)
+            self.assertEqual(run.wait(60), code)
+            self.assertFalse(os.path.exists(self.at("full.json")))
+
+    def test_every_help_names_exit_codes_and_an_example_that_runs(self):
+        self.talea("--version")
+        self.talea("check", "--case", "mean/fp32/17x13x67", "--receipt", "check.json")
+        for name in ["before.json", "after.json"]:
+            pathlib.Path(self.at(name)).write_bytes(
+                pathlib.Path(self.at("check.json")).read_bytes()
+            )
+        raw = array.array("f", [0, 1]).tobytes()
+        header = b'{"lm_head.weight":{"dtype":"F32","shape":[2,1],"data_offsets":[0,8]}}'
+        pathlib.Path(self.at("w.safetensors")).write_bytes(
+            struct.pack("<Q", len(header)) + header + raw
+        )
+        for name in SUBCOMMANDS:
+            with self.subTest(name):
+                text = self.talea(name, "--help").stdout
+                self.assertIn("Exit codes: 0", text)
+                example = re.search(
+                    r"Example: +talea (.*?)\n\s*\n", text.replace("\\\n", " ") + "\n\n", re.S
+                )
+                self.talea(*shlex.split(example.group(1)))
+
+
+if __name__ == "__main__":
+    unittest.main()

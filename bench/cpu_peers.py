@@ -6,7 +6,6 @@
 #        [--tokens 1024 --hidden 768 --vocab 32000 --dtype float32 --repeats 5 --json FILE]
 import argparse
 import gc
-import inspect
 import json
 import os
 import platform
@@ -52,26 +51,15 @@ def subjects():
         "torch eager": lambda x, w, y: F.cross_entropy(F.linear(x, w), y),
         "talea cpu": lambda x, w, y: talea.functional.linear_cross_entropy(x, w, y, lane="cpu"),
     }
-    peer = getattr(F, "linear_cross_entropy", None)
-    if peer is not None:
-        found["F.linear_cross_entropy"] = peer
-        modes = {
-            "chunking_strategy": ("auto", "none", "vocab", "batch"),
-            "chunk_size": (256, 1024),
-            "vocab_chunk_size": (4096,),
-            "batch_chunk_size": (256,),
-        }
-        try:
-            known = inspect.signature(peer).parameters
-        except ValueError:
-            known = {}
-        for name, values in modes.items():
-            for value in values if name in known else ():
-                found[f"F.linear_cross_entropy {name}={value}"] = lambda x, w, y, option={
-                    name: value
-                }: peer(x, w, y, **option)
-        if known:
-            print("signature:", inspect.signature(peer))
+    found["F.linear_cross_entropy options=None"] = F.linear_cross_entropy
+    modes = [{}] + [{"acc_policy": policy} for policy in ("accurate", "balanced", "compact")]
+    modes += [{"batch_chunk_size": rows} for rows in (256, 512, 1024)]
+    for mode in modes:
+        said = ", ".join(f"{k}={v}" for k, v in mode.items()) or "auto"
+        options = torch.nn.LinearCrossEntropyOptions(**mode)
+        found[f"F.linear_cross_entropy {said}"] = lambda x, w, y, options=options: (
+            F.linear_cross_entropy(x, w, y, options=options)
+        )
     return found
 
 

@@ -52,6 +52,7 @@ struct LogitRule {
   float softcap = 0;  // 0: none
   const void* bias = nullptr;
   bool bias_is_bf16 = false;
+  float inverse_softcap = 0;
 
 #ifdef __CUDACC__
   __device__ __forceinline__ float bias_at(int column) const {
@@ -62,15 +63,17 @@ struct LogitRule {
   // tanh by exp keeps fp32 accuracy where the hardware's tanh has eleven bits.
   __device__ __forceinline__ float log2_logit(float a) const {
     if (softcap > 0) {
-      const float e = exp2f(a * (2 * kLog2E / softcap));
-      a = softcap * (1.f - __fdividef(2.f, e + 1.f));
+      float e, inverse;
+      asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(a * (2 * kLog2E * inverse_softcap)));
+      asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(e + 1.f));
+      return fmaf(inverse, -2 * kLog2E * softcap, kLog2E * softcap);
     }
     return a * kLog2E;
   }
   // d z / d a at a logit given in log2 units.
   __device__ __forceinline__ float slope2(float x) const {
     if (!(softcap > 0)) return 1.f;
-    const float t = x * (kLn2 / softcap);
+    const float t = x * kLn2 * inverse_softcap;
     return 1.f - t * t;
   }
 #endif

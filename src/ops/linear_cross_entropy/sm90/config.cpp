@@ -85,6 +85,19 @@ int64_t choose_chunk(const Problem& p, const DeviceFacts& device, const Config& 
   return best;
 }
 
+// bf16 dW is rounded once: by the product itself where one chunk can hold every row, otherwise from
+// an fp32 sum in the workspace.
+void choose_rounding(const Problem& p, Config& c) {
+  if (!p.wants_dw || p.dw_dtype != DType::bf16) return;
+  const int64_t all = round_up(p.tokens, kPairRows);
+  Config direct = c, summed = c;
+  summed.round_dw = true;
+  const int64_t direct_bytes = workspace_with(p, direct, all);
+  c.direct_dw = all <= 65536 && (direct_bytes <= p.options.workspace_limit_bytes ||
+                                 direct_bytes <= workspace_with(p, summed, kPairRows));
+  c.round_dw = !c.direct_dw;
+}
+
 std::optional<std::string> decline_layout(const Problem& p) {
   auto stride_of = [](const char* name, int64_t row, int64_t column) -> std::optional<std::string> {
     if (column != 1) return fmt::format("{}: column stride {}; 1 is needed", name, column);
@@ -150,10 +163,10 @@ Config config(const Problem& p, const DeviceFacts& device) {
   c.general =
       p.has_bias || o.softcap > 0 || p.has_token_scale || o.logit_scale <= 0 || p.wants_entropy;
   c.smoothing = o.label_smoothing > 0;
-  c.round_dw = p.wants_dw && p.dw_dtype == DType::bf16;
   if (p.wants_dx || p.wants_dw) c.exp_stride = round_up(p.vocab_local, 64);
   c.sort_bytes = p.wants_dw ? sort_scratch_bytes(p.tokens) : 0;
-  c.chunk_rows = choose_chunk(p, device, c);
+  choose_rounding(p, c);
+  c.chunk_rows = c.direct_dw ? round_up(p.tokens, kPairRows) : choose_chunk(p, device, c);
   share_device(p, c);
   c.chunks = (p.tokens + c.chunk_rows - 1) / c.chunk_rows;
   return c;

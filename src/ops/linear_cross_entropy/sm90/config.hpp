@@ -24,7 +24,8 @@ struct Config {
   int dw_early = 0, dw_head_start = 0;  // pairs that start first, tiles they take beforehand
   bool general = false;  // the logits epilogue with bias, softcap, per-token scale, entropy
   bool smoothing = false;
-  bool round_dw = false;  // dW accumulates in the workspace and is rounded once at the end
+  bool direct_dw = false;  // one chunk holds every row: bf16 dW leaves the product rounded
+  bool round_dw = false;   // dW accumulates in the workspace and is rounded once at the end
   int64_t sort_bytes = 0;
 };
 

@@ -9,9 +9,15 @@ namespace talea::lce::sm90 {
 
 using DwShape = Shape<192, 128, 5, true, Major::mn, Major::mn>;
 
-void dw_product(const DwCall& c, const Launch& launch) {
+namespace {
+
+template <bool kBf16>
+void run(const DwCall& c, const Launch& launch) {
   DwParams p;
-  p.dw_map = tensor_map(c.dw.data, Element::f32, c.dw.rows, c.dw.columns, c.dw.stride, 16);
+  p.targets = {c.sorted, c.chunk.in_use, c.rows, static_cast<const __nv_bfloat16*>(c.hidden.data),
+               c.hidden.stride};
+  p.dw_map = tensor_map(c.dw.data, kBf16 ? Element::bf16 : Element::f32, c.dw.rows, c.dw.columns,
+                        c.dw.stride, 16);
   p.add = c.add;
   p.vocab = static_cast<int>(c.dw.rows);
   p.hidden = static_cast<int>(c.dw.columns);
@@ -27,9 +33,18 @@ void dw_product(const DwCall& c, const Launch& launch) {
   e.raster_along_m = false;
   if (c.beside_dx && c.early > 0)
     e.early = c.early, e.head_start = c.head_start, e.tickets = c.tickets;
-  launch_gemm<DwShape, DwEpilogue>({c.exp.data, c.exp.rows, c.exp.columns, c.exp.stride},
-                                   {c.x.data, c.x.rows, c.x.columns, c.x.stride}, e, p,
-                                   launch.blocks, c.beside_dx, launch.stream);
+  launch_gemm<DwShape, DwEpilogue<kBf16>>({c.exp.data, c.exp.rows, c.exp.columns, c.exp.stride},
+                                          {c.x.data, c.x.rows, c.x.columns, c.x.stride}, e, p,
+                                          launch.blocks, c.beside_dx, launch.stream);
+}
+
+}  // namespace
+
+void dw_product(const DwCall& call, const Launch& launch) {
+  if (call.rounds)
+    run<true>(call, launch);
+  else
+    run<false>(call, launch);
 }
 
 }  // namespace talea::lce::sm90

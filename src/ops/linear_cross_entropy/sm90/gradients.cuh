@@ -108,67 +108,138 @@ struct DxEpilogue {
   }
 };
 
+// The rows whose target lies in a stretch of the vocabulary, in ascending (target, row) order.
+struct TargetShare {
+  const uint64_t* sorted = nullptr;
+  const int* count = nullptr;
+  RowBuffers rows;
+  const __nv_bfloat16* x = nullptr;
+  int64_t x_stride = 0;
+
+  // The first entry whose target is not below `target`.
+  __device__ int lower_bound(int target) const {
+    int low = 0, high = *count;
+    while (low < high) {
+      const int middle = (low + high) / 2;
+      if (static_cast<int64_t>(sorted[middle] >> 32) < target)
+        low = middle + 1;
+      else
+        high = middle;
+    }
+    return low;
+  }
+};
+
 struct DwParams {
-  CUtensorMap dw_map;  // [vocab, hidden] fp32
+  CUtensorMap dw_map;  // [vocab, hidden] fp32, or bf16
   bool add = true;     // false: the first chunk overwrites
   int vocab = 0, hidden = 0;
   const float* smooth_row =
       nullptr;  // [hidden]: eps / V * sum_t G_t s_t x_t of this chunk, or null
   const float* class_weight = nullptr;  // [vocab], or null for ones
+  TargetShare targets;                  // kBf16 only: added here, before the one rounding
 };
 
+// kBf16: one chunk holds every row, and dW is rounded once on its way out.
+template <bool kBf16>
 struct DwEpilogue {
   using Params = DwParams;
   using Filter = EveryTile;
+  static constexpr int kColumns = kBf16 ? 64 : 32;  // of one staged piece: 128 bytes
   // Runs beside the tail of the dX product, which reads the same inputs: it waits for that
   // product's end only before it ends itself, so that whatever follows finds both done.
   static __device__ void before(const Params&) {}
   static __device__ void after(const Params&) { wait_for_earlier_kernels(); }
 
+  // acc += coefficient * x for the rows whose target is one of this warp's 16 words.
+  template <int kHalf>
+  static __device__ __forceinline__ void add_targets(float (&acc)[kHalf], const Params& p, int row,
+                                                     int column) {
+    const int lane = threadIdx.x % 32;
+    const TargetShare& t = p.targets;
+    const int end = *t.count;
+    for (int i = t.lower_bound(row); i < end; ++i) {
+      const uint64_t key = t.sorted[i];
+      const int64_t word = static_cast<int64_t>(key >> 32) - row;
+      if (word >= 16) break;
+      if (word % 8 != lane / 4) continue;
+      const auto entry = static_cast<uint32_t>(key);
+      const float f = t.rows.target_factor[entry];
+      const __nv_bfloat16* x = t.x + t.rows.index[entry] * t.x_stride;
+      const float upper = word < 8 ? f : 0.f, lower = word < 8 ? 0.f : f;
+#pragma unroll
+      for (int j = 0; j < kHalf / 4; ++j) {
+        const int c = column + 8 * j + 2 * (lane % 4);
+        if (c >= p.hidden) continue;
+        const auto pair = *reinterpret_cast<const __nv_bfloat162*>(x + c);
+        const float a = __low2float(pair), b = __high2float(pair);
+        acc[4 * j] = fmaf(upper, a, acc[4 * j]), acc[4 * j + 1] = fmaf(upper, b, acc[4 * j + 1]);
+        acc[4 * j + 2] = fmaf(lower, a, acc[4 * j + 2]);
+        acc[4 * j + 3] = fmaf(lower, b, acc[4 * j + 3]);
+      }
+    }
+    __syncwarp();
+  }
+
+  static __device__ __forceinline__ void put(char* staging, int j, float2 u, float2 l) {
+    const int lane = threadIdx.x % 32, own = lane / 4;
+    if constexpr (kBf16) {
+      const int at = own * 128 + ((j ^ own) * 16) + 4 * (lane % 4);
+      *reinterpret_cast<__nv_bfloat162*>(staging + at) = __floats2bfloat162_rn(u.x, u.y);
+      *reinterpret_cast<__nv_bfloat162*>(staging + 1024 + at) = __floats2bfloat162_rn(l.x, l.y);
+    } else {
+      const int at = own * 128 + (((2 * j + lane % 4 / 2) ^ own) * 16) + 8 * (lane % 2);
+      *reinterpret_cast<float2*>(staging + at) = u;
+      *reinterpret_cast<float2*>(staging + 1024 + at) = l;
+    }
+  }
+
+  static __device__ __forceinline__ void group(const float* acc, const Params& p, float upper,
+                                               float lower, int row, int column, char* staging) {
+    const int lane = threadIdx.x % 32;
+    if (lane == 0) store_wait_read<0>();
+    __syncwarp();
+#pragma unroll
+    for (int j = 0; j < kColumns / 8; ++j) {
+      const float* a = acc + 4 * j;
+      float2 u{a[0], a[1]}, l{a[2], a[3]};
+      const int c = column + 8 * j + 2 * (lane % 4);
+      if (p.smooth_row && c < p.hidden) {
+        const float2 q = *reinterpret_cast<const float2*>(p.smooth_row + c);
+        u.x = fmaf(-upper, q.x, u.x), u.y = fmaf(-upper, q.y, u.y);
+        l.x = fmaf(-lower, q.x, l.x), l.y = fmaf(-lower, q.y, l.y);
+      }
+      put(staging, j, u, l);
+    }
+    fence_async_shared();
+    __syncwarp();
+    if (lane != 0) return;
+    if (!kBf16 && p.add)
+      reduce_add_tile(&p.dw_map, staging, column, row);
+    else
+      store_tile(&p.dw_map, staging, column, row);
+    store_commit();
+  }
+
   template <class S>
   static __device__ __forceinline__ void run(Accumulators<S>& acc, const Params& p,
                                              const Schedule<S>& work, int first_row, int column,
                                              char* staging) {
-    const int lane = threadIdx.x % 32, own = lane / 4;
     if (p.add && work.k_blocks == 0) return;
 #pragma unroll
     for (int part = 0; part < S::kParts; ++part) {
       const int row = first_row + 64 * part;
       float upper = 0, lower = 0;
       if (p.smooth_row) {
-        const int u = row + own, l = u + 8;
+        const int u = row + static_cast<int>(threadIdx.x % 32) / 4, l = u + 8;
         upper = u >= p.vocab ? 0.f : p.class_weight ? p.class_weight[u] : 1.f;
         lower = l >= p.vocab ? 0.f : p.class_weight ? p.class_weight[l] : 1.f;
       }
+      if constexpr (kBf16) add_targets(acc[part], p, row, column);
 #pragma unroll
-      for (int g = 0; g < S::kBlockN / 32; ++g) {
-        if (column + 32 * g >= p.hidden) continue;
-        if (lane == 0) store_wait_read<0>();
-        __syncwarp();
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          const float* a = &acc[part][4 * (4 * g + j)];
-          float2 u{a[0], a[1]}, l{a[2], a[3]};
-          const int c = column + 32 * g + 8 * j + 2 * (lane % 4);
-          if (p.smooth_row && c < p.hidden) {
-            const float2 q = *reinterpret_cast<const float2*>(p.smooth_row + c);
-            u.x = fmaf(-upper, q.x, u.x), u.y = fmaf(-upper, q.y, u.y);
-            l.x = fmaf(-lower, q.x, l.x), l.y = fmaf(-lower, q.y, l.y);
-          }
-          const int at = own * 128 + (((2 * j + lane % 4 / 2) ^ own) * 16) + 8 * (lane % 2);
-          *reinterpret_cast<float2*>(staging + at) = u;
-          *reinterpret_cast<float2*>(staging + 1024 + at) = l;
-        }
-        fence_async_shared();
-        __syncwarp();
-        if (lane == 0) {
-          if (p.add)
-            reduce_add_tile(&p.dw_map, staging, column + 32 * g, row);
-          else
-            store_tile(&p.dw_map, staging, column + 32 * g, row);
-          store_commit();
-        }
-      }
+      for (int g = 0; g < S::kBlockN / kColumns; ++g)
+        if (column + kColumns * g < p.hidden)
+          group(&acc[part][kColumns / 2 * g], p, upper, lower, row, column + kColumns * g, staging);
     }
   }
 };

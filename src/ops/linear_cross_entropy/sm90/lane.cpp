@@ -31,7 +31,8 @@ struct Run {
   Launch launch() const { return {stream, c.blocks}; }
   LogitRule rule() const {
     return {static_cast<float>(p.options.logit_scale), static_cast<float>(p.options.softcap),
-            call.in.bias ? call.in.bias.data : nullptr, p.bias_dtype == DType::bf16};
+            call.in.bias ? call.in.bias.data : nullptr, p.bias_dtype == DType::bf16,
+            p.options.softcap > 0 ? static_cast<float>(1 / p.options.softcap) : 0.f};
   }
 };
 
@@ -190,6 +191,8 @@ void gradients(const Run& r, const ChunkRows& chunk, bool first) {
   q.x = {r.b.x, r.c.chunk_rows, r.p.hidden, r.p.hidden};
   q.add = !first || (r.p.accumulate_dw && !r.c.round_dw);
   q.beside_dx = r.p.wants_dx;
+  q.rounds = r.c.direct_dw, q.sorted = r.b.sorted, q.rows = r.b.rows;
+  q.hidden = {r.call.in.hidden.data, r.p.tokens, r.p.hidden, r.p.hidden_row_stride};
   q.early = r.c.dw_early, q.head_start = r.c.dw_head_start, q.tickets = r.b.tickets;
   if (r.c.smoothing) {
     q.smooth_row = r.b.smooth_row;
@@ -222,9 +225,11 @@ void last(const Run& r) {
   const Options& o = r.p.options;
   if (r.p.wants_dw) {
     const Matrix dw = r.dw();
-    scatter_targets({r.b.sorted, r.p.tokens, r.p.hidden, r.b.facts, r.b.rows, r.call.in.hidden.data,
-                     r.p.hidden_row_stride, static_cast<float*>(dw.data), dw.stride},
-                    r.stream);
+    if (!r.c.direct_dw)
+      scatter_targets(
+          {r.b.sorted, r.p.tokens, r.p.hidden, r.b.facts, r.b.rows, r.call.in.hidden.data,
+           r.p.hidden_row_stride, static_cast<float*>(dw.data), dw.stride},
+          r.stream);
     if (r.c.round_dw)
       round_rows({r.b.dw, r.p.vocab_local, r.p.hidden, out.dw.data, out.dw.stride[0]}, r.stream);
     if (!r.p.accumulate_dw && r.p.vocab_stored > r.p.vocab_local) {
@@ -249,7 +254,9 @@ void report(const Run& r) {
   said.chunk_rows = r.c.chunk_rows, said.chunks = r.c.chunks;
   said.accumulator_softmax = "fp32 per tile, fp64 over tiles";
   said.accumulator_dx = "fp32, rounded once";
-  said.accumulator_dw = r.c.round_dw ? "fp32 workspace, rounded once" : "fp32, added in place";
+  said.accumulator_dw = r.c.round_dw    ? "fp32 workspace, rounded once"
+                        : r.c.direct_dw ? "fp32, rounded once"
+                                        : "fp32, added in place";
   said.accumulator_loss = "fp64 in token order";
   said.upstream_handling = "exact vector, applied per row in the same pass";
   said.merges = "partial sums per tile merged in tile order on the device";

@@ -118,12 +118,11 @@ struct LogitsEpilogue {
     return both;
   }
 
-  template <class S>
-  static __device__ __forceinline__ float term(const Params& p, Row& r, float acc, int column) {
+  // One logit: its term of the sum, and what the buffer holds for it.
+  static __device__ __forceinline__ float term(const Params& p, Row& r, float acc, float bias) {
     float x;
     if constexpr (kGeneral) {
       // -inf marks the target and the columns past the end: it must stay -inf under any sign.
-      const float bias = p.rule.bias && column < p.vocab ? p.rule.bias_at(column) : 0.f;
       x = acc == -INFINITY ? -INFINITY : logit2(p.rule, acc, r.scale, bias) - r.shift;
     } else {
       x = fmaf(acc, r.scale, -r.shift);
@@ -131,10 +130,33 @@ struct LogitsEpilogue {
     r.peak = fmaxf(r.peak, x);
     const float e = exp2_fast(x);
     r.sum += e;
-    if (kGeneral && e != 0.f) r.shifted += e * x;
-    // exp(-inf) stays 0 where the slope is not a number.
-    if constexpr (kGeneral) return e == 0.f ? 0.f : e * p.rule.slope2(x + r.shift);
-    return e;
+    if constexpr (!kGeneral) return e;
+    // exp(-inf) stays 0 where its product or its slope would not be a number.
+    if (e != 0.f) r.shifted = fmaf(e, x, r.shifted);
+    return e == 0.f ? 0.f : e * p.rule.slope2(x + r.shift);
+  }
+
+  // Four blocks of eight columns: the bias is read ahead of the arithmetic, not between.
+  static __device__ __forceinline__ void terms(const float* acc, const Params& p, Row& upper,
+                                               Row& lower, int column, uint32_t* packed) {
+    float bias[8] = {};
+    if (kGeneral && p.rule.bias) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const int c = column + 8 * (i / 2) + i % 2;
+        bias[i] = c < p.vocab ? p.rule.bias_at(c) : 0.f;
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const float* a = acc + 4 * j;
+      const float u0 = term(p, upper, a[0], bias[2 * j]),
+                  u1 = term(p, upper, a[1], bias[2 * j + 1]);
+      const float l0 = term(p, lower, a[2], bias[2 * j]),
+                  l1 = term(p, lower, a[3], bias[2 * j + 1]);
+      packed[2 * j] = pack(u0, u1);
+      packed[2 * j + 1] = pack(l0, l1);
+    }
   }
 
   // 64 columns of the warp's 16 rows, through shared memory to the copy engine.
@@ -142,17 +164,10 @@ struct LogitsEpilogue {
   static __device__ __forceinline__ void group(const float (&acc)[S::kBlockN / 2], const Params& p,
                                                Row& upper, Row& lower, int g, int row, int column,
                                                char* staging) {
-    const int lane = threadIdx.x % 32;
+    const int lane = threadIdx.x % 32, first = column + 64 * g + 2 * (lane % 4);
     uint32_t packed[16];
-#pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      const float* a = &acc[4 * (8 * g + j)];
-      const int c = column + 64 * g + 8 * j + 2 * (lane % 4);
-      const float u0 = term<S>(p, upper, a[0], c), u1 = term<S>(p, upper, a[1], c + 1);
-      const float l0 = term<S>(p, lower, a[2], c), l1 = term<S>(p, lower, a[3], c + 1);
-      packed[2 * j] = pack(u0, u1);
-      packed[2 * j + 1] = pack(l0, l1);
-    }
+    terms(&acc[32 * g], p, upper, lower, first, packed);
+    terms(&acc[32 * g + 16], p, upper, lower, first + 32, packed + 8);
     if constexpr (kMode != LogitsMode::store) return;
     if (lane == 0) store_wait_read<0>();
     __syncwarp();

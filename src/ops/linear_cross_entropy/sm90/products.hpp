@@ -56,6 +56,11 @@ struct DwCall {
   bool beside_dx = false;         // may start while the launch before it still runs
   int early = 0, head_start = 0;  // pairs of blocks that dX leaves free, tiles they are ahead
   int* tickets = nullptr;         // zeroed
+  // dw is bf16 and this chunk holds every row: the targets' share is added before the rounding.
+  bool rounds = false;
+  const uint64_t* sorted = nullptr;
+  RowBuffers rows;
+  Matrix hidden;  // the original rows
   const float* smooth_row = nullptr;
   const float* class_weight = nullptr;
 };

@@ -1,0 +1,97 @@
+// What: the decisions of lane sm90: chunk, sharing of the device, workspace, reasons to decline.
+// Why: they are pure functions of (problem, device facts) and need no GPU to be tested.
+// Never: launches a kernel.
+#ifdef TALEA_CUDA
+#include <gtest/gtest.h>
+
+#include "ops/linear_cross_entropy/sm90/config.hpp"
+
+namespace talea::lce {
+namespace {
+
+DeviceFacts hopper() {
+  DeviceFacts d;
+  d.cuda_built = true;
+  d.cuda_devices = 1;
+  d.sm = 90;
+  d.sm_count = 132;
+  return d;
+}
+
+Problem training(int64_t tokens, int64_t hidden, int64_t vocab, int64_t limit_mib) {
+  Problem p;
+  p.device = DeviceKind::cuda;
+  p.tokens = tokens, p.hidden = hidden;
+  p.vocab = p.vocab_local = p.vocab_stored = vocab;
+  p.hidden_dtype = p.weight_dtype = p.dx_dtype = DType::bf16;
+  p.dw_dtype = DType::f32;
+  p.hidden_row_stride = p.weight_row_stride = hidden;
+  p.has_targets = p.wants_loss = p.wants_dx = p.wants_dw = true;
+  p.options.workspace_limit_bytes = limit_mib << 20;
+  return p;
+}
+
+int64_t workspace(const Problem& p) { return sm90_lane().workspace_bytes(p, hopper()); }
+
+TEST(Sm90Config, WorkspaceStaysWithinTheLimit) {
+  for (int64_t mib : {135, 265, 530, 1050})
+    for (int64_t tokens : {4096, 8192, 16384}) {
+      const Problem p = training(tokens, 4096, 128256, mib);
+      EXPECT_LE(workspace(p), mib << 20) << tokens << " tokens";
+    }
+}
+
+TEST(Sm90Config, ChunkFollowsTheLimit) {
+  EXPECT_EQ(sm90::config(training(8192, 4096, 128256, 530), hopper()).chunk_rows, 2048);
+  EXPECT_EQ(sm90::config(training(8192, 4096, 128256, 265), hopper()).chunk_rows, 1024);
+  const auto c = sm90::config(training(8191, 3584, 151936, 620), hopper());
+  EXPECT_EQ(c.chunk_rows % 256, 0);
+  EXPECT_EQ(c.chunks, (8191 + c.chunk_rows - 1) / c.chunk_rows);
+}
+
+TEST(Sm90Config, ShortChunksShareTheDeviceLongOnesDoNot) {
+  const auto small = sm90::config(training(8192, 4096, 128256, 265), hopper());
+  EXPECT_EQ(small.dx_blocks, 64);
+  EXPECT_EQ(small.dw_early, 34);
+  const auto large = sm90::config(training(8192, 4096, 128256, 530), hopper());
+  EXPECT_EQ(large.dx_blocks, 132);
+  EXPECT_EQ(large.dw_early, 4);  // 128 tiles of dX leave 4 of 66 pairs idle in the second wave
+}
+
+TEST(Sm90Config, LossOnlyStoresNothingOfTheSizeOfTheLogits) {
+  Problem p = training(8192, 4096, 128256, 32);
+  p.wants_dx = p.wants_dw = false;
+  EXPECT_EQ(sm90::config(p, hopper()).exp_stride, 0);
+  EXPECT_LE(workspace(p), int64_t{32} << 20);
+}
+
+TEST(Sm90Config, Bf16DwIsRoundedByTheProductWhereOneChunkHoldsEveryRow) {
+  Problem p = training(8192, 4096, 128256, 2100);
+  p.dw_dtype = DType::bf16;
+  EXPECT_TRUE(sm90::config(p, hopper()).direct_dw);
+  EXPECT_LE(workspace(p), int64_t{2100} << 20);
+}
+
+TEST(Sm90Config, DeclinesByName) {
+  auto reason = [](const Problem& p, DeviceFacts d = hopper()) {
+    return sm90::decline(p, d).value_or("");
+  };
+  EXPECT_EQ(reason(training(8192, 4096, 128256, 530)), "");
+  EXPECT_NE(reason(training(8192, 4092, 128256, 530)).find("hidden = 4092"), std::string::npos);
+  Problem p = training(8, 64, 100, 1);
+  p.hidden_dtype = DType::f32;
+  EXPECT_NE(reason(p).find("fp32"), std::string::npos);
+  p = training(8, 64, 100, 1);
+  p.alignment_bytes = 8;
+  EXPECT_NE(reason(p).find("8 bytes"), std::string::npos);
+  p = training(8, 64, 100, 1);
+  p.weight_col_stride = 2;
+  EXPECT_NE(reason(p).find("column stride 2"), std::string::npos);
+  DeviceFacts ampere = hopper();
+  ampere.sm = 80;
+  EXPECT_NE(reason(training(8, 64, 100, 1), ampere).find("80"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace talea::lce
+#endif

@@ -113,6 +113,9 @@ struct LinearCrossEntropyProblem {
   DType dw_dtype = DType::f32;
   int64_t hidden_row_stride = 0, hidden_col_stride = 1;
   int64_t weight_row_stride = 0, weight_col_stride = 1;
+  int64_t dx_row_stride = 0, dx_col_stride = 1;
+  int64_t dw_row_stride = 0, dw_col_stride = 1;
+  int64_t bias_stride = 1;
   int64_t alignment_bytes = 16;  // largest power of two (<= 256) dividing all matrix addresses
   SoftTargets soft_targets = SoftTargets::none;
   int64_t soft_k = 0;

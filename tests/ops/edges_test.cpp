@@ -34,6 +34,7 @@ TEST_P(Edges, IgnoredRowsTakeNoPartEvenWithNaN) {
       for (int64_t t = 0; t < 9; ++t)
         if (c.in.targets.integer(t) == 4) c.in.targets.set_integer(t, 0, 5);
       for (const int64_t t : {0, 3, 4, 8}) c.in.targets.set_integer(t, 0, ignore);
+      if (!accepts(c)) continue;
       const Outcome clean = run(c);
       for (const int64_t t : {0, 3, 4, 8}) spoil_row(c, t);
       expect_right(c);
@@ -46,6 +47,7 @@ TEST_P(Edges, ForeignTargetsAreErrorsWhenChecked) {
   for (const int64_t y : {int64_t{-1}, int64_t{11}, INT64_MAX, INT64_MIN}) {
     Case c = plain_case({});
     c.options.target_check = TargetCheck::checked;
+    if (!accepts(c)) continue;
     c.in.targets.set_integer(3, 0, y);
     try {
       run(c);
@@ -82,6 +84,7 @@ TEST_P(Edges, ForeignTargetsPoisonTheirRowOnly) {
 TEST_P(Edges, NaNRowLeavesTheOthersBitIdentical) {
   for (const DType dtype : working_types) {
     Case c = none_case({.tokens = 8, .hidden = 6, .vocab = 21, .dtype = dtype});
+    if (!accepts(c)) continue;
     const Outcome clean = run(c);
     Case spoiled = c;
     spoiled.in.hidden.set(5, 2, NAN);
@@ -103,6 +106,7 @@ TEST_P(Edges, NaNRowLeavesTheOthersBitIdentical) {
 // Infinities enter through the bias: column v of every row.
 TEST_P(Edges, InfiniteLogits) {
   for (const int64_t vocab : {11, 600}) {
+    if (!accepts(none_case({.tokens = 3, .vocab = vocab, .bias = true}))) continue;
     const auto with = [&](std::vector<std::pair<int64_t, double>> logits, int64_t target) {
       Case c = none_case({.tokens = 3, .vocab = vocab, .bias = true});
       for (const auto& [v, b] : logits) c.in.bias.set(v, 0, b);

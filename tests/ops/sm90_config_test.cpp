@@ -25,7 +25,7 @@ Problem training(int64_t tokens, int64_t hidden, int64_t vocab, int64_t limit_mi
   p.vocab = p.vocab_local = p.vocab_stored = vocab;
   p.hidden_dtype = p.weight_dtype = p.dx_dtype = DType::bf16;
   p.dw_dtype = DType::f32;
-  p.hidden_row_stride = p.weight_row_stride = hidden;
+  p.hidden_row_stride = p.weight_row_stride = p.dx_row_stride = p.dw_row_stride = hidden;
   p.has_targets = p.wants_loss = p.wants_dx = p.wants_dw = true;
   p.options.workspace_limit_bytes = limit_mib << 20;
   return p;

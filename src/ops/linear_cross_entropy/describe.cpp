@@ -260,9 +260,12 @@ void fill_flags(Problem& p, const Inputs& in, const Outputs& out) {
   p.wants_dw = out.dw.present;
   p.wants_db = out.db.present;
   p.accumulate_dw = out.accumulate_dw;
+  // Ranks are checked later; a tensor of another rank shows strides that nobody reads.
   if (out.dx) p.dx_dtype = out.dx.dtype;
+  if (out.dx) p.dx_row_stride = out.dx.stride[0], p.dx_col_stride = out.dx.stride[1];
   if (out.dw) p.dw_dtype = out.dw.dtype;
-  if (in.bias) p.bias_dtype = in.bias.dtype;
+  if (out.dw) p.dw_row_stride = out.dw.stride[0], p.dw_col_stride = out.dw.stride[1];
+  if (in.bias) p.bias_dtype = in.bias.dtype, p.bias_stride = in.bias.stride[0];
   for (const Tensor* t : {&out.topk_values, &out.topk_ids, &out.topk_logprobs})
     if (*t && t->rank == 2) p.top_k = t->shape[1];
 }

@@ -61,18 +61,17 @@ struct LogitRule {
                         : static_cast<const float*>(bias)[column];
   }
   // tanh by exp keeps fp32 accuracy where the hardware's tanh has eleven bits.
+  __device__ __forceinline__ float capped2(float a) const {
+    float e, inverse;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(a * (2 * kLog2E * inverse_softcap)));
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(e + 1.f));
+    return fmaf(inverse, -2 * kLog2E * softcap, kLog2E * softcap);
+  }
   __device__ __forceinline__ float log2_logit(float a) const {
-    if (softcap > 0) {
-      float e, inverse;
-      asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(a * (2 * kLog2E * inverse_softcap)));
-      asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(e + 1.f));
-      return fmaf(inverse, -2 * kLog2E * softcap, kLog2E * softcap);
-    }
-    return a * kLog2E;
+    return softcap > 0 ? capped2(a) : a * kLog2E;
   }
   // d z / d a at a logit given in log2 units.
   __device__ __forceinline__ float slope2(float x) const {
-    if (!(softcap > 0)) return 1.f;
     const float t = x * kLn2 * inverse_softcap;
     return 1.f - t * t;
   }

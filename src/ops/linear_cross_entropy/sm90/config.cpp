@@ -114,6 +114,12 @@ std::optional<std::string> decline_layout(const Problem& p) {
   if (auto r = stride_of("weight", p.weight_row_stride, p.weight_col_stride)) return r;
   if (p.weight_row_stride < p.hidden)
     return fmt::format("weight: row stride {} below {} columns", p.weight_row_stride, p.hidden);
+  if (p.wants_dx)
+    if (auto r = stride_of("dx", p.dx_row_stride, p.dx_col_stride)) return r;
+  if (p.wants_dw)
+    if (auto r = stride_of("dw", p.dw_row_stride, p.dw_col_stride)) return r;
+  if (p.has_bias && p.bias_stride != 1)
+    return fmt::format("bias: stride {}; 1 is needed", p.bias_stride);
   if (p.tokens == 0) return "tokens = 0: nothing to multiply";
   if (p.vocab_local > (int64_t{1} << 30) || p.tokens > (int64_t{1} << 30))
     return fmt::format("tokens = {}, vocab = {}: at most 2^30 each", p.tokens, p.vocab_local);

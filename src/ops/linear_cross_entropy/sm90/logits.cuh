@@ -119,11 +119,14 @@ struct LogitsEpilogue {
   }
 
   // One logit: its term of the sum, and what the buffer holds for it.
+  template <bool kCapped>
   static __device__ __forceinline__ float term(const Params& p, Row& r, float acc, float bias) {
     float x;
     if constexpr (kGeneral) {
       // -inf marks the target and the columns past the end: it must stay -inf under any sign.
-      x = acc == -INFINITY ? -INFINITY : logit2(p.rule, acc, r.scale, bias) - r.shift;
+      const float a = fmaf(acc, r.scale, bias);
+      const float z2 = kCapped ? p.rule.capped2(a) : a * kLog2E;
+      x = acc == -INFINITY ? -INFINITY : z2 - r.shift;
     } else {
       x = fmaf(acc, r.scale, -r.shift);
     }
@@ -132,31 +135,49 @@ struct LogitsEpilogue {
     r.sum += e;
     if constexpr (!kGeneral) return e;
     // exp(-inf) stays 0 where its product or its slope would not be a number.
-    if (e != 0.f) r.shifted = fmaf(e, x, r.shifted);
-    return e == 0.f ? 0.f : e * p.rule.slope2(x + r.shift);
+    r.shifted = fmaf(e, e == 0.f ? 0.f : x, r.shifted);
+    if constexpr (kCapped) return e == 0.f ? 0.f : e * p.rule.slope2(x + r.shift);
+    return e;
   }
 
-  // Four blocks of eight columns: the bias is read ahead of the arithmetic, not between.
-  static __device__ __forceinline__ void terms(const float* acc, const Params& p, Row& upper,
-                                               Row& lower, int column, uint32_t* packed) {
-    float bias[8] = {};
-    if (kGeneral && p.rule.bias) {
+  // The bias of four blocks of eight columns, read ahead of the arithmetic and not between.
+  static __device__ __forceinline__ void read_bias(const Params& p, int column, float* bias) {
+    const int last = p.vocab - 1;
+    if (p.rule.bias_is_bf16) {
+      const auto* b = static_cast<const __nv_bfloat16*>(p.rule.bias);
 #pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        const int c = column + 8 * (i / 2) + i % 2;
-        bias[i] = c < p.vocab ? p.rule.bias_at(c) : 0.f;
-      }
+      for (int i = 0; i < 8; ++i)
+        bias[i] = __bfloat162float(b[min(column + 8 * (i / 2) + i % 2, last)]);
+    } else {
+      const auto* b = static_cast<const float*>(p.rule.bias);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) bias[i] = b[min(column + 8 * (i / 2) + i % 2, last)];
     }
+  }
+
+  template <bool kCapped>
+  static __device__ __forceinline__ void terms(const float* acc, const Params& p, Row& upper,
+                                               Row& lower, const float* bias, uint32_t* packed) {
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const float* a = acc + 4 * j;
-      const float u0 = term(p, upper, a[0], bias[2 * j]),
-                  u1 = term(p, upper, a[1], bias[2 * j + 1]);
-      const float l0 = term(p, lower, a[2], bias[2 * j]),
-                  l1 = term(p, lower, a[3], bias[2 * j + 1]);
+      const float b0 = bias[2 * j], b1 = bias[2 * j + 1];
+      const float u0 = term<kCapped>(p, upper, a[0], b0), u1 = term<kCapped>(p, upper, a[1], b1);
+      const float l0 = term<kCapped>(p, lower, a[2], b0), l1 = term<kCapped>(p, lower, a[3], b1);
       packed[2 * j] = pack(u0, u1);
       packed[2 * j + 1] = pack(l0, l1);
     }
+  }
+
+  // The choice of rule is made once per 32 columns, so that their arithmetic overlaps.
+  static __device__ __forceinline__ void columns(const float* acc, const Params& p, Row& upper,
+                                                 Row& lower, int column, uint32_t* packed) {
+    float bias[8] = {};
+    if (kGeneral && p.rule.bias) read_bias(p, column, bias);
+    if (kGeneral && p.rule.softcap > 0)
+      terms<true>(acc, p, upper, lower, bias, packed);
+    else
+      terms<false>(acc, p, upper, lower, bias, packed);
   }
 
   // 64 columns of the warp's 16 rows, through shared memory to the copy engine.
@@ -166,8 +187,8 @@ struct LogitsEpilogue {
                                                char* staging) {
     const int lane = threadIdx.x % 32, first = column + 64 * g + 2 * (lane % 4);
     uint32_t packed[16];
-    terms(&acc[32 * g], p, upper, lower, first, packed);
-    terms(&acc[32 * g + 16], p, upper, lower, first + 32, packed + 8);
+    columns(&acc[32 * g], p, upper, lower, first, packed);
+    columns(&acc[32 * g + 16], p, upper, lower, first + 32, packed + 8);
     if constexpr (kMode != LogitsMode::store) return;
     if (lane == 0) store_wait_read<0>();
     __syncwarp();

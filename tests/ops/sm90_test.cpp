@@ -1,0 +1,139 @@
+// What: the contract on lane sm90, in the shapes and options that it accepts.
+// Why: the common suites draw shapes that the copy engine refuses; here every case must be taken.
+// Never: looser than the rule of section 7.
+#include <algorithm>
+#include <cmath>
+
+#include "support/lane_test.hpp"
+
+namespace talea::testing {
+namespace {
+
+std::vector<std::string> hopper_lane() {
+  const auto all = lanes_here();
+  if (std::find(all.begin(), all.end(), "sm90") == all.end()) return {};
+  return {"sm90"};
+}
+
+class Sm90 : public LaneTest {
+ protected:
+  // Outputs of the lane only; every case must be accepted and right.
+  void must_be_right(Case c, const std::string& what) {
+    c.out.argmax = c.out.accuracy = c.out.db = Array();
+    ASSERT_TRUE(accepts(c)) << what << " is declined";
+    expect_right(c, what);
+  }
+  Case bf16_case(int64_t tokens, int64_t hidden, int64_t vocab, double spread = 1,
+                 bool bias = false) {
+    Case c = plain_case({.tokens = tokens,
+                         .hidden = hidden,
+                         .vocab = vocab,
+                         .dtype = DType::bf16,
+                         .spread = spread,
+                         .bias = bias});
+    c.options.reduction = Reduction::none;
+    want_everything(c);
+    c.out.argmax = c.out.accuracy = c.out.db = Array();
+    return c;
+  }
+};
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(Sm90);
+INSTANTIATE_TEST_SUITE_P(Lanes, Sm90, ::testing::ValuesIn(hopper_lane()),
+                         [](const auto& info) { return info.param; });
+
+TEST_P(Sm90, RaggedShapes) {
+  for (const int64_t tokens : {1, 127, 128, 129, 257})
+    for (const int64_t hidden : {8, 64, 72, 264})
+      for (const int64_t vocab : {1, 7, 191, 192, 193, 1000}) {
+        // dW of one token is an outer product: its relative L2 is a draw of few numbers.
+        if (tokens == 1 && vocab == 1000) continue;
+        must_be_right(bf16_case(tokens, hidden, vocab), "shape " + std::to_string(tokens) + " " +
+                                                            std::to_string(hidden) + " " +
+                                                            std::to_string(vocab));
+      }
+}
+
+TEST_P(Sm90, EveryOptionOfTheLane) {
+  for (const Reduction reduction : {Reduction::none, Reduction::sum, Reduction::mean})
+    for (const double smoothing : {0.0, 0.1})
+      for (const double softcap : {0.0, 4.0}) {
+        if (smoothing > 0 && softcap > 0) continue;
+        for (const double scale : {1.0, -0.7}) {
+          Case c = bf16_case(150, 72, 401, 2, true);
+          c.options.reduction = reduction;
+          c.options.label_smoothing = smoothing;
+          c.options.softcap = softcap;
+          c.options.logit_scale = scale;
+          c.options.z_loss = 1e-3;
+          if (reduction != Reduction::none) want_everything(c);
+          for (int64_t t = 0; t < 150; t += 3) c.in.targets.set_integer(t, 0, -100);
+          must_be_right(c, "reduction " + std::to_string(static_cast<int>(reduction)) +
+                               " smoothing " + std::to_string(smoothing) + " softcap " +
+                               std::to_string(softcap) + " scale " + std::to_string(scale));
+        }
+      }
+}
+
+TEST_P(Sm90, ConfidentAndFarRows) {
+  for (const double spread : {6.0, 30.0, 200.0})
+    must_be_right(bf16_case(300, 64, 777, spread), "spread");
+  // The first tile of the vocabulary lies far below the rest: the shift taken from it is repaired.
+  Case c = bf16_case(300, 64, 777, 1, true);
+  for (int64_t v = 0; v < 192; ++v) c.in.bias.set(v, 0, -150);
+  must_be_right(c, "repaired shift");
+  for (int64_t v = 0; v < 192; ++v) c.in.bias.set(v, 0, -INFINITY);
+  for (int64_t t = 0; t < 300; ++t) c.in.targets.set_integer(t, 0, 192 + t);
+  must_be_right(c, "first tile impossible");
+}
+
+TEST_P(Sm90, PaddedVocabularyAndForeignTargets) {
+  Case c = bf16_case(140, 64, 400);
+  c.options.vocab = 391;
+  for (int64_t t = 0; t < 140; ++t) c.in.targets.set_integer(t, 0, t);
+  c.options.target_check = TargetCheck::poison;
+  c.in.targets.set_integer(2, 0, 395);
+  c.in.targets.set_integer(3, 0, -1);
+  c.in.targets.set_integer(4, 0, -100);
+  must_be_right(c, "padding");
+}
+
+TEST_P(Sm90, SpecialRowsStayAlone) {
+  Case c = bf16_case(140, 64, 400);
+  for (const int64_t t : {0, 70, 139}) c.in.targets.set_integer(t, 0, -100);
+  const Outcome clean = run(c);
+  for (const int64_t t : {0, 70, 139}) c.in.hidden.set(t, 5, NAN);
+  EXPECT_EQ(same_bits(clean.out, run(c).out), "") << "an ignored row leaks";
+  c.in.hidden.set(8, 3, NAN);
+  expect_right(c, "NaN row");
+  const Outcome spoiled = run(c);
+  for (int64_t t = 0; t < 140; ++t) {
+    if (t == 8) continue;
+    EXPECT_EQ(spoiled.out.loss.get(t), clean.out.loss.get(t));
+    for (int64_t i = 0; i < 64; ++i) EXPECT_EQ(spoiled.out.dx.get(t, i), clean.out.dx.get(t, i));
+  }
+}
+
+TEST_P(Sm90, LossAndDxDoNotDependOnTheChunk) {
+  Case c = bf16_case(1100, 64, 2000, 3);
+  c.options.workspace_limit_bytes = 1 << 20;
+  const Outcome small = run(c);
+  c.options.workspace_limit_bytes = int64_t{1} << 30;
+  const Outcome large = run(c);
+  EXPECT_GT(small.result.chunks, large.result.chunks);
+  for (int64_t t = 0; t < 1100; ++t) {
+    EXPECT_EQ(small.out.loss.get(t), large.out.loss.get(t));
+    for (int64_t i = 0; i < 64; ++i) ASSERT_EQ(small.out.dx.get(t, i), large.out.dx.get(t, i));
+  }
+}
+
+TEST_P(Sm90, EveryRowIgnored) {
+  Case c = bf16_case(140, 64, 400);
+  for (int64_t t = 0; t < 140; ++t) c.in.targets.set_integer(t, 0, -100);
+  must_be_right(c, "none");
+  c.options.reduction = Reduction::mean;
+  want_everything(c);
+  must_be_right(c, "mean");
+}
+
+}  // namespace
+}  // namespace talea::testing

@@ -9,8 +9,11 @@ namespace talea::lce::sm90 {
 namespace {
 
 using LogitsShape = Shape<128, kLogitsTile, 5, true, Major::k, Major::k>;
+// Up to 128 rows the call is one read of the weight: half the rows a tile, one stage more in
+// flight.
+using FewRowsShape = Shape<64, kLogitsTile, 6, true, Major::k, Major::k>;
 
-template <LogitsMode kMode, bool kGeneral>
+template <class S, LogitsMode kMode, bool kGeneral>
 void run(const LogitsCall& c, const Launch& launch) {
   LogitsParams p;
   if (kMode == LogitsMode::store)
@@ -22,27 +25,36 @@ void run(const LogitsCall& c, const Launch& launch) {
   p.vocab = static_cast<int>(c.weight.rows);
   p.rule = c.rule;
   p.repair = c.repair;
+  p.pair_rows = 2 * S::kBlockM;
   Extents e;
   e.m = c.chunk.capacity;
   e.n = kMode == LogitsMode::shift ? std::min(p.vocab, kLogitsTile) : p.vocab;
   e.k = static_cast<int>(c.x.columns);
   e.rows_in_use = c.chunk.in_use;
   e.rows_begin = c.chunk.begin;
-  launch_gemm<LogitsShape, LogitsEpilogue<kMode, kGeneral>>(
+  launch_gemm<S, LogitsEpilogue<kMode, kGeneral>>(
       {c.x.data, c.x.rows, c.x.columns, c.x.stride},
       {c.weight.data, c.weight.rows, c.weight.columns, c.weight.stride}, e, p, launch.blocks, false,
       launch.stream);
+}
+
+template <LogitsMode kMode, bool kGeneral>
+void run_shape(const LogitsCall& c, const Launch& launch) {
+  if (c.chunk.capacity <= 128)
+    run<FewRowsShape, kMode, kGeneral>(c, launch);
+  else
+    run<LogitsShape, kMode, kGeneral>(c, launch);
 }
 
 template <bool kGeneral>
 void run_kind(const LogitsCall& c, const Launch& launch) {
   switch (c.kind) {
     case LogitsCall::Kind::shift:
-      return run<LogitsMode::shift, kGeneral>(c, launch);
+      return run_shape<LogitsMode::shift, kGeneral>(c, launch);
     case LogitsCall::Kind::store:
-      return run<LogitsMode::store, kGeneral>(c, launch);
+      return run_shape<LogitsMode::store, kGeneral>(c, launch);
     case LogitsCall::Kind::sums:
-      return run<LogitsMode::sums, kGeneral>(c, launch);
+      return run_shape<LogitsMode::sums, kGeneral>(c, launch);
   }
 }
 

@@ -22,6 +22,7 @@ struct LogitsParams {
   float* tile_shifted = nullptr;  // the same of exp(x) x, log2 units, or null (general only)
   int64_t tile_sums_stride = 0;
   int vocab = 0;
+  int pair_rows = 256;  // rows of the two tiles that a pair of blocks takes
   LogitRule rule;
   bool repair = false;  // second launch: only row tiles whose shift turned out too far off
 };
@@ -39,7 +40,7 @@ struct RepairFilter {
     __syncthreads();
     for (int row = threadIdx.x; row < rows; row += blockDim.x)
       if (needs_repair(p.rows.peak[row]))
-        atomicOr(&words[row / 256 / 32 % 16], 1u << (row / 256 % 32));
+        atomicOr(&words[row / p.pair_rows / 32 % 16], 1u << (row / p.pair_rows % 32));
     __syncthreads();
   }
   __device__ bool skips(int pair) const {

@@ -54,8 +54,9 @@ void share_device(const Problem& p, Config& c) {
   }
   c.dx_blocks = static_cast<int>(2 * dx_pairs);
   if (!p.wants_dx || !p.wants_dw) return;
-  // One dX tile against one dW tile: 128 x 256 x vocab and 192 x 128 x rows multiplications.
-  const int64_t ahead = p.vocab_local * 256 / (192 * c.chunk_rows);
+  // One dX tile against one dW tile: 128 x 256 x vocab and 192 x 128 x rows multiplications. Below
+  // some 768 rows a dW tile takes the time of its additions, however few its multiplications.
+  const int64_t ahead = p.vocab_local * 256 / (192 * std::max<int64_t>(c.chunk_rows, 768));
   const int64_t last = tiles % pairs;  // pairs at work in dX's last wave
   c.dw_early = static_cast<int>(dx_pairs < pairs ? pairs - dx_pairs : last > 0 ? pairs - last : 0);
   c.dw_head_start = static_cast<int>(dx_pairs < pairs ? waves * ahead : ahead);

@@ -1,5 +1,5 @@
-// The warpgroup matrix instruction m64 x n x k16 with fp32 accumulators, for the tile widths in use.
-// Exists because the accumulator registers must be spelled out one by one; the text is regular.
+// The warpgroup matrix instruction m64 x n x k16, fp32 accumulators, for the tile widths in use.
+// Exists because the accumulator registers must be spelled out; the text is regular.
 // Never chooses a width: the kernel's shape does.
 #pragma once
 #include <cuda_bf16.h>

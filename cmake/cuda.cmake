@@ -1,15 +1,30 @@
-# The CUDA lanes: ahead-of-time code for sm_90a, runtime linked statically, no driver library.
-set(CMAKE_CUDA_ARCHITECTURES 90a-real)
+# The CUDA half of the library: machine code ahead of time for sm_80 and sm_90 (sm_90a for the Hopper
+# kernels), the runtime linked in, the driver and cuBLASLt found only at run time, so that one binary
+# starts on a machine without a GPU and says so.
+if(NOT CMAKE_CUDA_ARCHITECTURES)
+  set(CMAKE_CUDA_ARCHITECTURES 80)  # for the compiler's own checks; every file names its targets
+endif()
 enable_language(CUDA)
-# CMake 3.25 does not know the flag of this dialect for CUDA 13.
-set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION "-std=c++20")
-set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION "-std=c++20")
-set(CMAKE_CUDA20_STANDARD__HAS_FULL_SUPPORT ON)
 find_package(CUDAToolkit REQUIRED)
+if(NOT DEFINED CMAKE_CUDA20_STANDARD_COMPILE_OPTION)  # CMake before 3.26 does not know it
+  set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION "-std=c++20")
+  set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION "-std=c++20")
+endif()
+
 file(GLOB_RECURSE talea_cuda_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/*.cu)
 target_sources(talea_internal PRIVATE ${talea_cuda_sources})
-set_target_properties(talea_internal PROPERTIES CUDA_ARCHITECTURES 90a-real)
+foreach(source IN LISTS talea_cuda_sources)
+  if(source MATCHES "/sm90/")
+    set(targets "-gencode=arch=compute_90a,code=sm_90a")
+  else()
+    set(targets "-gencode=arch=compute_80,code=[sm_80,compute_80];-gencode=arch=compute_90,code=sm_90")
+  endif()
+  set_property(SOURCE ${source} APPEND PROPERTY COMPILE_OPTIONS ${targets})
+endforeach()
 target_compile_options(talea_internal PRIVATE
-  "$<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr;-lineinfo>")
-target_link_libraries(talea_internal PUBLIC CUDA::cudart_static)
-target_include_directories(talea_internal PUBLIC ${CUDAToolkit_INCLUDE_DIRS})
+  "$<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr;--extended-lambda;-lineinfo>")
+set_target_properties(talea_internal PROPERTIES CUDA_RUNTIME_LIBRARY Static
+                                                CUDA_SEPARABLE_COMPILATION OFF
+                                                CUDA_ARCHITECTURES OFF)
+target_include_directories(talea_internal SYSTEM PUBLIC ${CUDAToolkit_INCLUDE_DIRS})
+target_link_libraries(talea_internal PUBLIC CUDA::cudart_static ${CMAKE_DL_LIBS})

@@ -6,7 +6,7 @@ file(GLOB_RECURSE talea_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/*.cp
 if(TALEA_CUDA)
   list(FILTER talea_sources EXCLUDE REGEX "linear_cross_entropy/not_built.cpp$")
 else()
-  list(FILTER talea_sources EXCLUDE REGEX "/(cuda|sm90)/|src/device/(common|sm90)")
+  list(FILTER talea_sources EXCLUDE REGEX "/src/.*/(cuda|sm90)/|/src/device/(common|sm90)/")
 endif()
 if(NOT TALEA_MPI)
   list(FILTER talea_sources EXCLUDE REGEX "src/dist/mpi")

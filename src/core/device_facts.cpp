@@ -8,7 +8,7 @@
 namespace talea {
 
 #ifdef TALEA_CUDA
-void gather_cuda_facts(int device_index, DeviceFacts& facts);  // src/device/common/facts.cu
+void gather_cuda_facts(int device_index, DeviceFacts& facts);  // src/device/common/facts.cpp
 #else
 static void gather_cuda_facts(int, DeviceFacts&) {}
 #endif

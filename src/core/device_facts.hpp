@@ -15,8 +15,9 @@ struct DeviceFacts {
   bool fast_fp16 = false;
   bool cuda_built = false;  // this library holds CUDA code
   int cuda_devices = 0;
-  std::string cuda_problem;  // why there is none, where cuda_built
-  int sm = 0;                // compute capability of the problem's device, 90 for Hopper
+  std::string cuda_problem;      // why there is none, where cuda_built
+  std::string cublaslt_problem;  // why the products of lane cuda cannot run; empty: they can
+  int sm = 0;                    // compute capability of the problem's device, 90 for Hopper
   int sm_count = 0;
   int64_t shared_bytes = 0;  // per block, opted in
   int64_t l2_bytes = 0;

@@ -1,32 +1,76 @@
-// Asks the CUDA runtime what the device is.
-// Exists so that a machine without a GPU gives a reason instead of an error.
-// Never creates a context: only counts and attributes are read.
-#include <cuda_runtime.h>
+// What: what the lanes may know of the CUDA devices of this machine.
+// Why: one place asks the driver; choices are pure functions of the answer.
+// Never: throws; a machine without a GPU or driver is a fact with a reason.
+#include <mutex>
+#include <vector>
 
 #include "core/device_facts.hpp"
+#include "core/fail.hpp"
+#include "device/common/cublaslt.hpp"
+#include "device/common/cuda_check.hpp"
 
 namespace talea {
+namespace {
+
+struct Known {
+  bool asked = false;
+  int sm = 0, sm_count = 0;
+  int64_t shared_bytes = 0, l2_bytes = 0, memory_bytes = 0;
+  std::string name;
+};
+
+int attribute(cudaDeviceAttr which, int device) {
+  int value = 0;
+  return cudaDeviceGetAttribute(&value, which, device) == cudaSuccess ? value : 0;
+}
+
+Known ask(int device) {
+  const device::RelaxedCapture relaxed;
+  Known k;
+  k.asked = true;
+  k.sm = 10 * attribute(cudaDevAttrComputeCapabilityMajor, device) +
+         attribute(cudaDevAttrComputeCapabilityMinor, device);
+  k.sm_count = attribute(cudaDevAttrMultiProcessorCount, device);
+  k.shared_bytes = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  k.l2_bytes = attribute(cudaDevAttrL2CacheSize, device);
+  cudaDeviceProp properties;
+  if (cudaGetDeviceProperties(&properties, device) == cudaSuccess) {
+    k.name = properties.name;
+    k.memory_bytes = static_cast<int64_t>(properties.totalGlobalMem);
+  }
+  return k;
+}
+
+}  // namespace
 
 void gather_cuda_facts(int device_index, DeviceFacts& facts) {
   facts.cuda_built = true;
-  const cudaError_t status = cudaGetDeviceCount(&facts.cuda_devices);
-  if (status != cudaSuccess) {
-    facts.cuda_devices = 0;
-    facts.cuda_problem = std::string("no CUDA device: ") + cudaGetErrorString(status);
+  int count = 0;
+  const cudaError_t status = cudaGetDeviceCount(&count);
+  if (status != cudaSuccess || count == 0) {
+    facts.cuda_problem =
+        status == cudaSuccess ? "no CUDA device" : std::string(cudaGetErrorString(status));
     cudaGetLastError();
     return;
   }
-  if (device_index < 0 || device_index >= facts.cuda_devices) return;
-  auto attribute = [&](cudaDeviceAttr which) {
-    int value = 0;
-    cudaDeviceGetAttribute(&value, which, device_index);
-    return value;
-  };
-  facts.sm = attribute(cudaDevAttrComputeCapabilityMajor) * 10 +
-             attribute(cudaDevAttrComputeCapabilityMinor);
-  facts.sm_count = attribute(cudaDevAttrMultiProcessorCount);
-  facts.shared_bytes = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
-  facts.l2_bytes = attribute(cudaDevAttrL2CacheSize);
+  facts.cuda_devices = count;
+  if (device_index < 0 || device_index >= count) {
+    facts.cuda_problem = fmt::format("device {} of {} asked for", device_index, count);
+    return;
+  }
+  static std::mutex mutex;
+  static std::vector<Known> known;
+  const std::lock_guard lock(mutex);
+  if (known.size() < static_cast<size_t>(count)) known.resize(static_cast<size_t>(count));
+  Known& k = known[static_cast<size_t>(device_index)];
+  if (!k.asked) k = ask(device_index);
+  facts.sm = k.sm;
+  facts.sm_count = k.sm_count;
+  facts.shared_bytes = k.shared_bytes;
+  facts.l2_bytes = k.l2_bytes;
+  facts.memory_bytes = k.memory_bytes;
+  facts.device_name = k.name;
+  facts.cublaslt_problem = device::cublaslt_problem();
 }
 
 }  // namespace talea

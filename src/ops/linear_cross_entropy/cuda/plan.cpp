@@ -1,0 +1,176 @@
+// What: how lane cuda cuts a problem: rows of a chunk, buffers, products. A pure function.
+// Why: explain, the workspace formula and the run read the same value, tested without a GPU.
+// Never: touches a device.
+#include "ops/linear_cross_entropy/cuda/plan.hpp"
+
+#include <algorithm>
+
+#include "ops/linear_cross_entropy/outputs.hpp"
+
+namespace talea::lce::cuda {
+namespace {
+
+constexpr int64_t canonical_rows = 1024;
+constexpr int64_t small_weight = int64_t{1} << 22;  // elements
+
+int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+
+int64_t bytes_with(const Problem& p, const Plan& plan, int64_t rows) {
+  Arena arena;
+  Buffers layout(arena, p, plan, rows);
+  return arena.bytes();
+}
+
+int64_t fitting_rows(const Problem& p, const Plan& plan) {
+  const int64_t g = plan.granule_rows, most = std::max(g, round_up(p.tokens, g));
+  const int64_t base = bytes_with(p, plan, 0);
+  const int64_t each = (bytes_with(p, plan, 16 * g) - base + 16 * g - 1) / (16 * g);
+  int64_t rows = std::clamp((p.options.workspace_limit_bytes - base) / each / g * g, g, most);
+  while (rows > g && bytes_with(p, plan, rows) > p.options.workspace_limit_bytes) rows -= g;
+  // Equal chunks: the last is as full as the others.
+  const int64_t chunks = std::max<int64_t>(1, (p.tokens + rows - 1) / rows);
+  return std::max(g, round_up((p.tokens + chunks - 1) / chunks, g));
+}
+
+int64_t weight_stride(const Problem& p, const Plan& plan) {
+  return plan.copies_weight ? plan.x_stride : std::max(p.weight_row_stride, p.hidden);
+}
+
+}  // namespace
+
+Plan plan(const Problem& p, int sm) {
+  Plan r;
+  r.middle_tiles = sm >= 90;
+  r.compute = p.weight_dtype;
+  r.granule_rows = is_16bit(r.compute) ? 128 : 32;
+  r.logits_stride = round_up(std::max<int64_t>(p.vocab_local, 1), 64);
+  r.x_stride = round_up(std::max<int64_t>(p.hidden, 1), 16);
+  r.dx_stride = round_up(std::max<int64_t>(p.hidden, 1), 4);
+  r.parts = std::max<int64_t>(1, (p.vocab_local + part_columns - 1) / part_columns);
+  r.kept = candidates_kept(p);
+  r.copies_weight = (p.hidden > 1 && p.weight_col_stride != 1) ||
+                    (p.vocab_stored > 1 && p.weight_row_stride < p.hidden);
+  // A sum of V equal terms drifts by V roundings; panels bound the drift. 16-bit problems round
+  // their terms far more coarsely and keep the one product.
+  r.dx_panel = is_16bit(r.compute) ? p.vocab_local
+                                   : round_up(std::max<int64_t>(32, p.vocab_local / 128), 32);
+  r.gather_tokens = p.sequence_parallel && p.world > 1;
+  r.scaled_rows = r.compute == DType::f16;
+  // Not by the number of tokens: a row's dX must not depend on the others.
+  r.two_terms = is_16bit(r.compute) && p.vocab_local * p.hidden <= small_weight;
+  const bool dense = (p.hidden <= 1 || p.dw_col_stride == 1) &&
+                     (p.vocab_stored <= 1 || p.dw_row_stride >= p.hidden);
+  r.dw_in_place = p.wants_dw && p.dw_dtype == DType::f32 && dense;
+  if (p.wants_dw && dense && !p.accumulate_dw && p.dw_dtype == r.compute && is_16bit(r.compute)) {
+    Plan direct = r;  // worth it only where the whole batch fits one chunk
+    direct.dw_direct = true;
+    const int64_t all = std::max(r.granule_rows, round_up(p.tokens, r.granule_rows));
+    if (bytes_with(p, direct, all) <= p.options.workspace_limit_bytes || all == r.granule_rows)
+      r.dw_direct = true;
+  }
+  r.chunk_rows = fitting_rows(p, r);
+  r.chunks = (p.tokens + r.chunk_rows - 1) / r.chunk_rows;
+  return r;
+}
+
+Buffers::Buffers(Arena& a, const Problem& p, const Plan& plan, int64_t rows) {
+  const int64_t n = p.tokens, d = p.hidden, v = p.vocab_local;
+  const bool exchanged = p.world > 1, sparse = p.soft_targets == SoftTargets::sparse;
+  totals = a.take<Totals>(1);
+  terms = a.take<Terms>(1);
+  scalars = a.take<float>(3);
+  partials = a.take<TargetPartial>((n + examined_rows - 1) / examined_rows);
+  kind = a.take<int8_t>(n);
+  order = a.take<int64_t>(n);
+  row_loss = a.take<double>(p.wants_loss ? n : 0);
+  hit = a.take<int8_t>(p.wants_accuracy ? n : 0);
+  bias = a.take<float>(p.has_bias ? plan.logits_stride : 0);
+  class_weight = a.take<float>(p.has_class_weight ? plan.logits_stride : 0);
+  db = a.take<double>(p.wants_db ? v : 0);
+  dw = a.take<float>(p.wants_dw && !plan.dw_in_place && !plan.dw_direct ? v * d : 0);
+  weight = a.take<char>(plan.copies_weight ? v * plan.x_stride * size_of(plan.compute) : 0);
+  x_all = a.take<char>(plan.gather_tokens ? n * d * size_of(plan.compute) : 0);
+  dx_all = a.take<float>(plan.gather_tokens && p.wants_dx ? (n + n / p.world) * d : 0);
+  products = a.take<char>(device::product_workspace_bytes);
+  logits = a.take<float>(rows * plan.logits_stride);
+  x = a.take<char>(rows * plan.x_stride * size_of(plan.compute));
+  dx = a.take<float>(p.wants_dx ? rows * plan.dx_stride : 0);
+  const int64_t parts = plan.parts + (sparse ? 1 : 0);
+  partial_states = a.take<RowState<double>>(rows * parts);
+  own_states = a.take<RowState<double>>(exchanged ? rows : 0);
+  all_states = a.take<RowState<double>>(exchanged ? rows * p.world : 0);
+  partial_best = a.take<Candidate<float>>(rows * plan.parts * plan.kept);
+  own_best = a.take<Candidate<float>>(exchanged ? rows * plan.kept : 0);
+  all_best = a.take<Candidate<float>>(exchanged ? rows * plan.kept * p.world : 0);
+  rest = a.take<char>(plan.two_terms && p.backward() ? rows * plan.logits_stride * 2 : 0);
+  sparse_logits = a.take<float>(sparse ? rows * p.soft_k : 0);
+  factors = a.take<RowFactors>(rows);
+}
+
+int64_t workspace_bytes(const Problem& p) {
+  const Plan r = plan(p, 0);
+  return bytes_with(p, r, r.chunk_rows);
+}
+
+device::Product logits_product(const Problem& p, const Plan& plan, int64_t rows) {
+  device::Product g;  // [V, rows] = W^T(stored [D, V]) x X(stored [D, rows])
+  g.transpose_a = true;
+  g.m = p.vocab_local;
+  g.n = rows;
+  g.k = p.hidden;
+  g.lda = weight_stride(p, plan);
+  g.ldb = plan.x_stride;
+  g.ldc = plan.logits_stride;
+  g.in = plan.compute;
+  g.canonical_n = canonical_rows;
+  g.middle_tiles = plan.middle_tiles;
+  return g;
+}
+
+device::Product dx_product(const Problem& p, const Plan& plan, int64_t rows, int64_t columns,
+                           bool second_term) {
+  device::Product g;  // [D, rows] = W(stored [D, V]) x dZ(stored [V, rows])
+  g.m = p.hidden;
+  g.n = rows;
+  g.k = columns;
+  g.lda = weight_stride(p, plan);
+  g.ldb = second_term ? plan.logits_stride : plan.logits_stride * 4 / size_of(plan.compute);
+  g.ldc = plan.dx_stride;
+  g.in = plan.compute;
+  g.canonical_n = canonical_rows;
+  return g;
+}
+
+device::Product dw_product(const Problem& p, const Plan& plan, int64_t rows, int64_t dw_stride,
+                           bool second_term) {
+  device::Product g;  // [D, V] = X(stored [D, rows]) x dZ^T(stored [V, rows])
+  g.transpose_b = true;
+  g.m = p.hidden;
+  g.n = p.vocab_local;
+  g.k = rows;
+  g.lda = plan.x_stride;
+  g.ldb = second_term ? plan.logits_stride : plan.logits_stride * 4 / size_of(plan.compute);
+  g.ldc = std::max(dw_stride, p.hidden);
+  g.in = plan.compute;
+  g.out = plan.dw_direct ? plan.compute : DType::f32;
+  g.canonical_k = canonical_rows;
+  g.middle_tiles = plan.middle_tiles;
+  g.device_scalars = plan.scaled_rows;
+  return g;
+}
+
+std::optional<std::string> decline(const Problem& p, const DeviceFacts& device) {
+  if (p.device != DeviceKind::cuda) return "the tensors are in host memory";
+  if (device.cuda_devices == 0)
+    return "no CUDA device: " + (device.cuda_problem.empty() ? "none" : device.cuda_problem);
+  if (!device.cuda_problem.empty()) return device.cuda_problem;
+  if (device.sm < 80)
+    return fmt::format("compute capability {}.{}: 8.0 or later is needed", device.sm / 10,
+                       device.sm % 10);
+  if (!device.cublaslt_problem.empty()) return device.cublaslt_problem;
+  if (p.hidden_dtype == DType::f64) return "fp64 tensors: only the reference lane, on the host";
+  if (p.vocab_local > INT32_MAX) return fmt::format("vocab = {}: above 2^31", p.vocab_local);
+  return std::nullopt;
+}
+
+}  // namespace talea::lce::cuda

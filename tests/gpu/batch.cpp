@@ -1,0 +1,84 @@
+// What: a problem in device memory, its call, and its outputs as bytes.
+// Why: see batch.hpp.
+// Never: judges.
+#include "gpu/batch.hpp"
+
+namespace talea::gpu {
+
+Tensor Batch::make(DType dtype, std::initializer_list<int64_t> shape) {
+  Tensor t = make_tensor(nullptr, dtype, shape, DeviceKind::cuda, device_);
+  t.data = session_->allocate(t.elements() * size_of(dtype));
+  return t;
+}
+
+Batch::Batch(const BatchSpec& s, const std::string& lane) : device_(s.device) {
+  std::string why;
+  session_ = DeviceSession::open(s.device, why);
+  if (!session_) throw Error(ErrorKind::unavailable, why);
+  in.hidden = make(s.dtype, {s.tokens, s.hidden});
+  in.weight = make(s.dtype, {s.vocab, s.hidden});
+  in.targets = make(DType::i64, {s.tokens});
+  session_->fill_normal(in.hidden, s.seed, 1.0);
+  session_->fill_normal(in.weight, s.seed + 1, 0.2);
+  session_->fill_ids(in.targets, s.seed + 2, s.vocab);
+  out.loss = make(DType::f32, {});
+  if (s.everything) {
+    for (Tensor* t : {&out.lse, &out.target_logprob, &out.entropy})
+      *t = make(DType::f32, {s.tokens});
+    out.argmax = make(DType::i64, {s.tokens});
+    out.accuracy = make(DType::f32, {});
+    out.dx = make(s.dtype, {s.tokens, s.hidden});
+    if (s.weight_gradient) out.dw = make(DType::f32, {s.vocab, s.hidden});
+    if (s.top_k > 0) {
+      out.topk_values = make(DType::f32, {s.tokens, s.top_k});
+      out.topk_ids = make(DType::i64, {s.tokens, s.top_k});
+    }
+  }
+  options.lane = lane;
+  options.workspace_limit_bytes = s.workspace_limit_bytes;
+  const LinearCrossEntropyProblem problem = describe(in, out, options);
+  accepted_ = explain(problem).lane == lane;
+  if (!accepted_) return;
+  workspace.bytes = workspace_bytes(problem);
+  workspace.data = session_->allocate(workspace.bytes);
+  poison_outputs();
+  session_->synchronise();
+}
+
+LinearCrossEntropyResult Batch::run() { return run(session_->stream()); }
+
+LinearCrossEntropyResult Batch::run(Stream stream) {
+  return linear_cross_entropy(in, out, options, workspace, {}, stream);
+}
+
+std::vector<Tensor> Batch::all_outputs() const {
+  std::vector<Tensor> present;
+  for (const Tensor* t : {&out.loss, &out.lse, &out.target_logprob, &out.entropy, &out.argmax,
+                          &out.accuracy, &out.dx, &out.dw, &out.topk_values, &out.topk_ids})
+    if (*t) present.push_back(*t);
+  return present;
+}
+
+void Batch::poison_outputs() {
+  for (const Tensor& t : all_outputs())
+    session_->fill_bytes(t.data, 0xff, t.elements() * size_of(t.dtype));
+}
+
+std::vector<std::byte> Batch::bytes_of(const Tensor& t) {
+  std::vector<std::byte> bytes(static_cast<size_t>(t.elements() * size_of(t.dtype)));
+  session_->download(bytes.data(), t.data, static_cast<int64_t>(bytes.size()));
+  return bytes;
+}
+
+std::vector<std::byte> Batch::outputs() {
+  std::vector<std::byte> all;
+  for (const Tensor& t : all_outputs()) {
+    const std::vector<std::byte> bytes = bytes_of(t);
+    all.insert(all.end(), bytes.begin(), bytes.end());
+  }
+  return all;
+}
+
+std::vector<std::string> lanes() { return {"cuda", "sm90"}; }
+
+}  // namespace talea::gpu

@@ -1,0 +1,58 @@
+// What: a problem in device memory, its call, and its outputs as bytes.
+// Why: the tests of manners compare outputs bit by bit and say nothing about their values.
+// Never: shared between threads.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "core/device_session.hpp"
+
+namespace talea::gpu {
+
+struct BatchSpec {
+  int64_t tokens = 300, hidden = 96, vocab = 2500;
+  DType dtype = DType::bf16;
+  int64_t workspace_limit_bytes = int64_t{4} << 20;
+  int64_t top_k = 3;
+  bool everything = true;  // all per-token outputs, dX and dW; otherwise loss alone
+  bool weight_gradient = true;
+  uint64_t seed = 1;
+  int device = 0;
+};
+
+class Batch {
+ public:
+  Batch(const BatchSpec& spec, const std::string& lane);
+
+  // Queues the call on the session's stream, or on another.
+  LinearCrossEntropyResult run();
+  LinearCrossEntropyResult run(Stream stream);
+  // Waits, then all outputs one after the other.
+  std::vector<std::byte> outputs();
+  std::vector<std::byte> bytes_of(const Tensor& t);
+  void poison_outputs();
+  bool accepted() const { return accepted_; }
+
+  DeviceSession& session() { return *session_; }
+  LinearCrossEntropyInputs in;
+  LinearCrossEntropyOutputs out;
+  LinearCrossEntropyOptions options;
+  Workspace workspace;
+
+ private:
+  Tensor make(DType dtype, std::initializer_list<int64_t> shape);
+  std::vector<Tensor> all_outputs() const;
+  std::unique_ptr<DeviceSession> session_;
+  int device_;
+  bool accepted_ = false;
+};
+
+// The CUDA lanes of this build.
+std::vector<std::string> lanes();
+
+// Allocations and frees that went through the runtime so far.
+int64_t counted_allocations();
+
+}  // namespace talea::gpu

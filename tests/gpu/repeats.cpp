@@ -1,0 +1,112 @@
+// What: the same call gives the same bits: alone, beside a busy stream, replayed, from threads.
+// Why: a run must be reproducible, and a difference between two runs must mean something.
+// Never: compares lanes with each other.
+#include <cuda_runtime_api.h>
+#include <gtest/gtest.h>
+
+#include <thread>
+
+#include "gpu/batch.hpp"
+
+namespace talea::gpu {
+namespace {
+
+constexpr int repeats = 1000;
+constexpr BatchSpec small{.tokens = 200, .hidden = 64, .vocab = 700};
+
+class Repeats : public ::testing::TestWithParam<std::string> {};
+
+#define TALEA_ACCEPTED(batch) \
+  if (!(batch).accepted()) GTEST_SKIP() << "unavailable: lane " << GetParam() << " declines"
+
+TEST_P(Repeats, Alone) {
+  Batch b(small, GetParam());
+  TALEA_ACCEPTED(b);
+  b.run();
+  const auto right = b.outputs();
+  for (int i = 0; i < repeats; ++i) {
+    b.poison_outputs();
+    b.run();
+    ASSERT_EQ(b.outputs(), right) << "repeat " << i;
+  }
+}
+
+TEST_P(Repeats, BesideABusyStream) {
+  Batch b(small, GetParam());
+  TALEA_ACCEPTED(b);
+  Batch noise({.tokens = 2048,
+               .hidden = 512,
+               .vocab = 20000,
+               .workspace_limit_bytes = int64_t{64} << 20,
+               .seed = 9},
+              GetParam());
+  ASSERT_TRUE(noise.accepted());
+  b.run();
+  const auto right = b.outputs();
+  for (int i = 0; i < repeats; ++i) {
+    if (i % 4 == 0) noise.run();
+    b.poison_outputs();
+    b.run();
+    ASSERT_EQ(b.outputs(), right) << "repeat " << i;
+  }
+  noise.session().synchronise();
+}
+
+TEST_P(Repeats, Replayed) {
+  Batch b(small, GetParam());
+  TALEA_ACCEPTED(b);
+  b.run();
+  const auto right = b.outputs();
+  auto stream = static_cast<cudaStream_t>(b.session().stream());
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t exec = nullptr;
+  ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), cudaSuccess);
+  b.run();
+  ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
+  ASSERT_EQ(cudaGraphInstantiate(&exec, graph, 0), cudaSuccess);
+  for (int i = 0; i < repeats; ++i) {
+    b.poison_outputs();
+    ASSERT_EQ(cudaGraphLaunch(exec, stream), cudaSuccess);
+    ASSERT_EQ(b.outputs(), right) << "repeat " << i;
+  }
+  cudaGraphExecDestroy(exec);
+  cudaGraphDestroy(graph);
+}
+
+TEST_P(Repeats, ManyThreadsEachWithAStream) {
+  Batch probe(small, GetParam());
+  TALEA_ACCEPTED(probe);
+  constexpr int threads = 6;
+  std::vector<std::vector<std::byte>> alone(threads);
+  std::vector<int> wrong(threads, 0);
+  const auto spec = [](int i) {
+    BatchSpec s = small;
+    s.seed = static_cast<uint64_t>(10 * i + 1);
+    s.tokens += 37 * i;
+    s.hidden += 8 * i;
+    return s;
+  };
+  for (int i = 0; i < threads; ++i) {
+    Batch b(spec(i), GetParam());
+    b.run();
+    alone[static_cast<size_t>(i)] = b.outputs();
+  }
+  std::vector<std::thread> pool;
+  for (int i = 0; i < threads; ++i)
+    pool.emplace_back([&, i] {
+      Batch b(spec(i), GetParam());
+      for (int k = 0; k < 100; ++k) {
+        b.poison_outputs();
+        b.run();
+        if (b.outputs() != alone[static_cast<size_t>(i)]) ++wrong[static_cast<size_t>(i)];
+      }
+    });
+  for (std::thread& t : pool) t.join();
+  for (int i = 0; i < threads; ++i) EXPECT_EQ(wrong[static_cast<size_t>(i)], 0) << "thread " << i;
+}
+
+INSTANTIATE_TEST_SUITE_P(Lanes, Repeats, ::testing::ValuesIn(lanes()),
+                         [](const auto& info) { return info.param; });
+
+}  // namespace
+}  // namespace talea::gpu

@@ -1,0 +1,90 @@
+// What: loss and dX do not depend on the workspace limit or on the other rows, also where the
+// logits are more than 2^32.
+// Why: a 32-bit offset or a size-dependent algorithm shows as a difference between two layouts.
+// Never: needs a reference of that size.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "gpu/batch.hpp"
+
+namespace talea::gpu {
+namespace {
+
+class Sizes : public ::testing::TestWithParam<std::string> {};
+
+#define TALEA_ACCEPTED(batch) \
+  if (!(batch).accepted()) GTEST_SKIP() << "unavailable: lane " << GetParam() << " declines"
+
+TEST_P(Sizes, WorkspaceLimitChangesNoBitOfLossAndDx) {
+  for (const DType dtype : {DType::bf16, DType::f16, DType::f32}) {
+    std::vector<std::byte> loss, dx;
+    for (const int64_t mib : {1, 9, 40, 400}) {
+      Batch b({.tokens = 1500,
+               .hidden = 128,
+               .vocab = 6000,
+               .dtype = dtype,
+               .workspace_limit_bytes = mib << 20},
+              GetParam());
+      if (!b.accepted() && dtype == DType::f32) continue;
+      TALEA_ACCEPTED(b);
+      b.run();
+      const auto this_loss = b.bytes_of(b.out.loss), this_dx = b.bytes_of(b.out.dx);
+      if (loss.empty()) {
+        loss = this_loss;
+        dx = this_dx;
+      }
+      EXPECT_EQ(this_loss, loss) << name_of(dtype) << " " << mib << " MiB";
+      EXPECT_TRUE(this_dx == dx) << name_of(dtype) << " " << mib << " MiB";
+    }
+  }
+}
+
+TEST_P(Sizes, OtherRowsChangeNoBitOfARow) {
+  for (const DType dtype : {DType::bf16, DType::f16}) {
+    Batch b({.tokens = 700, .hidden = 128, .vocab = 5000, .dtype = dtype}, GetParam());
+    TALEA_ACCEPTED(b);
+    b.options.reduction = Reduction::sum;
+    b.run();
+    const auto lse = b.bytes_of(b.out.lse), dx = b.bytes_of(b.out.dx);
+    // Every row but the last hundred is ignored.
+    const std::vector<int64_t> ignored(600, -100);
+    b.session().upload(b.in.targets.data, ignored.data(), 600 * 8);
+    b.run();
+    const auto lse_after = b.bytes_of(b.out.lse), dx_after = b.bytes_of(b.out.dx);
+    const size_t from = 600 * 4, row = 128 * 2;
+    EXPECT_EQ(std::memcmp(lse.data() + from, lse_after.data() + from, 100 * 4), 0);
+    EXPECT_EQ(std::memcmp(dx.data() + 600 * row, dx_after.data() + 600 * row, 100 * row), 0);
+    EXPECT_EQ(std::count(dx_after.begin(), dx_after.begin() + 600 * row, std::byte{0}),
+              static_cast<int64_t>(600 * row));
+  }
+}
+
+TEST_P(Sizes, MoreThanTwoToThe32Logits) {
+  const int64_t tokens = 70016, vocab = 65000;  // 4.55e9 logits
+  std::vector<std::byte> loss, dx;
+  for (const int64_t gib : {1, 24}) {  // in chunks, and in one buffer of more than 2^32 floats
+    Batch b({.tokens = tokens,
+             .hidden = 64,
+             .vocab = vocab,
+             .workspace_limit_bytes = gib << 30,
+             .top_k = 0},
+            GetParam());
+    TALEA_ACCEPTED(b);
+    b.run();
+    const auto this_loss = b.bytes_of(b.out.loss), this_dx = b.bytes_of(b.out.dx);
+    if (loss.empty()) {
+      loss = this_loss;
+      dx = this_dx;
+    }
+    EXPECT_EQ(this_loss, loss);
+    EXPECT_TRUE(this_dx == dx);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Lanes, Sizes, ::testing::ValuesIn(lanes()),
+                         [](const auto& info) { return info.param; });
+
+}  // namespace
+}  // namespace talea::gpu

@@ -5,6 +5,7 @@
 
 #include <rapidcheck.h>
 
+#include <functional>
 #include <sstream>
 
 #include "support/generate.hpp"

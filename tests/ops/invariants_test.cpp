@@ -202,7 +202,7 @@ TEST_P(Invariants, VocabularyMayBePermuted) {
     const Array turned = o.out.dw;
     for (int64_t k = 0; k < v; ++k)
       for (int64_t i = 0; i < c.hidden(); ++i) o.out.dw.set(k, i, turned.get(name(k), i));
-    o.out.argmax = o.out.topk_ids = Array();  // ids are renamed too
+    o.out.argmax = o.out.topk_ids = o.out.accuracy = Array();  // ids are renamed too
     return judge(c, o.out, yardsticks(c));
   });
 }

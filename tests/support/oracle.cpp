@@ -40,6 +40,7 @@ class Oracle {
     a_.logits.assign(nv, nan);
     a_.dz.assign(nv, 0);
     slope_.assign(nv, 1);
+    dz_size_.assign(nv, 0);
     token_loss_.assign(n, 0);
     a_.lse.assign(n, 0);
     a_.target_logprob.assign(n, 0);
@@ -147,13 +148,17 @@ class Oracle {
     for (int64_t v = 0; v < v_; ++v) {
       const auto k = static_cast<size_t>(v);
       const Real cv = value(c_.in.class_weight, v, 1);
-      Real dz = v == y ? -g * mass * one_minus_py : g * mass * p[k];
-      dz += g * rest * p[k];
-      if (soft) dz -= g * (1 - eps) * cv * q[k];
-      if (eps > 0) dz -= g * eps * cv / Real(v_);
-      dz += g_lse * p[k];
-      if (p[k] > 0) dz -= g_entropy * p[k] * (logp[k] + a_.entropy[i]);
-      a_.dz[static_cast<size_t>(t * v_ + v)] = dz;
+      const Real terms[] = {v == y ? -g * mass * one_minus_py : g * mass * p[k],
+                            g * rest * p[k],
+                            soft ? -g * (1 - eps) * cv * q[k] : Real(0),
+                            eps > 0 ? -g * eps * cv / Real(v_) : Real(0),
+                            g_lse * p[k],
+                            p[k] > 0 ? -g_entropy * p[k] * logp[k] : Real(0),
+                            p[k] > 0 ? -g_entropy * p[k] * a_.entropy[i] : Real(0)};
+      for (const Real term : terms) {
+        a_.dz[static_cast<size_t>(t * v_ + v)] += term;
+        dz_size_[static_cast<size_t>(t * v_ + v)] += std::fabs(term);
+      }
     }
   }
 
@@ -210,14 +215,15 @@ class Oracle {
       for (int64_t v = 0; v < v_; ++v) {
         const auto cell = static_cast<size_t>(t * v_ + v);
         const Real da = a_.dz[cell] * slope_[cell];
+        // Without the factor of the softcap, which eager arithmetic forms as a difference.
+        const Real size = dz_size_[cell];
         a_.db[static_cast<size_t>(v)] += da;
-        b_terms[static_cast<size_t>(v)] += std::fabs(da);
+        b_terms[static_cast<size_t>(v)] += size;
         for (int64_t i = 0; i < d_; ++i) {
-          const Real to_x = s * da * w_[at(v, i)], to_w = s * da * x_[at(t, i)];
-          a_.dx[at(t, i)] += to_x;
-          a_.dw[at(v, i)] += to_w;
-          x_terms[at(t, i)] += std::fabs(to_x);
-          w_terms[at(v, i)] += std::fabs(to_w);
+          a_.dx[at(t, i)] += s * da * w_[at(v, i)];
+          a_.dw[at(v, i)] += s * da * x_[at(t, i)];
+          x_terms[at(t, i)] += size * std::fabs(s * w_[at(v, i)]);
+          w_terms[at(v, i)] += size * std::fabs(s * x_[at(t, i)]);
         }
       }
     }
@@ -231,7 +237,7 @@ class Oracle {
   int64_t n_, d_, v_;
   Mean mean_;
   Real class_sum_ = 0;
-  std::vector<Real> x_, w_, slope_, token_loss_;
+  std::vector<Real> x_, w_, slope_, token_loss_, dz_size_;
   Answer a_;
 };
 

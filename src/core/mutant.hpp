@@ -48,7 +48,13 @@ enum class Mutant : int32_t {
 #undef TALEA_MUTANT_ENUM
 };
 
+#ifdef __CUDACC__
+// Device code has no switches; the formulas it shares with the host are mutated there.
 #ifdef TALEA_MUTANTS
+#error "TALEA_MUTANTS is for host builds"
+#endif
+__host__ __device__ constexpr bool mutant(Mutant) { return false; }
+#elif defined(TALEA_MUTANTS)
 inline Mutant planted_mutant = Mutant::off;  // set by the test program before any call
 inline bool mutant(Mutant m) { return planted_mutant == m; }
 #else

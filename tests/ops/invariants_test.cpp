@@ -21,7 +21,7 @@ class Invariants : public LaneTest {
     });
   }
 };
-TALEA_EVERY_LANE(Invariants);
+TALEA_EXACT_LANES(Invariants);
 
 void hard_none(Spec& s) {
   s.soft = Soft::none;
@@ -176,7 +176,7 @@ TEST_P(Invariants, PartsSumToTheWhole) {
     CaseOutputs joined;
     joined.dw = b.out.dw;
     joined.db = b.out.db;
-    return judge(c, joined, yardsticks(c));
+    return judged(c, joined, yardsticks(c));
   });
 }
 
@@ -203,7 +203,7 @@ TEST_P(Invariants, VocabularyMayBePermuted) {
     for (int64_t k = 0; k < v; ++k)
       for (int64_t i = 0; i < c.hidden(); ++i) o.out.dw.set(k, i, turned.get(name(k), i));
     o.out.argmax = o.out.topk_ids = o.out.accuracy = Array();  // ids are renamed too
-    return judge(c, o.out, yardsticks(c));
+    return judged(c, o.out, yardsticks(c));
   });
 }
 
@@ -227,7 +227,7 @@ TEST_P(Invariants, ConstantBiasShiftsOut) {
       const long double moved = std::fabs(y.truth.loss[t] - before.loss[t]);
       if (!(moved <= 1e-5L * (64 + before.largest_logit))) return "the oracle's loss moved";
     }
-    return judge(shifted, o.out, y);
+    return judged(shifted, o.out, y);
   });
 }
 

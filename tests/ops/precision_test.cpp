@@ -11,7 +11,7 @@ namespace talea::testing {
 namespace {
 
 class Precision : public LaneTest {};
-TALEA_EVERY_LANE(Precision);
+TALEA_EXACT_LANES(Precision);
 
 // With an identity as weight, logits are hidden and dx is dz.
 Case identity_case(DType dtype, int64_t tokens, int64_t vocab) {
@@ -98,10 +98,10 @@ TEST_P(Precision, RelativeL2IsNoWorseThanEagers) {
     for (const double spread : {0.5, 4.0})
       for (const int64_t limit : {int64_t{0}, int64_t{1} << 26}) {
         Case c = plain_case(
-            {.tokens = 130, .hidden = 72, .vocab = 509, .dtype = dtype, .spread = spread});
+            {.tokens = 80, .hidden = 56, .vocab = 257, .dtype = dtype, .spread = spread});
         c.options.workspace_limit_bytes = limit;
         expect_right(c, name_of(dtype));
-        c.out.dw = Array(DType::f32, {509, 72});
+        c.out.dw = Array(DType::f32, {257, 56});
         expect_right(c, "fp32 dW");
       }
 }

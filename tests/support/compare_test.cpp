@@ -55,7 +55,7 @@ TEST(Compare, InfinitiesMatchInSign) {
 TEST(Compare, MissingElementsFail) { EXPECT_NE(against({1}, {1, 2}, {1, 2}), ""); }
 
 TEST(Compare, SixteenBitGradientsUseTheWorstEagerError) {
-  const Rule rule{1e-4L, 0, 0, true};
+  const Rule rule{1e-4L, 0, 0, 2, true};
   EXPECT_EQ(against({1, 2.019}, {1, 2}, {1.01, 2}, rule), "");
   EXPECT_NE(against({1, 2.021}, {1, 2}, {1.01, 2}, rule), "");
 }
@@ -63,9 +63,9 @@ TEST(Compare, SixteenBitGradientsUseTheWorstEagerError) {
 TEST(Compare, RelativeL2MustNotExceedEagers) {
   const std::vector<Real> truth(5000, 1), eager(5000, 1.01L);
   std::vector<Real> ours(5000, 1.015L);  // every element within twice the worst eager error
-  EXPECT_NE(against(ours, truth, eager, {1e-4L, 0, 0, true}), "");
+  EXPECT_NE(against(ours, truth, eager, {1e-4L, 0, 0, 2, true}), "");
   ours.assign(5000, 1.009L);
-  EXPECT_EQ(against(ours, truth, eager, {1e-4L, 0, 0, true}), "");
+  EXPECT_EQ(against(ours, truth, eager, {1e-4L, 0, 0, 2, true}), "");
 }
 
 // A right case whose outputs are then spoiled, one at a time.

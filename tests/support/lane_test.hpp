@@ -21,6 +21,9 @@ class LaneTest : public ::testing::TestWithParam<std::string> {
   Place& place() { return *place_; }
   bool accepts(const Case& c) { return !declines(place(), lane(), c); }
   Outcome run(const Case& c) { return run_lane(place(), lane(), c); }
+  std::string judged(const Case& c, const CaseOutputs& out, const Yardsticks& y) {
+    return judge(c, out, y, standing_of(lane()));
+  }
   // Right against both yardsticks, or declined with a reason where that is allowed.
   void expect_right(const Case& c, const std::string& what = "") {
     EXPECT_EQ(verify(lane(), c), "") << what;
@@ -29,6 +32,19 @@ class LaneTest : public ::testing::TestWithParam<std::string> {
  private:
   Place* place_ = nullptr;
 };
+
+// The products and the reference. unfused is eager arithmetic on purpose: it rounds logits and
+// subtracts, so the precision clauses do not speak of it.
+inline std::vector<std::string> exact_lanes() {
+  std::vector<std::string> lanes;
+  for (const std::string& lane : lanes_here())
+    if (!is_yardstick_lane(lane)) lanes.push_back(lane);
+  return lanes;
+}
+
+#define TALEA_EXACT_LANES(suite)                                             \
+  INSTANTIATE_TEST_SUITE_P(Lanes, suite, ::testing::ValuesIn(exact_lanes()), \
+                           [](const auto& info) { return info.param; })
 
 #define TALEA_EVERY_LANE(suite)                                                               \
   INSTANTIATE_TEST_SUITE_P(Lanes, suite, ::testing::ValuesIn(::talea::testing::lanes_here()), \

@@ -32,6 +32,10 @@ std::string verify(const std::string& lane, const Case& c);
 // Lanes of this build: the table without what declines as "not built".
 std::vector<std::string> lanes_here();
 
+// unfused: the intentional comparison.
+bool is_yardstick_lane(const std::string& lane);
+Standing standing_of(const std::string& lane);
+
 // Why this lane may decline this case; nothing: it has to accept.
 bool may_decline(const std::string& lane, const Case& c);
 

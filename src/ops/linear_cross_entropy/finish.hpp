@@ -3,6 +3,7 @@
 // Never: reads a logit; everything about the row is in its state.
 #pragma once
 
+#include "core/mutant.hpp"
 #include "dist/row_state.hpp"
 
 namespace talea::lce {
@@ -44,7 +45,8 @@ struct RowResult {
 template <typename T>
 TALEA_HOST_DEVICE inline RowResult<T> finish_row(const RowState<T>& state, const RowSummary<T>& row,
                                                  const LossTerms<T>& all, const RowTerms<T>& own) {
-  const T eps = all.label_smoothing, zeta = all.z_loss, lse = row.lse;
+  const T eps = all.label_smoothing, lse = row.lse;
+  const T zeta = all.z_loss * (mutant(Mutant::class_weight_on_zloss) ? own.class_weight : T(1));
   RowResult<T> r;
   T hard_or_soft, mass;  // the (1 - eps) part of ce_t, and its sum of c q
   if (own.soft) {
@@ -54,16 +56,22 @@ TALEA_HOST_DEVICE inline RowResult<T> finish_row(const RowState<T>& state, const
     mass = own.class_weight;
     // 0 * inf would be NaN where PyTorch has it too (class weight 0, log-probability -inf).
     hard_or_soft = mass * -row.logp_target;
+    if (mutant(Mutant::b22_probability_clamp))
+      hard_or_soft = mass * -std::log(row.target_share + T(1e-8));
   }
   const T smooth_part =
       eps > T(0) ? (eps / all.vocab) * (all.class_weight_sum * lse - state.class_sum) : T(0);
   r.loss = own.token_weight * ((T(1) - eps) * hard_or_soft + smooth_part + zeta * lse * lse);
   const T g = own.upstream * own.token_weight * all.inverse_denominator;
-  const T spread = eps / all.vocab * all.class_weight_sum + T(2) * zeta * lse;
+  const T slope = mutant(Mutant::zloss_outside_gradient) ? T(0) : T(2) * zeta * lse;
+  const T spread = eps / all.vocab * all.class_weight_sum + slope;
+  T others_share = row.others_share;
+  if (mutant(Mutant::b5_subtract_one))  // as if p had been stored in 16 bits
+    others_share = T(1) - std::round(row.target_share * T(256)) / T(256);
   r.prob = g * ((T(1) - eps) * mass + spread) + own.upstream_lse;
   r.target = own.soft ? T(0)
                       : (g * spread + own.upstream_lse) * row.target_share -
-                            g * (T(1) - eps) * mass * row.others_share;
+                            g * (T(1) - eps) * mass * others_share;
   r.smooth = g * eps / all.vocab;
   r.soft = own.soft ? g * (T(1) - eps) : T(0);
   r.entropy_up = own.upstream_entropy;

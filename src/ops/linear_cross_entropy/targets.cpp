@@ -31,7 +31,8 @@ void check_scales(const Tensor& t) {
 
 RowKind row_kind(const Problem& p, const Inputs& in, int64_t t) {
   const int64_t ignore = p.options.ignore_index;
-  auto inside = [&](int64_t id) { return id >= 0 && id < p.vocab; };
+  const int64_t end = mutant(Mutant::b8_sentinel_matches_padding) ? p.vocab_stored : p.vocab;
+  auto inside = [&](int64_t id) { return id >= 0 && id < end; };
   if (p.has_targets) {
     const int64_t y = index_at(in.targets, t);
     if (y == ignore) return RowKind::ignored;

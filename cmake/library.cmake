@@ -8,8 +8,18 @@ if(TALEA_CUDA)
 else()
   list(FILTER talea_sources EXCLUDE REGEX "/src/.*/(cuda|sm90)/|/src/device/(common|sm90)/")
 endif()
-if(NOT TALEA_MPI)
-  list(FILTER talea_sources EXCLUDE REGEX "src/dist/mpi")
+list(FILTER talea_sources EXCLUDE REGEX "src/dist/mpi.cpp$")  # a plug-in of its own
+# NCCL is opened at run time; its header is needed to build.
+if(TALEA_CUDA)
+  find_path(nccl_include nccl.h HINTS /usr/local/cuda/include)
+endif()
+if(TALEA_CUDA AND nccl_include)
+  list(FILTER talea_sources EXCLUDE REGEX "src/dist/nccl_absent.cpp$")
+else()
+  list(FILTER talea_sources EXCLUDE REGEX "src/dist/nccl.cpp$")
+endif()
+if(TALEA_MPI)
+  include(cmake/mpi.cmake)
 endif()
 
 include(cmake/embed.cmake)
@@ -27,13 +37,13 @@ target_include_directories(talea_internal PUBLIC ${PROJECT_SOURCE_DIR}/include
 find_package(hwy REQUIRED)
 find_package(dnnl REQUIRED)
 target_link_libraries(talea_internal PUBLIC OpenMP::OpenMP_CXX fmt::fmt-header-only
+                                            ${CMAKE_DL_LIBS}
                                      PRIVATE hwy::hwy DNNL::dnnl)
 # Highway's kernels: the same code for every instruction set, chosen at run time. Scalable vectors
 # are left out because a register block has a fixed size.
 target_compile_definitions(talea_internal PRIVATE
                            "HWY_DISABLED_TARGETS=(HWY_SVE|HWY_SVE2|HWY_RVV)")
 target_compile_definitions(talea_internal PUBLIC $<$<BOOL:${TALEA_CUDA}>:TALEA_CUDA>
-                                                 $<$<BOOL:${TALEA_MPI}>:TALEA_MPI>
                                                  $<$<BOOL:${TALEA_MUTANTS}>:TALEA_MUTANTS>)
 if(TALEA_CUDA)
   include(cmake/cuda.cmake)

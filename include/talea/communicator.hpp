@@ -38,6 +38,9 @@ class Communicator {
     all_gather(send, recv, bytes, nullptr);
     return true;
   }
+  // Returns when what was queued on the stream is complete; throws where a rank was lost. A host
+  // communicator has nothing queued.
+  virtual void wait(Stream) {}
 };
 
 // The world of one rank; stateless and shared.

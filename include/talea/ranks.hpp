@@ -1,7 +1,7 @@
-// What: the ways to obtain a Communicator: threads of one process, MPI, NCCL, a caller's callbacks.
-// Why: the operator takes ranks as an argument; this is where the argument comes from.
-// Never: needs MPI or NCCL to be installed: both are opened at run time, and their absence is
-// named.
+// What: the ways to obtain a Communicator: threads of one process, MPI, NCCL.
+// Why: the operator takes ranks as an argument; this is where the argument comes from. A caller
+// with a group of his own derives from Communicator, or fills the function table of talea.h. Never:
+// needs MPI or NCCL to be installed: both are opened at run time, and their absence is named.
 #pragma once
 
 #include <functional>
@@ -20,8 +20,8 @@ inline constexpr double default_rank_timeout_s = 30;
 std::vector<std::unique_ptr<Communicator>> make_thread_communicators(
     int ranks, double timeout_s = default_rank_timeout_s);
 
-// Runs body(communicator) in `ranks` threads, which share OpenMP's threads, and joins them. If any threw, rethrows the error that
-// came first, not those of the ranks that then missed it.
+// Runs body(communicator) in `ranks` threads, which share OpenMP's threads, and joins them. If any
+// threw, rethrows the error that came first, not those of the ranks that then missed it.
 void run_thread_ranks(int ranks, double timeout_s, const std::function<void(Communicator&)>& body);
 
 struct MpiOptions {
@@ -37,24 +37,23 @@ struct MpiOptions {
 // an Error(runtime) of this communicator MPI cannot be finalised: leave with std::_Exit.
 std::unique_ptr<Communicator> make_mpi_communicator(const MpiOptions& options = {});
 
-// A group that the caller already has (torch.distributed, Megatron's, his own). Every callback
-// returns 0, or another number and then error_text says why.
-struct CommunicatorCallbacks {
-  const char* engine = "callbacks";
+struct NcclOptions {
   int rank = 0;
   int size = 1;
-  DeviceKind device = DeviceKind::cpu;
-  void* user = nullptr;
-  int32_t (*all_gather)(void* user, const void* send, void* recv, int64_t bytes,
-                        void* stream) = nullptr;
-  int32_t (*all_reduce_sum)(void* user, void* buffer, int64_t count, int32_t dtype,
-                            void* stream) = nullptr;
-  int32_t (*reduce_scatter_sum)(void* user, const void* send, void* recv, int64_t count,
-                                int32_t dtype, void* stream) = nullptr;
-  const char* (*error_text)(void* user) = nullptr;  // may be null
-  void (*close)(void* user) = nullptr;              // called by the destructor; may be null
+  int device_index = 0;
+  double timeout_s = default_rank_timeout_s;
+  void* comm = nullptr;          // the caller's ncclComm_t, which stays his; null: an own one
+  std::string unique_id;         // for an own one: rank 0's nccl_unique_id(), on every rank
+  Communicator* host = nullptr;  // the same ranks over host memory: the handshake travels there,
+                                 // and a lost rank is named there. null: neither.
+  std::string library = "libnccl.so.2";
 };
-std::unique_ptr<Communicator> make_callback_communicator(const CommunicatorCallbacks& callbacks);
+std::string nccl_unique_id(const std::string& library = "libnccl.so.2");
+
+// Collectives are queued on the stream. A rank that does not arrive makes a watchdog abort an own
+// communicator after the timeout; the next call, and wait(), throw. Sums repeat bit for bit on one
+// topology with one NCCL, whose order of summation is fixed but is not rank order.
+std::unique_ptr<Communicator> make_nccl_communicator(const NcclOptions& options);
 
 // Where row r of vocabulary rows `total` cut into `ranks` even shards begins (the last may be
 // short or empty); r == ranks gives the end.

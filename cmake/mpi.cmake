@@ -1,0 +1,16 @@
+# The MPI plug-in: the only target linked with MPI, opened at run time (docs/decisions).
+find_package(MPI COMPONENTS CXX QUIET)
+if(NOT MPI_CXX_FOUND)
+  if(TALEA_MPI STREQUAL "ON")
+    message(FATAL_ERROR "TALEA_MPI=ON, but CMake finds no MPI (Debian: libopenmpi-dev)")
+  endif()
+  message(STATUS "MPI not found: talea_mpi.so is not built")
+  return()
+endif()
+add_library(talea_mpi MODULE ${PROJECT_SOURCE_DIR}/src/dist/mpi.cpp)
+target_include_directories(talea_mpi PRIVATE ${PROJECT_SOURCE_DIR}/src)
+target_compile_definitions(talea_mpi PRIVATE OMPI_SKIP_MPICXX=1)
+target_link_libraries(talea_mpi PRIVATE MPI::MPI_CXX)
+set_target_properties(talea_mpi PROPERTIES PREFIX "" LIBRARY_OUTPUT_DIRECTORY
+                                                     ${PROJECT_BINARY_DIR}/lib)
+install(TARGETS talea_mpi LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})

@@ -1,0 +1,93 @@
+# What: runs the MPI test program in worlds of several sizes, and in worlds with one bad rank.
+# Why: a fault is a matter of whole processes; only their launcher can see that none hangs.
+# Never: leaves a process behind.
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import time
+
+TIMEOUT_S = 0.6
+RANKS = 3
+
+
+def mpirun(program, ranks, *arguments, limit_s, expected=0):
+    # Recovery keeps the launcher from killing the survivors before they can say what they saw.
+    command = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--enable-recovery"]
+    command += ["--mca", "btl", "self,vader", "--mca", "btl_vader_single_copy_mechanism", "none"]
+    command += ["-n", str(ranks), program, *map(str, arguments)]
+    job = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+    # The launcher waits for ever for a stopped rank: it is ended once everybody has spoken.
+    timer = threading.Timer(limit_s, job.terminate)
+    timer.start()
+    lines = []
+    for line in job.stdout:
+        lines.append(line.rstrip())
+        if expected and sum(1 for said in lines if said.startswith("survivor ")) == expected:
+            job.terminate()  # mpirun ends its processes, stopped ones included
+            break
+    lines += [line.rstrip() for line in job.stdout]
+    code = job.wait()
+    timer.cancel()
+    return code, lines
+
+
+def matrix(program, ranks):
+    code, lines = mpirun(program, ranks, "matrix", limit_s=240)
+    good = sum(1 for line in lines if re.fullmatch(r"rank \d+ of \d+: \d+ cases, 0 wrong", line))
+    if code != 0 or good != ranks:
+        print("\n".join(lines))
+    print(f"world {ranks}: exit {code}, {good} of {ranks} ranks right")
+    return code == 0 and good == ranks
+
+
+def fault(program, kind, runs):
+    wrong = 0
+    for run in range(runs):
+        culprit = run % RANKS
+        begin = time.monotonic()
+        everyone = kind == "disagrees"
+        survivors = [r for r in range(RANKS) if everyone or r != culprit]
+        _, lines = mpirun(
+            program, RANKS, kind, culprit, TIMEOUT_S, limit_s=20, expected=len(survivors)
+        )
+        pattern = r"survivor (\d+) after ([\d.]+) s, kind (\d+): (.*)"
+        said = {
+            int(m[1]): (float(m[2]), int(m[3]), m[4])
+            for m in (re.search(pattern, line) for line in lines)
+            if m
+        }
+        if everyone:
+            expected = f"label_smoothing: the ranks disagree: {0.25 if culprit == 0 else 0} on rank 0"
+            status = 5
+        else:
+            expected, status = f"rank {culprit}:", 4
+        right = all(
+            r in said
+            and said[r][0] <= TIMEOUT_S + 2
+            and said[r][1] == status
+            and said[r][2].startswith(expected)
+            for r in survivors
+        )
+        if not right:
+            wrong += 1
+            print(f"{kind} {run}: after {time.monotonic() - begin:.1f} s")
+            print("\n".join(lines))
+    print(f"{kind}: {runs - wrong} of {runs} named in time")
+    return wrong == 0
+
+
+def main():
+    program, mode = sys.argv[1], sys.argv[2]
+    if not shutil.which("mpirun"):
+        print("mpirun is missing (Debian: openmpi-bin)")
+        return 1
+    right = matrix(program, int(sys.argv[3])) if mode == "matrix" else fault(program, mode, 20)
+    return 0 if right else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -20,9 +20,10 @@ Scratch::Scratch(float* slice, const Problem& p, const Plan& plan) : floats(0) {
   };
   const int64_t tile = std::min(tile_columns, std::max<int64_t>(plan.columns_stored, max_lanes));
   const int64_t depth = std::min(depth_block, plan.hidden_padded);
-  const int64_t weights = tile * depth,
-                weights_again = depth_block * std::min(dx_columns, plan.hidden_padded);
-  pack = take(std::max(weights, p.backward() ? weights_again : 0));
+  const int64_t weights = tile * depth;
+  const int64_t dx_weights = dx_depth * std::min(dx_columns, plan.hidden_padded);
+  const int64_t dw_tile = tile * std::min(dw_columns, plan.hidden_padded);
+  pack = take(std::max({weights, p.wants_dx ? dx_weights : 0, p.wants_dw ? dw_tile : 0}));
   row = take(std::max(plan.hidden_padded, tile));
   bias = take(tile);
   class_weight = take(tile);

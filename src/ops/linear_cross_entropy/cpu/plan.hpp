@@ -12,10 +12,11 @@ namespace talea::lce::cpu {
 // Fixed on every machine: results must not depend on threads, limit or instruction set more than
 // the contract allows.
 inline constexpr int64_t tile_columns = 256;  // vocabulary entries of a tile
-inline constexpr int64_t dx_depth = 64;       // the same for dX, whose sums run over the vocabulary
+inline constexpr int64_t dx_depth = 96;       // the same for dX, whose sums run over the vocabulary
 inline constexpr int64_t depth_block = 256;   // multiply-adds per element before a sum is stored
 inline constexpr int64_t tile_rows = 384;     // rows of a logits tile
-inline constexpr int64_t dx_columns = 192;    // columns of dX of one task
+inline constexpr int64_t dx_columns = 384;    // columns of dX of one task, at most
+inline constexpr int64_t dw_columns = 192;    // columns of dW that stay in cache between blocks
 inline constexpr int64_t most_chunk_rows = 1024;
 inline constexpr double flops_per_thread = 4e6;
 

@@ -256,25 +256,28 @@ void Run::dw_tile(int64_t tile, float*) {
   t.form = LeftForm::panel;
   t.a_stride = plan_.columns_stored * lanes_;
   t.b_panel = chunk_.padded * lanes_;
-  t.c = dw_ + tile * tile_columns * dw_stride_;
   t.c_row = dw_stride_;
   t.c_panel = lanes_;
   t.rows = tile_size(tile);
-  t.panels = blocks(p_.hidden, lanes_);
-  t.last_columns = p_.hidden % lanes_;
-  for (int64_t r = 0; r < chunk_.padded; r += depth_block) {
-    t.a = logit(r, tile * tile_columns);
-    t.b = b_.xs + r * lanes_;
-    t.depth = std::min(depth_block, chunk_.padded - r);
-    t.accumulate = add || !chunk_.is_first || r > 0;
-    multiply(t);
-    if (mutant(Mutant::b6_dw_16bit_accumulator))
-      for (int64_t v = 0; v < t.rows; ++v)
-        for (int64_t i = 0; i < p_.hidden; ++i) {
-          float& e = t.c[v * dw_stride_ + i];
-          e = bf16_to_float(float_to_bf16(e));
-        }
+  for (int64_t d0 = 0; d0 < p_.hidden; d0 += dw_columns) {
+    const int64_t columns = std::min(dw_columns, p_.hidden - d0);
+    t.c = dw_ + tile * tile_columns * dw_stride_ + d0;
+    t.panels = blocks(columns, lanes_);
+    t.last_columns = columns % lanes_;
+    for (int64_t r = 0; r < chunk_.padded; r += depth_block) {
+      t.a = logit(r, tile * tile_columns);
+      t.b = b_.xs + d0 * chunk_.padded + r * lanes_;
+      t.depth = std::min(depth_block, chunk_.padded - r);
+      t.accumulate = add || !chunk_.is_first || r > 0;
+      multiply(t);
+    }
   }
+  if (!mutant(Mutant::b6_dw_16bit_accumulator)) return;
+  for (int64_t v = 0; v < t.rows; ++v)
+    for (int64_t i = 0; i < p_.hidden; ++i) {
+      float& e = dw_[(tile * tile_columns + v) * dw_stride_ + i];
+      e = bf16_to_float(float_to_bf16(e));
+    }
 }
 
 // dW of any other layout or dtype: the chunk's sum of a few columns at a time, then element by
@@ -284,8 +287,8 @@ void Run::dw_tile_through_scratch(int64_t tile, float* slice_begin) {
   const int64_t v0 = tile * tile_columns;
   const bool add =
       !chunk_.is_first || (c_.out.accumulate_dw && !mutant(Mutant::main_grad_overwritten));
-  for (int64_t d0 = 0; d0 < p_.hidden; d0 += dx_columns) {
-    const int64_t columns = std::min(dx_columns, p_.hidden - d0);
+  for (int64_t d0 = 0; d0 < p_.hidden; d0 += dw_columns) {
+    const int64_t columns = std::min(dw_columns, p_.hidden - d0);
     TileProduct t;
     t.form = LeftForm::panel;
     t.a_stride = plan_.columns_stored * lanes_;
@@ -362,15 +365,20 @@ void Run::dx_block(int64_t row, int64_t rows, int64_t column, int64_t columns, f
 
 // Every element of dX is one chain over the vocabulary: tasks may be cut to suit the threads.
 void Run::dx() {
-  const int64_t column_blocks = blocks(plan_.hidden_padded, dx_columns);
-  const int64_t wanted = std::max<int64_t>(1, 4 * plan_.threads / column_blocks);
+  const int64_t width = plan_.hidden_padded, threads = plan_.threads;
+  // Columns first: every row block packs the weight anew.
+  int64_t column_blocks = blocks(width, dx_columns);
+  while (column_blocks % threads != 0 && width / (column_blocks + 1) >= 96) ++column_blocks;
+  const int64_t columns = round_up(blocks(width, column_blocks), max_lanes);
+  column_blocks = blocks(width, columns);
+  const int64_t wanted = blocks(threads, column_blocks);
   const int64_t rows = std::max(3 * max_lanes, round_up(blocks(chunk_.padded, wanted), max_lanes));
   const int64_t row_blocks = blocks(chunk_.padded, rows);
 #pragma omp parallel for schedule(dynamic) num_threads(plan_.threads)
   for (int64_t task = 0; task < column_blocks * row_blocks; ++task) {
-    const int64_t row = task % row_blocks * rows, column = task / row_blocks * dx_columns;
-    dx_block(row, std::min(rows, chunk_.padded - row), column,
-             std::min(dx_columns, plan_.hidden_padded - column), slice(omp_get_thread_num()));
+    const int64_t row = task % row_blocks * rows, column = task / row_blocks * columns;
+    dx_block(row, std::min(rows, chunk_.padded - row), column, std::min(columns, width - column),
+             slice(omp_get_thread_num()));
   }
 }
 

@@ -54,6 +54,7 @@ void register_explain(CLI::App& app, Context& context);
 void register_doctor(CLI::App& app, Context& context);
 void register_report(CLI::App& app, Context& context);
 void register_compare(CLI::App& app, Context& context);
+void register_repro(CLI::App& app, Context& context);
 void register_train(CLI::App& app, Context& context);
 
 }  // namespace talea::cli

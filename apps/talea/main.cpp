@@ -15,8 +15,8 @@ namespace {
 
 // One line a subcommand.
 constexpr void (*subcommands[])(CLI::App&, Context&) = {
-    register_loss,   register_check,  register_bench,   register_explain,
-    register_doctor, register_report, register_compare, register_train,
+    register_loss,   register_check,   register_bench, register_explain, register_doctor,
+    register_report, register_compare, register_train, register_repro,
 };
 
 int say(int code, const char* what) {

@@ -26,7 +26,7 @@ struct Table {
   decltype(&ncclGetUniqueId) get_unique_id;
   decltype(&ncclCommInitRankConfig) init;
   decltype(&ncclCommGetAsyncError) async_error;
-  decltype(&ncclCommAbort) abort;
+  decltype(&ncclCommAbort) comm_abort;
   decltype(&ncclCommDestroy) destroy;
   decltype(&ncclAllGather) all_gather;
   decltype(&ncclAllReduce) all_reduce;
@@ -47,7 +47,7 @@ Table load(const std::string& name) {
   find(library, "ncclGetUniqueId", t.get_unique_id);
   find(library, "ncclCommInitRankConfig", t.init);
   find(library, "ncclCommGetAsyncError", t.async_error);
-  find(library, "ncclCommAbort", t.abort);
+  find(library, "ncclCommAbort", t.comm_abort);
   find(library, "ncclCommDestroy", t.destroy);
   find(library, "ncclAllGather", t.all_gather);
   find(library, "ncclAllReduce", t.all_reduce);
@@ -161,7 +161,7 @@ class NcclCommunicator final : public Communicator {
     while (state == ncclInProgress) {
       check(nccl_.async_error(comm_, &state), what);
       if (state == ncclInProgress && Clock::now() > deadline) {
-        abort();
+        give_up();
         lost(what);
       }
       if (state == ncclInProgress) std::this_thread::sleep_for(std::chrono::microseconds(50));
@@ -175,11 +175,11 @@ class NcclCommunicator final : public Communicator {
   }
 
   // The watchdog and the caller may both find the failure; one of them aborts.
-  void abort() {
+  void give_up() {
     const std::lock_guard lock(abort_mutex_);
     if (failed_) return;
     failed_ = true;
-    if (owned_) nccl_.abort(comm_);
+    if (owned_) nccl_.comm_abort(comm_);
   }
 
   // NCCL does not say which rank is missing. The host channel does: it is missing there, too.
@@ -231,7 +231,7 @@ class NcclCommunicator final : public Communicator {
       const bool bad = nccl_.async_error(comm_, &state) != ncclSuccess ||
                        (state != ncclSuccess && state != ncclInProgress);
       const bool late = !pending_.empty() && Clock::now() > pending_.front().deadline;
-      if (bad || late) abort();
+      if (bad || late) give_up();
     }
   }
 

@@ -209,7 +209,8 @@ void write_safetensors(const std::string& path, const std::vector<NamedTensor>& 
   file.write(&length, 8);
   file.write(text);
   for (const NamedTensor& named : tensors)
-    for_each_row_major(named.tensor, [&](const void* data, int64_t bytes) { file.write(data, bytes); });
+    for_each_row_major(named.tensor,
+                       [&](const void* data, int64_t bytes) { file.write(data, bytes); });
   file.commit();
 }
 

@@ -162,8 +162,7 @@ class Unfused {
     if (c_.in.bias)
       for (int64_t v = 0; v < n; ++v) z[v] = rounded(z[v] + b_.bias[v]);
     if (cap > 0)
-      for (int64_t v = 0; v < n; ++v)
-        z[v] = rounded(cap * std::tanh(z[v] / cap));
+      for (int64_t v = 0; v < n; ++v) z[v] = rounded(cap * std::tanh(z[v] / cap));
     if (is_16bit(p_.hidden_dtype)) store(z, b_.z, t);
   }
 

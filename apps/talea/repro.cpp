@@ -1,0 +1,135 @@
+// What: `talea repro`: known bugs of the field, each shown broken and then right.
+// Why: who arrives with one of them finds out which with one command.
+// Never: prints a sentinel that its figure did not earn.
+#include "repro/support/repro.hpp"
+
+#include <chrono>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "context.hpp"
+#include "core/fail.hpp"
+#include "core/receipt.hpp"
+#include "io/receipt_file.hpp"
+#include "table.hpp"
+
+namespace talea::cli {
+namespace {
+
+struct Flags {
+  std::string name = "list", receipt;
+  bool all = false, without_fix = false;
+};
+
+struct Ran {
+  const repro::Reproducer* which;
+  repro::Report report;
+  double seconds;
+};
+
+void list(const Context& context) {
+  if (context.machine()) {
+    auto names = nlohmann::json::array();
+    for (const auto& r : repro::all())
+      names.push_back({{"name", r.name}, {"museum", r.museum}, {"summary", r.summary}});
+    fmt::print("{}\n", names.dump());
+    return;
+  }
+  Table table({"reproducer", "museum", "what it shows"});
+  for (const auto& r : repro::all()) table.row({r.name, r.museum, r.summary});
+  table.print();
+}
+
+nlohmann::json to_json(const Ran& ran) {
+  std::vector<std::string> markers;
+  auto findings = nlohmann::json::array();
+  for (const auto& f : ran.report.findings()) {
+    if (f.sentinel != "figure" && !f.sentinel.empty()) markers.push_back(f.sentinel);
+    auto number = [](double v) {
+      return std::isfinite(v) ? nlohmann::json(v) : nlohmann::json(fmt::format("{}", v));
+    };
+    findings.push_back({{"sentinel", f.sentinel},
+                        {"what", f.what},
+                        {"measured", number(f.measured)},
+                        {"bound", number(f.bound)}});
+  }
+  return {{"id", ran.which->name},       {"title", ran.which->summary},
+          {"museum", ran.which->museum}, {"markers", markers},
+          {"findings", findings},        {"passed", ran.report.complete()}};
+}
+
+void print(const Ran& ran) {
+  heading(fmt::format("{} ({}): {}", ran.which->name, ran.which->museum, ran.which->summary));
+  Table table({"sentinel", "what was measured", ">figure", ">bound"});
+  for (const auto& f : ran.report.findings())
+    table.row({f.sentinel == "figure" ? ""
+               : f.sentinel.empty()   ? "NOT SHOWN"
+                                      : f.sentinel,
+               f.what, fmt::format("{:.3g}", f.measured),
+               f.sentinel == "figure" ? "" : fmt::format("{:.3g}", f.bound)});
+  table.print();
+}
+
+void write(const Context& context, const std::string& path, const std::vector<Ran>& ran,
+           bool passed) {
+  Receipt receipt(ReceiptKind::repro, provenance_of(context));
+  auto bugs = nlohmann::json::array(), sentinels = nlohmann::json::array();
+  for (const Ran& r : ran) {
+    bugs.push_back(to_json(r));
+    for (const auto& f : r.report.findings())
+      if (f.sentinel != "figure")
+        sentinels.push_back(
+            {{"name", f.sentinel.empty() ? "NOT_SHOWN" : f.sentinel},
+             {"passed", !f.sentinel.empty()},
+             {"text", fmt::format("{}: {} = {:.3g}", r.which->name, f.what, f.measured)}});
+  }
+  receipt.section("repro", {{"bugs", bugs}}).section("sentinels", sentinels);
+  receipt.title("Known failures, broken and right");
+  receipt.verdict(passed ? Verdict::passed : Verdict::failed);
+  io::write_receipt(path, receipt);
+}
+
+void run(Context& context, const Flags& f) {
+  if (f.name == "list" && !f.all) return list(context);
+  std::vector<Ran> ran;
+  bool passed = true, known = f.all;
+  for (const auto& r : repro::all()) {
+    if (!f.all && f.name != r.name) continue;
+    known = true;
+    check_interrupt();
+    const auto begin = std::chrono::steady_clock::now();
+    ran.push_back({&r, repro::Report(f.without_fix), 0});
+    r.run(ran.back().report);
+    ran.back().seconds =
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    passed = passed && ran.back().report.complete();
+    if (context.machine())
+      fmt::print("{}\n", to_json(ran.back()).dump());
+    else
+      print(ran.back());
+  }
+  require(known, ErrorKind::usage, "repro {}: no such reproducer; `talea repro list` names them",
+          f.name);
+  if (!f.receipt.empty()) write(context, f.receipt, ran, passed);
+  if (!passed) context.exit_code = static_cast<int>(ErrorKind::check_failed);
+  if (!context.machine())
+    verdict(passed, passed
+                        ? fmt::format("{} reproducers: every bug shown, every fix held", ran.size())
+                        : "a sentinel was not earned");
+}
+
+}  // namespace
+
+void register_repro(CLI::App& app, Context& context) {
+  auto f = std::make_shared<Flags>();
+  CLI::App* sub = add_subcommand(app, context,
+                                 {"repro", "known bugs of the field, shown broken and right",
+                                  "talea repro none_backward", "; 1 a sentinel was not earned"});
+  sub->add_option("name", f->name, "a reproducer, or list")->capture_default_str();
+  sub->add_flag("--all", f->all, "run every one");
+  sub->add_option("--receipt", f->receipt, "write the receipt, .json");
+  sub->add_flag("--without-fix", f->without_fix, "for tests: our path runs the broken one");
+  sub->callback([f, &context] { run(context, *f); });
+}
+
+}  // namespace talea::cli

@@ -90,11 +90,15 @@ class Lane:
     """Talea; dW added into an fp32 main gradient or returned in the weight's dtype."""
 
     def __init__(self, library, lane, limit_mib, main_grad, x, w, y):
-        self.name = f"talea {lane}, limit {limit_mib} MiB, dW " + ("fp32" if main_grad else "16-bit")
+        self.name = f"talea {lane}, limit {limit_mib} MiB, dW " + (
+            "fp32" if main_grad else "16-bit"
+        )
         self.version = "this build"
         self.library, self.lane, self.limit, self.main = library, lane, limit_mib * MIB, main_grad
         self.x, self.w, self.y = x, w, y
-        self.dw = torch.zeros(w.shape, dtype=torch.float32 if main_grad else w.dtype, device=w.device)
+        self.dw = torch.zeros(
+            w.shape, dtype=torch.float32 if main_grad else w.dtype, device=w.device
+        )
         self.dx = torch.empty_like(x)
         self.loss = torch.empty((), device=x.device)
 

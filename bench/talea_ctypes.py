@@ -107,9 +107,7 @@ class Library:
             setattr(o, name, view(t))
         o.accumulate_dw = int(accumulate_dw)
         self.check(
-            self.lib.talea_linear_cross_entropy_options_init(
-                c.byref(p), c.c_int64(c.sizeof(p))
-            )
+            self.lib.talea_linear_cross_entropy_options_init(c.byref(p), c.c_int64(c.sizeof(p)))
         )
         p.lane, p.workspace_limit_bytes = lane.encode(), limit_bytes
         a.abi_version, a.stream = self.abi, stream

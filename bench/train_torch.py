@@ -118,7 +118,12 @@ def talea(args, folder, steps, twins):
     command = [args.talea, "train", "--text", *args.text, "--max-steps", str(steps)]
     command += ["--seed", str(args.seed), "--json-out", str(out), "--threads", str(args.threads)]
     command += ["--initial-parameters-out", str(folder / "initial.safetensors")]
-    command += ["--checkpoint", str(folder / f"state{steps}{twins}"), "--checkpoint-every", "100000"]
+    command += [
+        "--checkpoint",
+        str(folder / f"state{steps}{twins}"),
+        "--checkpoint-every",
+        "100000",
+    ]
     command += ["--twins", str(twins), "--progress", "none", "--quiet"]
     if twins == 0:
         command.append("--no-same-state")
@@ -183,16 +188,16 @@ def main():
         "loss_lane": run["train"]["loss_lane_that_ran"],
         "largest_loss_noise_band": band,
         "largest_loss_difference_from_torch_fp32": max(
-            abs(a - b) for a, b in zip(curve(run, "loss"), fp32)
+            abs(a - b) for a, b in zip(curve(run, "loss"), fp32, strict=False)
         ),
         "largest_loss_difference_from_torch_fp64": max(
-            abs(a - b) for a, b in zip(curve(run, "loss"), fp64)
+            abs(a - b) for a, b in zip(curve(run, "loss"), fp64, strict=False)
         ),
         "largest_loss_difference_of_torch_fp32_from_fp64": max(
-            abs(a - b) for a, b in zip(fp32, fp64)
+            abs(a - b) for a, b in zip(fp32, fp64, strict=False)
         ),
         "largest_difference_of_the_fp64_stacks": max(
-            abs(a - b) for a, b in zip(curve(run, "reference loss"), fp64)
+            abs(a - b) for a, b in zip(curve(run, "reference loss"), fp64, strict=False)
         ),
         "parameters_from_torch_fp32": distance(trained32, state, "candidate"),
         "parameters_from_torch_fp64": distance(trained64, state, "candidate"),

@@ -28,3 +28,8 @@ set_target_properties(talea_internal PROPERTIES CUDA_RUNTIME_LIBRARY Static
                                                 CUDA_ARCHITECTURES OFF)
 target_include_directories(talea_internal SYSTEM PUBLIC ${CUDAToolkit_INCLUDE_DIRS})
 target_link_libraries(talea_internal PUBLIC CUDA::cudart_static ${CMAKE_DL_LIBS})
+
+# Lane sm90 beside the plain cuBLAS products, as JSON lines.
+add_executable(talea_device_bench EXCLUDE_FROM_ALL ${PROJECT_SOURCE_DIR}/bench/device_bench.cu)
+set_target_properties(talea_device_bench PROPERTIES CUDA_ARCHITECTURES 90 CUDA_STANDARD 20)
+target_link_libraries(talea_device_bench PRIVATE talea_internal CUDA::cublas)

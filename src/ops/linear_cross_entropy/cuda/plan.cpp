@@ -61,7 +61,9 @@ Plan plan(const Problem& p, int sm) {
   const bool dense = (p.hidden <= 1 || p.dw_col_stride == 1) &&
                      (p.vocab_stored <= 1 || p.dw_row_stride >= p.hidden);
   r.dw_in_place = p.wants_dw && p.dw_dtype == DType::f32 && dense;
-  if (p.wants_dw && dense && !p.accumulate_dw && p.dw_dtype == r.compute && is_16bit(r.compute)) {
+  // Two terms meet in fp32: a 16-bit dW between them would be rounded twice.
+  if (p.wants_dw && dense && !p.accumulate_dw && p.dw_dtype == r.compute && is_16bit(r.compute) &&
+      !r.two_terms) {
     Plan direct = r;  // worth it only where the whole batch fits one chunk
     direct.dw_direct = true;
     const int64_t all = std::max(r.granule_rows, round_up(p.tokens, r.granule_rows));

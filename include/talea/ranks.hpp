@@ -1,7 +1,8 @@
 // What: the ways to obtain a Communicator: threads of one process, MPI, NCCL.
-// Why: the operator takes ranks as an argument; this is where the argument comes from. A caller
-// with a group of his own derives from Communicator, or fills the function table of talea.h. Never:
-// needs MPI or NCCL to be installed: both are opened at run time, and their absence is named.
+// Why: the operator takes ranks as an argument; this is where the argument comes from.
+// Never: needs MPI or NCCL to be installed: both are opened at run time, their absence is named.
+//
+// A caller with a group of his own derives from Communicator, or fills the table of talea.h.
 #pragma once
 
 #include <functional>

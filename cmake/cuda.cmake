@@ -14,7 +14,7 @@ endif()
 file(GLOB_RECURSE talea_cuda_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/*.cu)
 target_sources(talea_internal PRIVATE ${talea_cuda_sources})
 foreach(source IN LISTS talea_cuda_sources)
-  if(source MATCHES "/sm90/")
+  if(source MATCHES "/src/.*/sm90/")
     set(targets "-gencode=arch=compute_90a,code=sm_90a")
   else()
     set(targets "-gencode=arch=compute_80,code=[sm_80,compute_80];-gencode=arch=compute_90,code=sm_90")
@@ -26,8 +26,13 @@ target_compile_options(talea_internal PRIVATE
 set_target_properties(talea_internal PROPERTIES CUDA_RUNTIME_LIBRARY Static
                                                 CUDA_SEPARABLE_COMPILATION OFF
                                                 CUDA_ARCHITECTURES OFF)
-target_include_directories(talea_internal SYSTEM PUBLIC ${CUDAToolkit_INCLUDE_DIRS})
-target_link_libraries(talea_internal PUBLIC CUDA::cudart_static ${CMAKE_DL_LIBS})
+# Only the host files that speak to the runtime see its headers; the others compile as without CUDA.
+set(talea_cuda_options -DTALEA_WITH_CUDA -isystem ${CUDAToolkit_INCLUDE_DIRS})
+set(talea_cuda_hosts ${talea_sources})
+list(FILTER talea_cuda_hosts INCLUDE REGEX
+     "/src/ops/.*/(cuda|sm90)/|/src/device/(common|sm90)/|/src/dist/nccl|/src/core/(device_facts|device_session_absent|provenance).cpp$")
+set_property(SOURCE ${talea_cuda_hosts} APPEND PROPERTY COMPILE_OPTIONS ${talea_cuda_options})
+target_link_libraries(talea_internal PUBLIC $<LINK_ONLY:CUDA::cudart_static> ${CMAKE_DL_LIBS})
 
 # Lane sm90 beside the plain cuBLAS products, as JSON lines.
 add_executable(talea_device_bench EXCLUDE_FROM_ALL ${PROJECT_SOURCE_DIR}/bench/device_bench.cu)

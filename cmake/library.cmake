@@ -31,7 +31,10 @@ list(FILTER talea_sources EXCLUDE REGEX "/src/capi/")
 
 add_library(talea_internal STATIC ${talea_sources})
 add_dependencies(talea_internal talea_git_facts)
-target_include_directories(talea_internal PRIVATE ${talea_generated})
+# Only where it is read: the other files compile alike in every build folder (and in the cache).
+set_property(SOURCE ${PROJECT_SOURCE_DIR}/src/core/provenance.cpp
+                    ${PROJECT_SOURCE_DIR}/src/core/receipt_schema.cpp
+             APPEND PROPERTY INCLUDE_DIRECTORIES ${talea_generated})
 target_include_directories(talea_internal PUBLIC ${PROJECT_SOURCE_DIR}/include
                                                  ${PROJECT_SOURCE_DIR}/src)
 find_package(hwy REQUIRED)
@@ -43,8 +46,7 @@ target_link_libraries(talea_internal PUBLIC OpenMP::OpenMP_CXX fmt::fmt-header-o
 # are left out because a register block has a fixed size.
 target_compile_definitions(talea_internal PRIVATE
                            "HWY_DISABLED_TARGETS=(HWY_SVE|HWY_SVE2|HWY_RVV)")
-target_compile_definitions(talea_internal PUBLIC $<$<BOOL:${TALEA_CUDA}>:TALEA_CUDA>
-                                                 $<$<BOOL:${TALEA_MUTANTS}>:TALEA_MUTANTS>)
+target_compile_definitions(talea_internal PUBLIC $<$<BOOL:${TALEA_MUTANTS}>:TALEA_MUTANTS>)
 if(TALEA_CUDA)
   include(cmake/cuda.cmake)
 endif()

@@ -7,7 +7,7 @@
 
 namespace talea {
 
-#ifdef TALEA_CUDA
+#ifdef TALEA_WITH_CUDA
 void gather_cuda_facts(int device_index, DeviceFacts& facts);  // src/device/common/facts.cpp
 #else
 static void gather_cuda_facts(int, DeviceFacts&) {}

@@ -1,7 +1,7 @@
 // What: the device session of a build without CUDA.
 // Why: tools ask for a device in one way and are told why there is none.
 // Never: does anything.
-#ifndef TALEA_CUDA
+#ifndef TALEA_WITH_CUDA
 #include "core/device_session.hpp"
 #include "core/fail.hpp"
 

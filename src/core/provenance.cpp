@@ -59,7 +59,7 @@ BuildInfo make_build_info() {
   info.compiler = TALEA_COMPILER;
   info.type = TALEA_BUILD_TYPE;
   info.flags = TALEA_BUILD_FLAGS;
-#ifdef TALEA_CUDA
+#ifdef TALEA_WITH_CUDA
   info.options.push_back("cuda");
 #endif
 #ifdef TALEA_MPI

@@ -23,8 +23,6 @@ ROOMS = {
 SUFFIXES = {".cpp", ".hpp", ".cu", ".cuh", ".h", ".c"}
 # Headers of an engine, and the only place that may include them.
 ENGINES = {r"nccl\.h": "src/dist/", r"mpi\.h": "src/dist/"}
-# What the device lanes share of a row: declared by lane cuda, used by sm90 as well. Nothing else.
-DEVICE_ROWS = {"cuda/rows.hpp", "cuda/row_kernels.hpp", "cuda/smoothing.hpp"}
 CUDA = r"(cuda|cublas|cute/|cutlass|thrust/|cub/).*"
 FORBIDDEN = {
     r"\b(secure_)?getenv\s*\(": "getenv: an argument must be able to say it",
@@ -77,7 +75,7 @@ def check_include(path: str, name: str, src_rooms: set[str]) -> str | None:
     if room == "ops" and first == "ops":
         if path.split("/")[2] != name.split("/")[1]:
             return f"includes {name}: another operator"
-        if own and theirs and own[1] != theirs[1] and name.split("/", 2)[2] not in DEVICE_ROWS:
+        if own and theirs and own[1] != theirs[1]:
             return f"includes {name}: another lane"
     return None
 
@@ -132,8 +130,7 @@ SELF_TESTS = [
     ("src/ops/x/cuda/a.cpp", "only src/dist/", GOOD + "#include <nccl.h>\n"),
     ("src/core/a.cpp", "only src/dist/", GOOD + "#include <mpi.h>\n"),
     ("src/ops/x/cpu/a.cpp", "another lane", GOOD + '#include "ops/x/cuda/b.hpp"\n'),
-    ("src/ops/x/sm90/a.cpp", "", GOOD + '#include "ops/x/cuda/rows.hpp"\n'),
-    ("src/ops/x/sm90/a.cpp", "another lane", GOOD + '#include "ops/x/cuda/finish.hpp"\n'),
+    ("src/ops/x/sm90/a.cpp", "another lane", GOOD + '#include "ops/x/cuda/rows.hpp"\n'),
     ("src/ops/x/cpu/a.cpp", "", GOOD + '#include "ops/x/cpu/b.hpp"\n'),
     ("src/ops/x/cpu/a.cpp", "", GOOD + '#include "ops/x/contract.hpp"\n'),
     ("src/ops/x/cpu/a.cpp", "another operator", GOOD + '#include "ops/y/contract.hpp"\n'),

@@ -1,7 +1,7 @@
 // What: the decisions of lane sm90: chunk, sharing of the device, workspace, reasons to decline.
 // Why: they are pure functions of (problem, device facts) and need no GPU to be tested.
 // Never: launches a kernel.
-#ifdef TALEA_CUDA
+#ifdef TALEA_WITH_CUDA
 #include <gtest/gtest.h>
 
 #include "ops/linear_cross_entropy/sm90/config.hpp"

@@ -39,7 +39,7 @@ Place& host_place() {
   return place;
 }
 
-#ifndef TALEA_CUDA
+#ifndef TALEA_WITH_CUDA
 Place* cuda_place(std::string& why) {
   why = "unavailable: built without CUDA";
   return nullptr;

@@ -2,7 +2,7 @@
 // Exists so that each product's file holds only its shape and its epilogue.
 // Never waits for the device.
 #pragma once
-#include "device/common/check.hpp"
+#include "device/common/cuda_check.hpp"
 #include "device/sm90/gemm.cuh"
 #include "device/sm90/tensor_map.hpp"
 
@@ -23,7 +23,7 @@ void launch_gemm(const Operand& a, const Operand& b, const Extents& extents,
   const CUtensorMap map_b =
       tensor_map(b.data, Element::bf16, b.rows, b.columns, b.stride, S::kBoxRowsB);
   auto* kernel = gemm_kernel<S, Epilogue>;
-  cuda_check(
+  device::check(
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kSharedBytes),
       "shared memory of a product");
   cudaLaunchConfig_t config{};
@@ -36,8 +36,8 @@ void launch_gemm(const Operand& a, const Operand& b, const Extents& extents,
   attribute.val.programmaticStreamSerializationAllowed = 1;
   config.attrs = &attribute;
   config.numAttrs = overlap ? 1 : 0;
-  cuda_check(cudaLaunchKernelEx(&config, kernel, map_a, map_b, extents, params),
-             "launch of a product");
+  device::check(cudaLaunchKernelEx(&config, kernel, map_a, map_b, extents, params),
+                "launch of a product");
 }
 
 }  // namespace talea::sm90

@@ -5,9 +5,9 @@
 
 #include <algorithm>
 
-#include "ops/linear_cross_entropy/cuda/row_kernels.hpp"
 #include "ops/linear_cross_entropy/sm90/layout.hpp"
 #include "ops/linear_cross_entropy/sm90/products.hpp"
+#include "ops/linear_cross_entropy/sm90/row_kernels.hpp"
 
 namespace talea::lce::sm90 {
 namespace {

@@ -5,8 +5,8 @@
 #include <optional>
 #include <string>
 
-#include "ops/linear_cross_entropy/cuda/rows.hpp"
 #include "ops/linear_cross_entropy/lane.hpp"
+#include "ops/linear_cross_entropy/sm90/rows.hpp"
 
 namespace talea::lce {
 struct BatchFacts;

@@ -3,7 +3,7 @@
 // Never reads or writes a row beyond those in use.
 #pragma once
 #include "device/sm90/gemm.cuh"
-#include "ops/linear_cross_entropy/cuda/rows.hpp"
+#include "ops/linear_cross_entropy/sm90/rows.hpp"
 
 namespace talea::lce::sm90 {
 

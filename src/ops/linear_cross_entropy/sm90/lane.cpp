@@ -3,12 +3,11 @@
 // Never allocates, synchronises or leaves the caller's stream.
 #include <cuda_runtime.h>
 
-#include "device/common/check.hpp"
-#include "device/common/device_guard.hpp"
-#include "ops/linear_cross_entropy/cuda/row_kernels.hpp"
-#include "ops/linear_cross_entropy/cuda/smoothing.hpp"
+#include "device/common/cuda_check.hpp"
 #include "ops/linear_cross_entropy/sm90/layout.hpp"
 #include "ops/linear_cross_entropy/sm90/products.hpp"
+#include "ops/linear_cross_entropy/sm90/row_kernels.hpp"
+#include "ops/linear_cross_entropy/sm90/smoothing.hpp"
 
 namespace talea::lce::sm90 {
 namespace {
@@ -220,7 +219,7 @@ void last(const Run& r) {
       round_rows({r.b.dw, r.p.vocab_local, r.p.hidden, out.dw.data, out.dw.stride[0]}, r.stream);
     if (!r.p.accumulate_dw && r.p.vocab_stored > r.p.vocab_local) {
       const int64_t size = size_of(r.p.dw_dtype), pitch = out.dw.stride[0] * size;
-      cuda_check(
+      device::check(
           cudaMemset2DAsync(static_cast<char*>(out.dw.data) + r.p.vocab_local * pitch, pitch, 0,
                             r.p.hidden * size, r.p.vocab_stored - r.p.vocab_local, r.stream),
           "zero of the padded rows of dw");
@@ -250,7 +249,7 @@ void report(const Run& r) {
 }
 
 void run(const Call& call) {
-  const DeviceGuard guard(call.problem.device_index);
+  const device::DeviceGuard guard(call.problem.device_index);
   const Config c = config(call.problem, call.device);
   Arena arena(call.workspace);
   const Run r{call, call.problem, c, lay_out(call.problem, c, arena),

@@ -3,7 +3,7 @@
 // Never lets the target's own term into the sum or into the 16-bit buffer.
 #pragma once
 #include "device/sm90/gemm.cuh"
-#include "ops/linear_cross_entropy/cuda/rows.hpp"
+#include "ops/linear_cross_entropy/sm90/rows.hpp"
 
 namespace talea::lce::sm90 {
 

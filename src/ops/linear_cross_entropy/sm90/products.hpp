@@ -4,7 +4,7 @@
 #pragma once
 #include <cuda_runtime.h>
 
-#include "ops/linear_cross_entropy/cuda/rows.hpp"
+#include "ops/linear_cross_entropy/sm90/rows.hpp"
 
 namespace talea::lce::sm90 {
 

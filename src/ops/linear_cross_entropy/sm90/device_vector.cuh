@@ -2,7 +2,7 @@
 // Exists so that kernels see doubles and indices, not dtypes.
 // Never vectorises: these tensors are small.
 #pragma once
-#include "ops/linear_cross_entropy/cuda/row_kernels.hpp"
+#include "ops/linear_cross_entropy/sm90/row_kernels.hpp"
 
 namespace talea::lce {
 

@@ -7,8 +7,8 @@
 #include <cub/block/block_scan.cuh>
 #include <cub/device/device_radix_sort.cuh>
 
-#include "device/common/check.hpp"
-#include "ops/linear_cross_entropy/cuda/device_vector.cuh"
+#include "device/common/cuda_check.hpp"
+#include "ops/linear_cross_entropy/sm90/device_vector.cuh"
 
 namespace talea::lce {
 namespace {
@@ -131,31 +131,31 @@ DeviceVector device_vector(const Tensor& t) {
 void prepare_tokens(const TokenParams& p, cudaStream_t stream) {
   if (p.tokens == 0) return;
   token_kernel<<<static_cast<unsigned>((p.tokens + 255) / 256), 256, 0, stream>>>(p);
-  launch_check("prepare_tokens");
+  device::check_launch("prepare_tokens");
 }
 
 void compact_rows(const CompactParams& p, cudaStream_t stream) {
   compact_kernel<<<1, kBlock, 0, stream>>>(p);
-  launch_check("compact_rows");
+  device::check_launch("compact_rows");
 }
 
 void blank_rows(const BlankParams& p, cudaStream_t stream) {
   if (p.tokens == 0) return;
   blank_kernel<<<static_cast<unsigned>(p.tokens), 128, 0, stream>>>(p);
-  launch_check("blank_rows");
+  device::check_launch("blank_rows");
 }
 
 void gather_rows(const GatherParams& p, cudaStream_t stream) {
   if (p.rows == 0) return;
   gather_kernel<<<static_cast<unsigned>(p.rows), 128, 0, stream>>>(p);
-  launch_check("gather_rows");
+  device::check_launch("gather_rows");
 }
 
 void sort_keys(const uint64_t* from, uint64_t* to, int64_t tokens, void* scratch,
                int64_t scratch_bytes, cudaStream_t stream) {
   auto bytes = static_cast<size_t>(scratch_bytes);
-  cuda_check(cub::DeviceRadixSort::SortKeys(scratch, bytes, from, to, tokens, 0, 64, stream),
-             "sort of the targets");
+  device::check(cub::DeviceRadixSort::SortKeys(scratch, bytes, from, to, tokens, 0, 64, stream),
+                "sort of the targets");
 }
 
 }  // namespace talea::lce

@@ -2,8 +2,8 @@
 // dW. Exists so that every CUDA lane shares one meaning of ignored, poisoned and valid rows. Never
 // allocates or synchronises: counts stay in device memory and grids cover the whole batch.
 #pragma once
-#include "ops/linear_cross_entropy/cuda/rows.hpp"
 #include "ops/linear_cross_entropy/finish.hpp"
+#include "ops/linear_cross_entropy/sm90/rows.hpp"
 #include "talea/tensor.hpp"
 
 namespace talea::lce {

@@ -2,7 +2,7 @@
 // Exists because sum_v c_v z_v = x . (sum_v c_v w_v): smoothing needs no pass over the logits.
 // Never adds in an order that timing could change.
 #pragma once
-#include "ops/linear_cross_entropy/cuda/row_kernels.hpp"
+#include "ops/linear_cross_entropy/sm90/row_kernels.hpp"
 
 namespace talea::lce {
 

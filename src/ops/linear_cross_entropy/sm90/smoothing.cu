@@ -5,9 +5,9 @@
 
 #include <cub/block/block_reduce.cuh>
 
-#include "device/common/check.hpp"
-#include "ops/linear_cross_entropy/cuda/device_vector.cuh"
-#include "ops/linear_cross_entropy/cuda/smoothing.hpp"
+#include "device/common/cuda_check.hpp"
+#include "ops/linear_cross_entropy/sm90/device_vector.cuh"
+#include "ops/linear_cross_entropy/sm90/smoothing.hpp"
 
 namespace talea::lce {
 namespace {
@@ -108,23 +108,23 @@ void weight_sums(const WeightSumParams& p, cudaStream_t stream) {
   weight_part_kernel<<<dim3(column_blocks(p.hidden), kParts), kThreads, 0, stream>>>(p);
   add_parts_kernel<<<2 * column_blocks(p.hidden), kThreads, 0, stream>>>(p.parts, p.hidden, p.sum);
   scalar_sums_kernel<<<1, 1024, 0, stream>>>(p);
-  launch_check("weight_sums");
+  device::check_launch("weight_sums");
 }
 
 void row_dots(const RowDotParams& p, cudaStream_t stream) {
   row_dot_kernel<<<static_cast<unsigned>((p.capacity + 7) / 8), 256, 0, stream>>>(p);
-  launch_check("row_dots");
+  device::check_launch("row_dots");
 }
 
 void weighted_rows(const WeightedRowsParams& p, cudaStream_t stream) {
   row_part_kernel<<<dim3(column_blocks(p.hidden), kParts), kThreads, 0, stream>>>(p);
   add_parts_kernel<<<2 * column_blocks(p.hidden), kThreads, 0, stream>>>(p.parts, p.hidden, p.out);
-  launch_check("weighted_rows");
+  device::check_launch("weighted_rows");
 }
 
 void round_rows(const RoundParams& p, cudaStream_t stream) {
   round_kernel<<<static_cast<unsigned>(p.rows), 256, 0, stream>>>(p);
-  launch_check("round_rows");
+  device::check_launch("round_rows");
 }
 
 }  // namespace talea::lce

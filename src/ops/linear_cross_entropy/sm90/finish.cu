@@ -5,8 +5,8 @@
 
 #include <cub/block/block_reduce.cuh>
 
-#include "device/common/check.hpp"
-#include "ops/linear_cross_entropy/cuda/device_vector.cuh"
+#include "device/common/cuda_check.hpp"
+#include "ops/linear_cross_entropy/sm90/device_vector.cuh"
 
 namespace talea::lce {
 namespace {
@@ -153,19 +153,19 @@ void finish_rows(const FinishParams& p, cudaStream_t stream) {
   const int64_t blocks = (p.chunk_rows + kRows - 1) / kRows;
   if (blocks == 0) return;
   finish_kernel<<<static_cast<unsigned>(blocks), kRows * kLanes, 0, stream>>>(p);
-  launch_check("finish_rows");
+  device::check_launch("finish_rows");
 }
 
 void reduce_loss(const ReduceLossParams& p, cudaStream_t stream) {
   reduce_kernel<<<1, 1024, 0, stream>>>(p);
-  launch_check("reduce_loss");
+  device::check_launch("reduce_loss");
 }
 
 void scatter_targets(const ScatterParams& p, cudaStream_t stream) {
   if (p.tokens == 0) return;
   const dim3 grid(static_cast<unsigned>(p.tokens), static_cast<unsigned>((p.hidden + 255) / 256));
   scatter_kernel<<<grid, 128, 0, stream>>>(p);
-  launch_check("scatter_targets");
+  device::check_launch("scatter_targets");
 }
 
 }  // namespace talea::lce

@@ -50,7 +50,8 @@ void good_call(Communicator& c, const Case& whole) {
   std::_Exit(status);
 }
 
-int run_fault(const std::string& kind, int culprit, double timeout_s) {
+int run_fault(const std::string& kind, int culprit, double timeout_s,
+              const std::string& presence_dir) {
   auto start = std::chrono::steady_clock::now();
   const int launcher_rank = std::atoi(std::getenv("OMPI_COMM_WORLD_RANK"));
   const auto report = [&](int rank, const Error& e) {
@@ -67,7 +68,7 @@ int run_fault(const std::string& kind, int culprit, double timeout_s) {
     options.timeout_s = timeout_s;
     options.launcher_rank = launcher_rank;
     options.launcher_size = std::atoi(std::getenv("OMPI_COMM_WORLD_SIZE"));
-    options.presence_dir = "/tmp/talea-presence-" + std::string(std::getenv("PMIX_NAMESPACE"));
+    options.presence_dir = presence_dir;
     const auto c = make_mpi_communicator(options);
     Case whole = rank_matrix()[0].second;
     for (int i = 0; i < 2; ++i) good_call(*c, whole);
@@ -91,7 +92,8 @@ int run_fault(const std::string& kind, int culprit, double timeout_s) {
 int main(int argc, char** argv) {
   using namespace talea;
   const std::string mode = argc > 1 ? argv[1] : "matrix";
-  if (mode != "matrix") return testing::run_fault(mode, std::atoi(argv[2]), std::atof(argv[3]));
+  if (mode != "matrix")
+    return testing::run_fault(mode, std::atoi(argv[2]), std::atof(argv[3]), argv[4]);
   const auto c = make_mpi_communicator();
   return testing::run_matrix(*c);
 }

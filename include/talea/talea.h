@@ -70,7 +70,9 @@ typedef struct talea_tensor {
 
 /* The ranks that share a call, by callbacks: the caller's own MPI, NCCL or torch.distributed.
  * All are collective. A callback returns 0, or any other number for a failure, which ends the call
- * with TALEA_RUNTIME. `stream` is the args' stream. Buffers live on `device`. */
+ * with TALEA_RUNTIME. `stream` is the args' stream. Buffers live on `device`. For
+ * talea_phases_begin() the callbacks are null: there the caller does each exchange between calls.
+ */
 typedef struct talea_communicator {
   int64_t struct_bytes;
   const char* engine; /* for the receipt, e.g. "torch.distributed gloo"; may be null */
@@ -152,7 +154,8 @@ typedef struct talea_linear_cross_entropy_ranks {
   const talea_communicator* batch; /* ranks that share the batch, for SCOPE_GLOBAL */
   int64_t vocab_begin;             /* global id of this rank's first weight row */
   int32_t sequence_parallel;       /* hidden and dx hold this rank's tokens / size rows only */
-  int32_t reserved;                /* 0 */
+  /* 1: shapes, options and shards are not compared before the work; 0: they are, over the host. */
+  int32_t skip_handshake;
 } talea_linear_cross_entropy_ranks;
 
 /* One call. `inputs` and `outputs` are needed; null options are the defaults, null ranks a world of
@@ -240,6 +243,48 @@ enum { TALEA_TEXT = 0, TALEA_JSON = 1 };
  * needs into *needed_bytes (may be null); a buffer too small is no error. */
 TALEA_API talea_status talea_explain(const talea_linear_cross_entropy_args* args, int32_t format,
                                      char* buffer, int64_t buffer_bytes, int64_t* needed_bytes);
+
+/* The operator cut at its exchanges between ranks, for callers whose group (torch.distributed,
+ * Megatron's tp_group) is a loop of their own and not a callback:
+ *   talea_phases_begin(&args, &phases);
+ *   while (talea_phases_next(phases, &exchange) == TALEA_OK && exchange.kind) do_it(&exchange);
+ *   talea_phases_finish(phases, &result);   talea_phases_free(phases);
+ * Every rank meets the same exchanges in the same order. args->ranks names rank, size and device of
+ * `vocab` (and `batch`) without callbacks. What args points to must live until the end. */
+enum {                          /* kind of an exchange */
+       TALEA_EXCHANGE_NONE = 0, /* the call has ended */
+       TALEA_EXCHANGE_ALL_GATHER = 1,
+       TALEA_EXCHANGE_ALL_REDUCE_SUM = 2,
+       TALEA_EXCHANGE_REDUCE_SCATTER_SUM = 3
+};
+enum { TALEA_GROUP_VOCAB = 0, TALEA_GROUP_BATCH = 1 };
+
+/* As the callbacks of talea_communicator. */
+typedef struct talea_exchange {
+  int64_t struct_bytes;
+  int32_t kind;
+  int32_t group;    /* TALEA_GROUP_VOCAB or TALEA_GROUP_BATCH */
+  int32_t device;   /* of the buffers: TALEA_CPU for the handshake, also of a call on a device */
+  int32_t dtype;    /* of the sums; an all_gather moves bytes */
+  const void* send; /* all_gather: `bytes`; reduce_scatter: size blocks of `bytes`; or recv */
+  void* recv;       /* all_gather: size blocks of `bytes`, in rank order; otherwise `bytes` */
+  int64_t count;    /* elements of `bytes` */
+  int64_t bytes;
+  void* stream; /* on a device: queue the work here; it need not have run on return */
+} talea_exchange;
+
+typedef struct talea_phases talea_phases;
+
+/* Nothing runs yet; every error of the arguments is said by the first talea_phases_next(). */
+TALEA_API talea_status talea_phases_begin(const talea_linear_cross_entropy_args* args,
+                                          talea_phases** phases);
+/* Runs to the next exchange, taking the last one as done; exchange->struct_bytes must be set. After
+ * an error, and after TALEA_EXCHANGE_NONE, the call has ended. */
+TALEA_API talea_status talea_phases_next(talea_phases* phases, talea_exchange* exchange);
+/* The result of a call that has ended well; TALEA_USAGE before. */
+TALEA_API talea_status talea_phases_finish(talea_phases* phases, talea_result** result);
+/* Gives up a call that has not ended: its outputs are unfinished. Null is no error. */
+TALEA_API void talea_phases_free(talea_phases* phases);
 
 /* Lane names, best first, parted by commas; a constant. */
 TALEA_API const char* talea_linear_cross_entropy_lanes(void);

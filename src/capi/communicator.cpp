@@ -10,7 +10,11 @@ namespace {
 class CallbackCommunicator final : public Communicator {
  public:
   CallbackCommunicator(const char* name, const talea_communicator& c)
-      : name_(name), engine_(c.engine ? c.engine : "callbacks"), c_(c) {}
+      : name_(name),
+        engine_(c.engine       ? c.engine
+                : c.all_gather ? "callbacks"
+                               : "phases"),
+        c_(c) {}
 
   const char* engine() const override { return engine_.c_str(); }
   int rank() const override { return c_.rank; }
@@ -44,7 +48,8 @@ class CallbackCommunicator final : public Communicator {
 
 }  // namespace
 
-std::unique_ptr<Communicator> make_communicator(const char* name, const talea_communicator* c) {
+std::unique_ptr<Communicator> make_communicator(const char* name, const talea_communicator* c,
+                                                Callbacks callbacks) {
   constexpr auto usage = ErrorKind::usage;
   require(c->struct_bytes == static_cast<int64_t>(sizeof(*c)), usage,
           "{}: struct_bytes = {} where this library (ABI version {}) has {}", name, c->struct_bytes,
@@ -54,6 +59,9 @@ std::unique_ptr<Communicator> make_communicator(const char* name, const talea_co
           c->rank, c->size);
   require(c->device == TALEA_CPU || c->device == TALEA_CUDA, usage,
           "{}: device = {}: must be 0 (cpu) or 1 (cuda)", name, c->device);
+  const bool none = !c->all_gather && !c->all_reduce_sum && !c->reduce_scatter_sum;
+  if (none && callbacks == Callbacks::optional)
+    return std::make_unique<CallbackCommunicator>(name, *c);
   require(c->all_gather, usage, "{}: all_gather: null function", name);
   require(c->all_reduce_sum, usage, "{}: all_reduce_sum: null function", name);
   require(c->reduce_scatter_sum, usage, "{}: reduce_scatter_sum: null function", name);

@@ -111,31 +111,33 @@ void copy_options(const talea_linear_cross_entropy_options* from, LinearCrossEnt
   if (from->lane) to.lane = from->lane;
 }
 
-void copy_ranks(const talea_linear_cross_entropy_ranks* from, Arguments& to) {
+void copy_ranks(const talea_linear_cross_entropy_ranks* from, Purpose purpose, Arguments& to) {
   if (!from) return;
   check_size("ranks", from);
-  if (from->vocab) to.vocab = make_communicator("ranks.vocab", from->vocab);
-  if (from->batch) to.batch = make_communicator("ranks.batch", from->batch);
+  const auto callbacks = purpose == Purpose::call ? Callbacks::needed : Callbacks::optional;
+  if (from->vocab) to.vocab = make_communicator("ranks.vocab", from->vocab, callbacks);
+  if (from->batch) to.batch = make_communicator("ranks.batch", from->batch, callbacks);
   to.ranks.vocab = to.vocab.get();
   to.ranks.batch = to.batch.get();
   to.ranks.vocab_begin = from->vocab_begin;
   to.ranks.sequence_parallel = from->sequence_parallel != 0;
+  to.ranks.handshake = from->skip_handshake == 0;
 }
 
 }  // namespace
 
-Arguments convert(const talea_linear_cross_entropy_args* args, bool no_data) {
+Arguments convert(const talea_linear_cross_entropy_args* args, Purpose purpose) {
   require(args, usage, "args: null pointer");
   check_size("args", args);
   require(args->abi_version == TALEA_ABI_VERSION, usage,
           "args: abi_version = {} where this library has {}", args->abi_version, TALEA_ABI_VERSION);
   uintptr_t address = uintptr_t{1} << 40;
-  uintptr_t* next = no_data ? &address : nullptr;
+  uintptr_t* next = purpose == Purpose::question ? &address : nullptr;
   Arguments to;
   copy_inputs(args->inputs, to.inputs, next);
   copy_outputs(args->outputs, to.outputs, next);
   copy_options(args->options, to.options);
-  copy_ranks(args->ranks, to);
+  copy_ranks(args->ranks, purpose, to);
   to.workspace = {args->workspace, args->workspace_bytes};
   to.stream = args->stream;
   return to;

@@ -10,8 +10,12 @@
 
 namespace talea::capi {
 
+// optional: rank, size and device are all that is asked of a table without functions.
+enum class Callbacks { needed, optional };
+
 // A communicator made of the caller's functions.
-std::unique_ptr<Communicator> make_communicator(const char* name, const talea_communicator* c);
+std::unique_ptr<Communicator> make_communicator(const char* name, const talea_communicator* c,
+                                                Callbacks callbacks);
 
 struct Arguments {
   LinearCrossEntropyInputs inputs;
@@ -23,9 +27,11 @@ struct Arguments {
   std::unique_ptr<Communicator> vocab, batch;  // what ranks points to
 };
 
-// Throws Error(usage) for a struct, enum or pointer that is wrong in itself. no_data: null tensor
-// addresses are replaced by distinct made-up ones, for questions that touch no data.
-Arguments convert(const talea_linear_cross_entropy_args* args, bool no_data);
+// question: touches no data; null tensor addresses are replaced by distinct made-up ones.
+enum class Purpose { call, phases, question };
+
+// Throws Error(usage) for a struct, enum or pointer that is wrong in itself.
+Arguments convert(const talea_linear_cross_entropy_args* args, Purpose purpose);
 
 void write_defaults(talea_linear_cross_entropy_options* options, int64_t struct_bytes);
 

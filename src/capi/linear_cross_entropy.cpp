@@ -48,7 +48,7 @@ talea_status talea_linear_cross_entropy_options_init(talea_linear_cross_entropy_
 talea_status talea_workspace_bytes(const talea_linear_cross_entropy_args* args, int64_t* bytes) {
   return capi::guarded([&] {
     require(bytes, ErrorKind::usage, "bytes: null pointer");
-    *bytes = talea::workspace_bytes(capi::problem_of(capi::convert(args, true)));
+    *bytes = talea::workspace_bytes(capi::problem_of(capi::convert(args, capi::Purpose::question)));
   });
 }
 
@@ -56,7 +56,7 @@ talea_status talea_linear_cross_entropy(const talea_linear_cross_entropy_args* a
                                         talea_result** result) {
   if (result) *result = nullptr;
   return capi::guarded([&] {
-    const capi::Arguments a = capi::convert(args, false);
+    const capi::Arguments a = capi::convert(args, capi::Purpose::call);
     auto done =
         talea::linear_cross_entropy(a.inputs, a.outputs, a.options, a.workspace, a.ranks, a.stream);
     capi::log_result(done);
@@ -71,7 +71,8 @@ talea_status talea_explain(const talea_linear_cross_entropy_args* args, int32_t 
             "format = {}: must be 0 (text) or 1 (JSON)", format);
     require(buffer_bytes >= 0 && (buffer || buffer_bytes == 0), ErrorKind::usage,
             "buffer: {} bytes at {}", buffer_bytes, buffer ? "an address" : "null");
-    const auto choice = talea::explain(capi::problem_of(capi::convert(args, true)));
+    const auto choice =
+        talea::explain(capi::problem_of(capi::convert(args, capi::Purpose::question)));
     const std::string text =
         format == TALEA_JSON ? capi::explain_json(choice) : capi::explain_text(choice);
     if (needed_bytes) *needed_bytes = static_cast<int64_t>(text.size()) + 1;

@@ -274,6 +274,72 @@ TEST_F(CApi, BadCommunicatorsAreRefused) {
   expect_error(call(), TALEA_USAGE, "all_gather: null");
 }
 
+// Both ranks of a world of two, driven by one loop through the C door.
+TEST_F(CApi, PhasesLeaveTheExchangesToTheCaller) {
+  float losses[2] = {}, dxs[2][2] = {}, dws[2] = {};
+  talea_communicator group[2]{};
+  talea_linear_cross_entropy_ranks two[2]{};
+  talea_phases* phases[2] = {};
+  std::vector<char> workspaces[2];
+  for (int r = 0; r < 2; ++r) {
+    inputs.weight = view(w + r, TALEA_F32, {1, 1});
+    outputs.loss = view(&losses[r], TALEA_F32, {});
+    outputs.dx = view(dxs[r], TALEA_F32, {2, 1});
+    outputs.dw = view(&dws[r], TALEA_F32, {1, 1});
+    options.vocab = 2;
+    group[r].struct_bytes = sizeof group[r];
+    group[r].rank = r;
+    group[r].size = 2;
+    two[r].struct_bytes = sizeof two[r];
+    two[r].vocab = &group[r];
+    two[r].vocab_begin = r;
+    args.ranks = &two[r];
+    ASSERT_EQ(talea_workspace_bytes(&args, &args.workspace_bytes), TALEA_OK) << talea_last_error();
+    workspaces[r].assign(static_cast<size_t>(args.workspace_bytes), static_cast<char>(0xff));
+    args.workspace = workspaces[r].data();
+    expect_error(talea_linear_cross_entropy(&args, nullptr), TALEA_USAGE, "all_gather: null");
+    ASSERT_EQ(talea_phases_begin(&args, &phases[r]), TALEA_OK) << talea_last_error();
+    expect_error(talea_phases_finish(phases[r], nullptr), TALEA_USAGE, "has not ended");
+  }
+  talea_exchange e[2]{};
+  expect_error(talea_phases_next(phases[0], &e[0]), TALEA_USAGE, "struct_bytes = 0");
+  for (int turns = 0;; ++turns) {
+    for (int r = 0; r < 2; ++r) {
+      e[r].struct_bytes = sizeof e[r];
+      ASSERT_EQ(talea_phases_next(phases[r], &e[r]), TALEA_OK) << talea_last_error();
+    }
+    ASSERT_EQ(e[0].kind, e[1].kind);
+    if (e[0].kind == TALEA_EXCHANGE_NONE) break;
+    ASSERT_EQ(e[0].group, TALEA_GROUP_VOCAB);
+    if (e[0].kind == TALEA_EXCHANGE_ALL_GATHER) {
+      std::vector<char> all;
+      for (const talea_exchange& from : e) {
+        const char* sent = static_cast<const char*>(from.send);
+        all.insert(all.end(), sent, sent + from.bytes);
+      }
+      for (talea_exchange& to : e) std::memcpy(to.recv, all.data(), all.size());
+    } else {
+      ASSERT_EQ(e[0].kind, TALEA_EXCHANGE_ALL_REDUCE_SUM);
+      ASSERT_EQ(e[0].dtype, TALEA_F32);
+      auto *a = static_cast<float*>(e[0].recv), *b = static_cast<float*>(e[1].recv);
+      for (int64_t i = 0; i < e[0].count; ++i) a[i] = b[i] = a[i] + b[i];
+    }
+    ASSERT_LT(turns, 100);
+  }
+  for (int r = 0; r < 2; ++r) {
+    EXPECT_NEAR(losses[r], (std::log(4.0 / 3.0) + std::log(10.0)) / 2, 1e-6);
+    EXPECT_NEAR(dxs[r][1], 0.9 * std::log(3.0) / 2, 1e-6);
+    talea_result* result = nullptr;
+    ASSERT_EQ(talea_phases_finish(phases[r], &result), TALEA_OK) << talea_last_error();
+    EXPECT_NE(std::string(talea_result_facts(result)->merges).find("phases"), std::string::npos);
+    talea_result_free(result);
+    expect_error(talea_phases_finish(phases[r], nullptr), TALEA_USAGE, "taken before");
+    talea_phases_free(phases[r]);
+  }
+  EXPECT_NEAR(dws[1], (-0.25 + 0.9 * 2) / 2, 1e-6);
+  talea_phases_free(nullptr);
+}
+
 TEST(CApiConstants, VersionAndLanes) {
   EXPECT_STREQ(talea_version(), TALEA_VERSION);
   EXPECT_EQ(talea_abi_version(), TALEA_ABI_VERSION);
@@ -286,6 +352,7 @@ TEST(CApiConstants, VersionAndLanes) {
   EXPECT_EQ(sizeof(talea_linear_cross_entropy_options), 104u);
   EXPECT_EQ(sizeof(talea_linear_cross_entropy_ranks), 40u);
   EXPECT_EQ(sizeof(talea_linear_cross_entropy_args), 72u);
+  EXPECT_EQ(sizeof(talea_exchange), 64u);
 }
 
 }  // namespace

@@ -35,11 +35,12 @@ RankRun run_rank(const Case& part, const std::string& lane, const LinearCrossEnt
 CaseOutputs run_single(const Case& whole, const std::string& lane);
 
 // Runs this rank's part and compares it with its part of `single`: loss and per-token values within
-// 1e-6 relative, gradients within 1e-5 relative L2, ids equal, padding exactly 0. Empty: holds.
+// 1e-6 of the largest, gradients within 1e-5 relative L2 (16-bit gradients: one rounding of their
+// type), ids equal, padding exactly 0. Empty: holds.
 std::string check_rank(const Case& whole, const CaseOutputs& single, const Layout& layout,
                        bool sequence_parallel, const std::string& lane, Communicator& vocab);
 
-// The option matrix of the rank tests: name and case.
+// The option matrix of the rank tests, in fp32, then bf16, fp16 and bf16 with fp32 weights.
 std::vector<std::pair<std::string, Case>> rank_matrix();
 
 }  // namespace talea::testing

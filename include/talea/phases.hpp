@@ -1,0 +1,61 @@
+// What: an operator cut at its exchanges between ranks: the caller's own group does each of them.
+// Why: torch.distributed, Megatron's tp_group and others are loops of the caller, not callbacks.
+// Never: communicates; nothing runs while the caller has an exchange in his hands.
+#pragma once
+
+#include <functional>
+#include <memory>
+
+#include "talea/communicator.hpp"
+
+namespace talea {
+
+enum class ExchangeKind : int32_t { all_gather = 1, all_reduce_sum = 2, reduce_scatter_sum = 3 };
+
+// What the caller must do before the next phase. As the calls of Communicator: `send` may lie
+// inside `recv`; all_reduce_sum is in place (send == recv). On a device the work may be queued on
+// `stream` and need not have run.
+struct Exchange {
+  ExchangeKind kind = ExchangeKind::all_gather;
+  bool batch = false;  // over the ranks that share the batch; otherwise those of the vocabulary
+  DeviceKind device = DeviceKind::cpu;  // where the buffers lie; the handshake's: the host
+  const void* send = nullptr;
+  void* recv = nullptr;
+  int64_t count = 0;         // elements: of send, in place, or of recv under reduce_scatter_sum
+  DType dtype = DType::f32;  // of all_gather: bytes, whatever this says
+  int64_t bytes = 0;         // of `count` elements, or what every rank gives to all_gather
+  Stream stream = nullptr;
+};
+
+struct PhaseGroup {
+  int rank = 0, size = 1;
+  DeviceKind device = DeviceKind::cpu;
+  const char* engine = "phases";  // for the receipt: who communicates
+};
+
+// A call in progress. The body is any code that takes communicators, such as one call of
+// linear_cross_entropy(); it runs on a thread of its own, in turns with the caller, never beside
+// him. Thread-local settings are not carried over, but OpenMP's number of threads is.
+//
+//   Phases call({rank, size}, {}, [&](Communicator& vocab, Communicator& batch) { ... });
+//   while (const Exchange* e = call.next()) my_group(*e);
+class Phases {
+ public:
+  using Body = std::function<void(Communicator& vocab, Communicator& batch)>;
+
+  Phases(const PhaseGroup& vocab, const PhaseGroup& batch, Body body);
+  // A call that has not ended is given up: its outputs are unfinished.
+  ~Phases();
+  Phases(const Phases&) = delete;
+  Phases& operator=(const Phases&) = delete;
+
+  // Runs to the next exchange, taking the last one as done. Null: the body has returned. Throws
+  // what the body threw.
+  const Exchange* next();
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace talea

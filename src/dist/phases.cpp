@@ -1,0 +1,154 @@
+// What: a body with communicators as a sequence of exchanges that the caller performs.
+// Why: any lane runs unchanged; the cut lies in the communicator, where every rank must stop
+// anyway. Never: runs body and caller at the same time.
+#include "talea/phases.hpp"
+
+#include <omp.h>
+
+#include <condition_variable>
+#include <cstring>
+#include <future>
+#include <mutex>
+#include <thread>
+
+#include "core/fail.hpp"
+
+namespace talea {
+namespace {
+
+// Whose turn it is; `exchange` is set while the caller has one in his hands.
+struct Turns {
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool bodys_turn = false, over = false, given_up = false;
+  Exchange exchange;
+
+  void wait(std::unique_lock<std::mutex>& lock, bool body) {
+    changed.wait(lock, [&] { return bodys_turn == body; });
+  }
+  void hand_over(bool to_body) {
+    bodys_turn = to_body;
+    changed.notify_all();
+  }
+};
+
+class PhaseCommunicator final : public Communicator {
+ public:
+  PhaseCommunicator(const PhaseGroup& group, bool batch, Turns& turns)
+      : group_(group), batch_(batch), turns_(turns) {}
+  const char* engine() const override { return group_.engine; }
+  int rank() const override { return group_.rank; }
+  int size() const override { return group_.size; }
+  DeviceKind device() const override { return group_.device; }
+
+  void all_gather(const void* send, void* recv, int64_t bytes, Stream stream) override {
+    if (group_.size == 1 && (send == recv || bytes == 0)) return;
+    if (group_.size == 1 && group_.device == DeviceKind::cpu) {
+      std::memmove(recv, send, static_cast<size_t>(bytes));
+      return;
+    }
+    ask({ExchangeKind::all_gather, batch_, group_.device, send, recv, bytes, DType::f32, bytes,
+         stream});
+  }
+  void all_reduce_sum(void* buffer, int64_t count, DType dtype, Stream stream) override {
+    if (group_.size > 1)
+      ask({ExchangeKind::all_reduce_sum, batch_, group_.device, buffer, buffer, count, dtype,
+           count * size_of(dtype), stream});
+  }
+  void reduce_scatter_sum(const void* send, void* recv, int64_t count, DType dtype,
+                          Stream stream) override {
+    if (group_.size == 1) return all_gather(send, recv, count * size_of(dtype), stream);
+    ask({ExchangeKind::reduce_scatter_sum, batch_, group_.device, send, recv, count, dtype,
+         count * size_of(dtype), stream});
+  }
+  bool host_gather(const void* send, void* recv, int64_t bytes) override {
+    ask({ExchangeKind::all_gather, batch_, DeviceKind::cpu, send, recv, bytes, DType::f32, bytes,
+         nullptr});
+    return true;
+  }
+
+ private:
+  void ask(const Exchange& exchange) {
+    std::unique_lock lock(turns_.mutex);
+    turns_.exchange = exchange;
+    turns_.hand_over(false);
+    turns_.wait(lock, true);
+    require(!turns_.given_up, ErrorKind::runtime,
+            "phases: the call was given up at an exchange on rank {} of {}", group_.rank,
+            group_.size);
+  }
+
+  const PhaseGroup group_;
+  const bool batch_;
+  Turns& turns_;
+};
+
+void check(const char* name, const PhaseGroup& g) {
+  require(g.size >= 1, ErrorKind::usage, "{}: size = {}: must be >= 1", name, g.size);
+  require(g.rank >= 0 && g.rank < g.size, ErrorKind::usage, "{}: rank = {}: must lie in [0, {})",
+          name, g.rank, g.size);
+}
+
+}  // namespace
+
+struct Phases::State {
+  Turns turns;
+  PhaseCommunicator vocab, batch;
+  std::future<void> result;  // the last member: its thread ends before the others
+
+  State(const PhaseGroup& v, const PhaseGroup& b) : vocab(v, false, turns), batch(b, true, turns) {}
+
+  void start(Body body) {
+    const int threads = omp_get_max_threads();
+    result = std::async(std::launch::async, [this, threads, body = std::move(body)] {
+      struct Over {  // also where the body throws
+        Turns& turns;
+        ~Over() {
+          const std::lock_guard lock(turns.mutex);
+          turns.over = true;
+          turns.hand_over(false);
+        }
+      };
+      std::unique_lock lock(turns.mutex);
+      turns.wait(lock, true);
+      lock.unlock();
+      const Over over{turns};
+      if (turns.given_up) return;
+      omp_set_num_threads(threads);
+      body(vocab, batch);
+    });
+  }
+};
+
+Phases::Phases(const PhaseGroup& vocab, const PhaseGroup& batch, Body body) {
+  check("vocab", vocab);
+  check("batch", batch);
+  state_ = std::make_unique<State>(vocab, batch);
+  state_->start(std::move(body));
+}
+
+Phases::~Phases() {
+  Turns& t = state_->turns;
+  std::unique_lock lock(t.mutex);
+  t.given_up = true;
+  // A body that asks again after it was refused is refused again.
+  while (!t.over) {
+    t.hand_over(true);
+    t.wait(lock, false);
+  }
+}
+
+const Exchange* Phases::next() {
+  Turns& t = state_->turns;
+  std::unique_lock lock(t.mutex);
+  if (!t.over) {
+    t.hand_over(true);
+    t.wait(lock, false);
+  }
+  if (!t.over) return &t.exchange;
+  lock.unlock();
+  if (state_->result.valid()) state_->result.get();
+  return nullptr;
+}
+
+}  // namespace talea

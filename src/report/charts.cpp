@@ -95,17 +95,18 @@ std::string frontier_of(std::vector<Spot> spots, const Axis& x, const Axis& y) {
 
 }  // namespace
 
-std::string line_chart(const ChartText& text, const std::vector<Series>& series) {
+std::string line_chart(const ChartText& text, const std::vector<Series>& series, bool log_y) {
   std::vector<double> xs, ys;
   for (const Series& s : series)
     for (const auto& [px, py] : s.points) xs.push_back(px), ys.push_back(py);
-  const Axis x(xs, false, left, right), y(ys, false, bottom, top);
+  const Axis x(xs, false, left, right), y(ys, log_y, bottom, top);
   std::string svg = begin(text, height) + axes(text, x, y);
   int64_t missing = 0;
   for (size_t i = 0; i < series.size(); ++i)
     svg += fmt::format("<path class=\"line c{}\" stroke-dasharray=\"{}\" d=\"{}\"/>\n", i % colours,
                        dashes[i % colours], path_of(series[i], x, y, missing));
-  const std::string note = missing ? fmt::format("{} values are not finite.", missing) : "";
+  const char* why = log_y ? "zero or not finite" : "not finite";
+  const std::string note = missing ? fmt::format("{} values are {}.", missing, why) : "";
   std::string html = svg + end(text, note);
   html.insert(html.find("<svg"), legend(series));
   return html;

@@ -38,7 +38,9 @@ struct Bar {
   std::string note;  // beside the bar
 };
 
-std::string line_chart(const ChartText& text, const std::vector<Series>& series);
+// On a logarithmic axis values <= 0 are left out and counted.
+std::string line_chart(const ChartText& text, const std::vector<Series>& series,
+                       bool log_y = false);
 std::string scatter_chart(const ChartText& text, const std::vector<Spot>& spots,
                           const ScatterStyle& style);
 std::string bar_chart(const ChartText& text, const std::vector<Bar>& bars);

@@ -78,25 +78,55 @@ std::string bench_section(const json& bench) {
   return html;
 }
 
-std::string train_section(const json& train) {
+namespace {
+
+Series series_of(const json& curve) {
+  Series s;
+  s.name = curve["name"];
+  const size_t count = std::min(curve["steps"].size(), curve["values"].size());
+  for (size_t i = 0; i < count; ++i)
+    s.points.emplace_back(curve["steps"][i].get<double>(), number_of(curve["values"][i]));
+  return s;
+}
+
+// The curves that `wanted` names, in its order, or all of them.
+std::string curve_chart(const json& curves, const json& wanted, const ChartText& text, bool log_y) {
   std::vector<Series> series;
-  for (const json& c : train["curves"]) {
-    Series s;
-    s.name = c["name"];
-    const size_t count = std::min(c["steps"].size(), c["values"].size());
-    for (size_t i = 0; i < count; ++i)
-      s.points.emplace_back(c["steps"][i].get<double>(), number_of(c["values"][i]));
-    series.push_back(std::move(s));
-  }
+  ChartText shown = text;
+  auto take = [&](const json& curve) {
+    series.push_back(series_of(curve));
+    if (series.size() == 1) shown.y_label = text_or(curve, "y_label", "loss");
+  };
+  if (!wanted.is_array())
+    for (const json& c : curves) take(c);
+  else
+    for (const json& name : wanted)
+      for (const json& c : curves)
+        if (c["name"] == name) take(c);
+  return series.empty() ? "" : line_chart(shown, series, log_y);
+}
+
+}  // namespace
+
+std::string train_section(const json& train) {
+  const json& curves = train["curves"];
   std::string html = "<h3>Training</h3>\n";
-  if (!series.empty()) {
-    const std::string y = text_or(train["curves"][0], "y_label", "loss");
-    html += line_chart(
-        {"Curves", "One line a run; where they lie on each other, the runs agree.", "step", y},
-        series);
+  if (train.contains("charts") && train["charts"].is_array()) {
+    for (const json& chart : train["charts"]) {
+      if (!chart.is_object() || !chart.contains("curves")) continue;
+      html += curve_chart(curves, chart["curves"],
+                          {text_or(chart, "title"), text_or(chart, "text"), "step", ""},
+                          chart.contains("log_y") && chart["log_y"] == true);
+    }
+  } else {
+    html += curve_chart(
+        curves, nullptr,
+        {"Curves", "One line a run; where they lie on each other, the runs agree.", "step", ""},
+        false);
   }
   json rest = train;
   rest.erase("curves");
+  rest.erase("charts");
   if (!rest.empty())
     html += "<details><summary>All further facts of the run</summary>\n" + fact_table(rest) +
             "</details>\n";

@@ -106,6 +106,36 @@ json curves_of(const std::vector<StepRecord>& steps, const TwinOptions& o) {
   return c;
 }
 
+// How the report groups the curves.
+json charts_of(const TwinOptions& o) {
+  auto chart = [](const char* title, const char* text, bool log_y, std::vector<std::string> names) {
+    return json{{"title", title}, {"text", text}, {"log_y", log_y}, {"curves", names}};
+  };
+  json c = json::array();
+  c.push_back(chart("Loss", "Candidate and fp64 reference; they should be one line.", false,
+                    {"loss", "reference loss"}));
+  c.push_back(chart("Loss difference",
+                    "|candidate - fp64| and the noise band: the largest of the fp32 twins whose "
+                    "weights were moved by one ulp.",
+                    true, {"loss difference", "loss noise band"}));
+  c.push_back(chart("Parameter drift",
+                    "Distance from the fp64 run, and from the unmoved fp32 run with the reference "
+                    "lane.",
+                    true,
+                    {"parameter drift", "parameter noise band", "parameters from fp32 base",
+                     "twins from fp32 base"}));
+  c.push_back(chart("Gradient norm", "Before clipping.", false,
+                    {"gradient norm", "reference gradient norm"}));
+  c.push_back(chart("Clip scale and parameters moved",
+                    "What clipping left of the gradient; how far the weights are from the start.",
+                    false, {"clip scale", "parameters moved"}));
+  if (o.same_state)
+    c.push_back(chart("Error of one step",
+                      "Against the same step in fp64 from the candidate's own state.", true,
+                      {"same-state gradient error", "same-state loss error"}));
+  return c;
+}
+
 }  // namespace
 
 const char* name_of(OptimizerKind kind) { return kind == OptimizerKind::adamw ? "adamw" : "sgd"; }
@@ -248,6 +278,7 @@ json train_section(const RunFacts& f, const std::vector<StepRecord>& steps,
     j["final_reference_loss"] = number(steps.back().reference.loss);
   }
   j["curves"] = curves_of(steps, f.options);
+  j["charts"] = charts_of(f.options);
   return j;
 }
 

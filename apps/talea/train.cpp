@@ -1,11 +1,14 @@
 // What: `talea train`: long-horizon training parity on text, the gates and the mutant table.
 // Why: over hundreds of updates a loss shows what one step cannot.
 // Never: reports a run that did not complete as passed.
+#include <cerrno>
 #include <cmath>
+#include <cstring>
 #include <nlohmann/json.hpp>
 #include <optional>
 
 #include "context.hpp"
+#include "core/fail.hpp"
 #include "core/receipt.hpp"
 #include "io/atomic_file.hpp"
 #include "io/receipt_file.hpp"
@@ -46,8 +49,7 @@ class TrainCommand {
                    fmt::format("{:.0f} tokens/s  loss {:.4f}  fp64 {:.4f}  drift/band {:.2f}",
                                double(r.candidate.tokens) / r.seconds, r.candidate.loss,
                                r.reference.loss, checks.band_ratio()));
-      if (context_.jsonl && flags_.gates.empty() && !flags_.mutant_table)
-        fmt::print("{}\n", train::to_line(r));
+      if (context_.jsonl && flags_.gates.empty() && !flags_.mutant_table) show_line(r);
       try {
         check_interrupt();
       } catch (const Interrupted& stop) {
@@ -63,6 +65,17 @@ class TrainCommand {
     const int64_t before = step == 1 || last_shown_ >= step ? 0 : last_shown_;
     last_shown_ = step;
     return before;
+  }
+
+  // A reader that went away (head, less) ends the lines, not the run: its files and its exit code
+  // are still wanted.
+  void show_line(const train::StepRecord& r) {
+    if (reader_gone_) return;
+    const std::string line = train::to_line(r) + "\n";
+    if (std::fwrite(line.data(), 1, line.size(), stdout) == line.size()) return;
+    const int number = errno;
+    require(number == EPIPE, ErrorKind::runtime, "stdout: {}", std::strerror(number));
+    reader_gone_ = true;
   }
 
   void plain() {
@@ -179,11 +192,9 @@ class TrainCommand {
   static json gate_json(const train::GateResult& r) {
     json checks = json::array();
     for (const train::Check& c : r.checks) checks.push_back(train::to_json(c));
-    return {{"name", r.name},
-            {"passed", r.passed()},
-            {"text", r.text},
-            {"seconds", r.seconds},
-            {"first_stage_that_differs", r.first_stage},
+    return {{"name", r.name},       {"passed", r.passed()},
+            {"text", r.text},       {"streams", r.streams},
+            {"seconds", r.seconds}, {"first_stage_that_differs", r.first_stage},
             {"checks", checks}};
   }
 
@@ -209,12 +220,34 @@ class TrainCommand {
     train::mutant_table(gate_context(), flags_.quick, on_row);
     bar.clear();
     receipt_->section("mutants", list);
+    const json clean = nothing_planted(table, passed);
+    receipt_->section("gates", clean);
     receipt_->section("train", {{"curves", json::array()}, {"seed", flags_.run.config.seed}});
     finish(passed, false, "");
     if (context_.machine()) return;
     table.print();
-    verdict(passed, passed ? "every mutant is failed by the gate named for it"
-                           : "a mutant survived the gate named for it");
+    verdict(passed, passed ? "every mutant is failed by the gate named for it, and no gate fails "
+                             "where nothing is planted"
+                           : "a mutant survived the gate named for it, or a clean run failed");
+  }
+
+  // The same gates on right arithmetic: a gate that always fails kills every mutant, too.
+  json nothing_planted(Table& table, bool& passed) {
+    json list = json::array();
+    std::string failed;
+    for (const train::Gate& gate : train::gates()) {
+      train::GateContext g = gate_context();
+      // Every stream has a long run of its own; here, the one of the mutant named for the gate.
+      if (flags_.quick && std::strcmp(gate.name, "realistic_long_horizon") == 0)
+        g.stream = "repeat";
+      const train::GateResult r = train::run_gate(gate.name, g);
+      list.push_back(gate_json(r));
+      if (!r.passed()) failed += (failed.empty() ? "" : ", ") + r.name;
+      check_interrupt();
+    }
+    passed = passed && failed.empty();
+    table.row({"nothing planted", "all", failed.empty() ? "passed" : "FAILED", failed});
+    return list;
   }
 
   void finish(bool passed, bool stopped, const std::string& note) {
@@ -233,6 +266,7 @@ class TrainCommand {
   std::optional<Receipt> receipt_;
   int signal_ = 0;
   int64_t last_shown_ = 0;
+  bool reader_gone_ = false;
 };
 
 }  // namespace

@@ -107,6 +107,9 @@ void bind_loss(CLI::App& c, TrainFlags& f) {
   c.add_option("--twins", f.run.twin.twins,
                "fp32 runs moved by one ulp at the start: the noise band; 0: none")
       ->check(CLI::NonNegativeNumber);
+  c.add_option("--beside", f.run.twin.beside,
+               "further lanes to train side by side, judged by the same band")
+      ->type_name("LANE");
   c.add_flag_callback(
       "--no-same-state", [&f] { f.run.twin.same_state = false; },
       "leave out the fp64 step from the candidate's state");
@@ -133,6 +136,9 @@ void bind_train_flags(CLI::App& c, TrainFlags& f) {
   c.add_flag("--quick", f.quick, "mutant table: the long horizon only where it is the named gate");
   c.add_option("--json-out", f.json_out, "receipt")->type_name("FILE");
   c.add_option("--report", f.report, "HTML page of the receipt")->type_name("FILE");
+  c.add_option("--curve-points", f.run.curve_points,
+               "points of each curve in the receipt, about; 0: every update")
+      ->check(CLI::NonNegativeNumber);
   c.add_option("--checkpoint", f.run.checkpoint_dir, "directory of checkpoint and journal");
   c.add_option("--checkpoint-every", f.run.checkpoint_every, "updates between checkpoints")
       ->check(CLI::PositiveNumber);

@@ -96,12 +96,13 @@ class Reader {
   io::SafetensorsFile file_;
 };
 
-std::string twin_name(size_t i) { return i == 0 ? "base" : fmt::format("twin{}", i); }
+// Base and twins, then the lanes beside: the order of TwinRun::others().
+std::string other_name(size_t i) { return fmt::format("other{}", i); }
 
 }  // namespace
 
 void save_checkpoint(const std::string& path, TwinRun& run, uint64_t identity) {
-  std::vector<int64_t> numbers((run.twins().size() + 2) * counters);
+  std::vector<int64_t> numbers((run.others().size() + 2) * counters);
   std::vector<io::NamedTensor> list;
   const Layout& layout = run.candidate().layout();
   int64_t* at = numbers.data();
@@ -112,7 +113,7 @@ void save_checkpoint(const std::string& path, TwinRun& run, uint64_t identity) {
   };
   one("candidate", run.candidate().state());
   one("reference", run.reference().state());
-  for (size_t i = 0; i < run.twins().size(); ++i) one(twin_name(i), run.twins()[i].state());
+  for (size_t i = 0; i < run.others().size(); ++i) one(other_name(i), run.others()[i].state());
   io::write_safetensors(path, list, {{"format", "talea-train-1"}});
 }
 
@@ -121,12 +122,12 @@ void load_checkpoint(const std::string& path, TwinRun& run, uint64_t identity) {
   const Layout& layout = run.candidate().layout();
   auto candidate = reader.state<float>("candidate", layout, identity);
   auto reference = reader.state<double>("reference", layout, identity);
-  std::vector<TrainState<float>> twins;
-  for (size_t i = 0; i < run.twins().size(); ++i)
-    twins.push_back(reader.state<float>(twin_name(i), layout, identity));
+  std::vector<TrainState<float>> others;
+  for (size_t i = 0; i < run.others().size(); ++i)
+    others.push_back(reader.state<float>(other_name(i), layout, identity));
   run.candidate().state() = std::move(candidate);
   run.reference().state() = std::move(reference);
-  for (size_t i = 0; i < twins.size(); ++i) run.twins()[i].state() = std::move(twins[i]);
+  for (size_t i = 0; i < others.size(); ++i) run.others()[i].state() = std::move(others[i]);
 }
 
 void save_parameters(const std::string& path, const Layout& layout,
@@ -147,8 +148,8 @@ uint64_t run_identity(const TrainConfig& config, const TwinOptions& options, con
     c.data.epochs = 1;
   }
   const std::string text =
-      to_json(c).dump() +
-      fmt::format(" twins {} mutant {} corpus {}", options.twins, options.mutant, corpus.hash);
+      to_json(c).dump() + fmt::format(" twins {} beside {} mutant {} corpus {}", options.twins,
+                                      fmt::join(options.beside, ","), options.mutant, corpus.hash);
   return hash_bytes(text.data(), static_cast<int64_t>(text.size()));
 }
 

@@ -23,8 +23,9 @@ struct GateContext {
 
 struct GateResult {
   std::string name, text;
-  std::vector<Check> checks;  // names carry the stream, where a gate has several
-  std::string first_stage;    // where the first failure began, of a twin run
+  std::vector<Check> checks;         // names carry the stream, where a gate has several
+  std::string first_stage;           // where the first failure began, of a twin run
+  std::vector<std::string> streams;  // that a twin run was made on
   bool stopped = false;
   double seconds = 0;
 

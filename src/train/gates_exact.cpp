@@ -121,7 +121,8 @@ TrainState<float> replay(const GateContext& g, const Corpus& corpus, int threads
 }  // namespace
 
 GateResult optimizer_parity(const GateContext& g) {
-  GateResult result{"optimizer_parity", "", {}, "", false, 0};
+  GateResult result;
+  result.name = "optimizer_parity";
   OptimizerConfig c;
   c.lr = golden_lr;
   c.weight_decay = golden_decay;
@@ -160,7 +161,8 @@ GateResult optimizer_parity(const GateContext& g) {
 }
 
 GateResult fd_gradients(const GateContext& g) {
-  GateResult result{"fd_gradients", "", {}, "", false, 0};
+  GateResult result;
+  result.name = "fd_gradients";
   ModelConfig c;
   c.vocab = 19;
   c.hidden = 12;
@@ -178,7 +180,8 @@ GateResult fd_gradients(const GateContext& g) {
 }
 
 GateResult replay_determinism(const GateContext& g) {
-  GateResult result{"replay_determinism", "", {}, "", false, 0};
+  GateResult result;
+  result.name = "replay_determinism";
   const Corpus corpus = read_corpus(g.text_files);
   const TrainState<float> first = replay(g, corpus, 1);
   for (int threads : {1, 2, 3, 5}) {

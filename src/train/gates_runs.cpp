@@ -16,12 +16,14 @@ Accumulation rule_of(const std::string& stream) {
 
 GateResult over_streams(const char* name, const char* preset_name,
                         const std::vector<std::string>& streams, const GateContext& g) {
-  GateResult result{name, "", {}, "", false, 0};
+  GateResult result;
+  result.name = name;
   const auto start = std::chrono::steady_clock::now();
   for (const std::string& stream : streams) {
     if (!g.stream.empty() && g.stream != stream) continue;
     // The mutants' arithmetic knows ids only.
     if (stream == "soft" && is_loss_mutant(g.mutant)) continue;
+    result.streams.push_back(stream);
     RunOptions o;
     o.config = preset(preset_name);
     o.config.data.stream = stream;

@@ -34,6 +34,7 @@ template <typename T>
 struct HeadResult {
   double loss = 0;
   std::vector<T> lse, logp;  // [tokens]; logp is empty with soft targets
+  std::vector<T> hidden;     // what the head was given: the logits of a step come from it
 };
 
 template <typename T>

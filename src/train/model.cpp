@@ -136,6 +136,7 @@ class Transformer : public Model<T> {
     HeadResult<T> result =
         loss.run({n, d, c_.vocab, normed_.data(), params + head_, &batch, share,
                   backward ? dnormed_.data() : nullptr, backward ? grads + head_ : nullptr});
+    result.hidden = normed_;
     record(trace, "head: lse", result.lse.data(), n);
     record(trace, "head: logp", result.logp.data(), static_cast<int64_t>(result.logp.size()));
     record(trace, "head: loss", &result.loss, 1);

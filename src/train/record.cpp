@@ -9,17 +9,12 @@
 #include "core/fail.hpp"
 #include "core/receipt.hpp"
 #include "core/strict_json.hpp"
+#include "train/curves.hpp"
 
 namespace talea::train {
 namespace {
 
 using nlohmann::json;
-
-json number(double x) {
-  if (std::isnan(x)) return "NaN";
-  if (std::isinf(x)) return x > 0 ? "Infinity" : "-Infinity";
-  return x;
-}
 
 // visit(name, value) for every number of a step; R is StepRecord or const StepRecord.
 template <typename R, typename F>
@@ -32,27 +27,11 @@ void each_number(R& r, F visit) {
   visit("reference_grad_norm", r.reference.grad_norm);
   visit("reference_clip", r.reference.clip);
   visit("twin_loss", r.twin_loss);
-  visit("same_loss", r.same.loss);
-  visit("same_lse", r.same.lse);
-  visit("same_logp", r.same.logp);
-  visit("same_grads", r.same.grads);
-  visit("same_norm", r.same.norm);
-  visit("same_clip", r.same.clip);
-  visit("same_params", r.same.params);
-  visit("same_m", r.same.m);
-  visit("same_v", r.same.v);
-  visit("drift_loss", r.drift.loss);
-  visit("drift_grads", r.drift.grads);
-  visit("drift_params_before", r.drift.params_before);
-  visit("drift_params", r.drift.params);
-  visit("drift_m", r.drift.m);
-  visit("drift_v", r.drift.v);
-  visit("band_loss", r.band.loss);
-  visit("band_grads", r.band.grads);
-  visit("band_params_before", r.band.params_before);
-  visit("band_params", r.band.params);
-  visit("band_m", r.band.m);
-  visit("band_v", r.band.v);
+  for (const auto& [name, field] : same_fields) visit(std::string("same_") + name, r.same.*field);
+  for (const auto& [name, field] : drift_fields) {
+    visit(std::string("drift_") + name, r.drift.*field);
+    visit(std::string("band_") + name, r.band.*field);
+  }
   visit("apart", r.apart);
   visit("apart_band", r.apart_band);
   visit("params_moved", r.params_moved);
@@ -66,74 +45,14 @@ void each_count(R& r, F visit) {
   visit("valid", r.candidate.valid);
 }
 
-template <typename F>
-json curve(const char* name, const char* label, const std::vector<StepRecord>& steps, F value) {
-  json x = json::array(), y = json::array();
-  for (const StepRecord& r : steps) {
-    x.push_back(r.candidate.step);
-    y.push_back(number(value(r)));
-  }
-  return {{"name", name}, {"y_label", label}, {"steps", x}, {"values", y}};
-}
-
-json curves_of(const std::vector<StepRecord>& steps, const TwinOptions& o) {
-  using R = const StepRecord&;
-  json c = json::array();
-  c.push_back(curve("loss", "nats", steps, [](R r) { return r.candidate.loss; }));
-  c.push_back(curve("reference loss", "nats", steps, [](R r) { return r.reference.loss; }));
-  c.push_back(curve("loss difference", "nats", steps, [](R r) { return r.drift.loss; }));
-  if (o.twins > 0)
-    c.push_back(curve("loss noise band", "nats", steps, [](R r) { return r.band.loss; }));
-  c.push_back(curve("parameter drift", "relative L2", steps, [](R r) { return r.drift.params; }));
-  if (o.twins > 0) {
-    c.push_back(
-        curve("parameter noise band", "relative L2", steps, [](R r) { return r.band.params; }));
-    c.push_back(
-        curve("parameters from fp32 base", "relative L2", steps, [](R r) { return r.apart; }));
-    c.push_back(
-        curve("twins from fp32 base", "relative L2", steps, [](R r) { return r.apart_band; }));
-  }
-  c.push_back(curve("gradient norm", "L2", steps, [](R r) { return r.candidate.grad_norm; }));
-  c.push_back(
-      curve("reference gradient norm", "L2", steps, [](R r) { return r.reference.grad_norm; }));
-  c.push_back(curve("clip scale", "", steps, [](R r) { return r.candidate.clip; }));
-  c.push_back(curve("parameters moved", "relative L2", steps, [](R r) { return r.params_moved; }));
-  if (o.same_state) {
-    c.push_back(
-        curve("same-state gradient error", "relative L2", steps, [](R r) { return r.same.grads; }));
-    c.push_back(curve("same-state loss error", "relative", steps, [](R r) { return r.same.loss; }));
-  }
-  return c;
-}
-
-// How the report groups the curves.
-json charts_of(const TwinOptions& o) {
-  auto chart = [](const char* title, const char* text, bool log_y, std::vector<std::string> names) {
-    return json{{"title", title}, {"text", text}, {"log_y", log_y}, {"curves", names}};
-  };
-  json c = json::array();
-  c.push_back(chart("Loss", "Candidate and fp64 reference; they should be one line.", false,
-                    {"loss", "reference loss"}));
-  c.push_back(chart("Loss difference",
-                    "|candidate - fp64| and the noise band: the largest of the fp32 twins whose "
-                    "weights were moved by one ulp.",
-                    true, {"loss difference", "loss noise band"}));
-  c.push_back(chart("Parameter drift",
-                    "Distance from the fp64 run, and from the unmoved fp32 run with the reference "
-                    "lane.",
-                    true,
-                    {"parameter drift", "parameter noise band", "parameters from fp32 base",
-                     "twins from fp32 base"}));
-  c.push_back(chart("Gradient norm", "Before clipping.", false,
-                    {"gradient norm", "reference gradient norm"}));
-  c.push_back(chart("Clip scale and parameters moved",
-                    "What clipping left of the gradient; how far the weights are from the start.",
-                    false, {"clip scale", "parameters moved"}));
-  if (o.same_state)
-    c.push_back(chart("Error of one step",
-                      "Against the same step in fp64 from the candidate's own state.", true,
-                      {"same-state gradient error", "same-state loss error"}));
-  return c;
+Beside beside_of(const std::string& file, const json& j) {
+  for (const char* name : {"lane", "loss", "drift_loss", "drift_params"})
+    require(j.is_object() && j.contains(name), ErrorKind::invalid_data,
+            "{}: field beside/{} is missing", file, name);
+  require(j["lane"].is_string(), ErrorKind::invalid_data, "{}: field beside/lane is not a string",
+          file);
+  return {j["lane"], number_of(j["loss"]), number_of(j["drift_loss"]),
+          number_of(j["drift_params"])};
 }
 
 }  // namespace
@@ -149,16 +68,22 @@ const char* name_of(Accumulation a) {
 std::string to_line(const StepRecord& r) {
   json j;
   each_count(r, [&](const char* name, int64_t value) { j[name] = value; });
-  each_number(r, [&](const char* name, double value) { j[name] = number(value); });
+  each_number(r, [&](const std::string& name, double value) { j[name] = number(value); });
   j["same_worst_tensor"] = r.same.worst_tensor;
   j["lane"] = r.lane;
+  j["beside"] = json::array();
+  for (const Beside& b : r.beside)
+    j["beside"].push_back({{"lane", b.lane},
+                           {"loss", number(b.loss)},
+                           {"drift_loss", number(b.drift_loss)},
+                           {"drift_params", number(b.drift_params)}});
   return j.dump();
 }
 
 StepRecord from_line(const std::string& file, std::string_view line) {
-  const json j = parse_strict_json(file, line, 2);
+  const json j = parse_strict_json(file, line, 3);
   StepRecord r;
-  auto field = [&](const char* name) -> const json& {
+  auto field = [&](const std::string& name) -> const json& {
     require(j.is_object() && j.contains(name), ErrorKind::invalid_data, "{}: field {} is missing",
             file, name);
     return j.at(name);
@@ -168,13 +93,16 @@ StepRecord from_line(const std::string& file, std::string_view line) {
             "{}: field {} is not an integer", file, name);
     value = field(name).get<int64_t>();
   });
-  each_number(r, [&](const char* name, double& value) { value = number_of(field(name)); });
+  each_number(r, [&](const std::string& name, double& value) { value = number_of(field(name)); });
   for (auto [name, text] : {std::pair<const char*, std::string*>{"lane", &r.lane},
                             {"same_worst_tensor", &r.same.worst_tensor}}) {
     require(field(name).is_string(), ErrorKind::invalid_data, "{}: field {} is not a string", file,
             name);
     *text = field(name).get<std::string>();
   }
+  require(field("beside").is_array(), ErrorKind::invalid_data, "{}: field beside is not a list",
+          file);
+  for (const json& b : field("beside")) r.beside.push_back(beside_of(file, b));
   r.reference.step = r.candidate.step;
   r.reference.lr = r.candidate.lr;
   r.reference.tokens = r.candidate.tokens;
@@ -258,6 +186,7 @@ json train_section(const RunFacts& f, const std::vector<StepRecord>& steps,
   }
   json j = {{"config", to_json(f.config)},
             {"twins", f.options.twins},
+            {"beside", f.options.beside},
             {"same_state", f.options.same_state},
             {"mutant", f.options.mutant},
             {"corpus", {{"bytes", f.corpus_bytes}, {"hash", f.corpus_hash}}},
@@ -277,7 +206,9 @@ json train_section(const RunFacts& f, const std::vector<StepRecord>& steps,
     j["final_loss"] = number(steps.back().candidate.loss);
     j["final_reference_loss"] = number(steps.back().reference.loss);
   }
-  j["curves"] = curves_of(steps, f.options);
+  const int64_t stride = curve_stride(static_cast<int64_t>(steps.size()), f.curve_points);
+  j["curve_stride"] = stride;
+  j["curves"] = curves_of(steps, f.options, stride);
   j["charts"] = charts_of(f.options);
   return j;
 }

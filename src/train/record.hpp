@@ -30,6 +30,7 @@ struct RunFacts {
   std::string lane;           // that ran
   std::string first_stage;    // of the localiser, where something failed
   int64_t resumed_from = -1;  // step of the checkpoint
+  int64_t curve_points = 0;   // of each curve in the receipt, about; 0: every step
 };
 
 // The "train" section of a receipt.

@@ -68,13 +68,21 @@ void make_directory(const std::string& dir) {
   require(!failed, ErrorKind::runtime, "checkpoint directory {}: {}", dir, failed.message());
 }
 
+// A killed run may have left what it was writing beside its checkpoint.
+void remove_leftovers(const std::string& checkpoint) {
+  const fs::path file(checkpoint);
+  const std::string beside = file.filename().string() + ".tmp-";
+  std::error_code failed;
+  for (const auto& entry : fs::directory_iterator(file.parent_path(), failed))
+    if (entry.path().filename().string().starts_with(beside)) fs::remove(entry.path(), failed);
+}
+
 }  // namespace
 
 RunResult run_training(const RunOptions& o, const OnStep& on_step) {
   const Corpus corpus = read_corpus(o.config.data.text_files);
   TwinRun run(o.config, corpus, o.twin);
-  const bool blind = o.twin.mutant == "nan-blind-gate";
-  RunResult result{{}, {}, StepChecks(o.tolerances, o.twin.same_state, o.twin.twins > 0, blind)};
+  RunResult result{{}, {}, StepChecks(o.tolerances, o.twin)};
   result.facts = {o.config,
                   o.twin,
                   corpus.hash,
@@ -83,7 +91,8 @@ RunResult run_training(const RunOptions& o, const OnStep& on_step) {
                   run.total_steps(),
                   "",
                   "",
-                  -1};
+                  -1,
+                  o.curve_points};
   if (!o.initial_parameters_out.empty())
     save_parameters(o.initial_parameters_out, run.candidate().layout(),
                     run.candidate().state().params);
@@ -92,6 +101,7 @@ RunResult run_training(const RunOptions& o, const OnStep& on_step) {
   Journal journal;
   if (!o.checkpoint_dir.empty()) {
     make_directory(o.checkpoint_dir);
+    if (o.resume) remove_leftovers(checkpoint);
     if (o.resume && fs::exists(checkpoint)) {
       load_checkpoint(checkpoint, run, identity);
       result.facts.resumed_from = run.candidate().state().step;

@@ -17,6 +17,7 @@ struct RunOptions {
   std::string checkpoint_dir;  // empty: none
   bool resume = false;         // from checkpoint_dir, where it holds a checkpoint
   int64_t checkpoint_every = 1;
+  int64_t curve_points = 0;            // RunFacts::curve_points
   std::string initial_parameters_out;  // written before the first step; empty: not
 };
 

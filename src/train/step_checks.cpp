@@ -5,92 +5,132 @@
 
 #include <cmath>
 
+#include "core/fail.hpp"
+
 namespace talea::train {
 namespace {
 
 // One fp32 ulp, relative: a drift below it is no drift, whatever the twins did.
 constexpr double ulp = 6e-8;
 
-void raise(double& largest, double value) {
-  if (!std::isnan(largest) && !(value <= largest)) largest = value;
+// What people call the fields; the order of the verdict's table.
+constexpr std::pair<double SameState::*, const char*> same_names[] = {
+    {&SameState::loss, "same state: loss"},
+    {&SameState::logits, "same state: logits"},
+    {&SameState::lse, "same state: lse"},
+    {&SameState::logp, "same state: log-probability"},
+    {&SameState::grads, "same state: gradients"},
+    {&SameState::norm, "same state: gradient norm"},
+    {&SameState::clip, "same state: clip scale"},
+    {&SameState::clipped, "same state: clipped gradients"},
+    {&SameState::clipped_norm, "same state: norm after clipping"},
+    {&SameState::params, "same state: parameters"},
+    {&SameState::m, "same state: m"},
+    {&SameState::v, "same state: v"},
+};
+
+// The state before a step is the one after the step before it, so that it needs no line of its own.
+constexpr std::pair<double Drift::*, const char*> drift_names[] = {
+    {&Drift::loss, "drift over band: loss"},
+    {&Drift::logits, "drift over band: logits"},
+    {&Drift::grads, "drift over band: gradients"},
+    {&Drift::norm, "drift over band: gradient norm"},
+    {&Drift::clip, "drift over band: clip scale"},
+    {&Drift::params, "drift over band: parameters"},
+    {&Drift::m, "drift over band: m"},
+    {&Drift::v, "drift over band: v"},
+};
+constexpr char from_base[] = "drift over band: parameters from base";
+
+double allowed(const Tolerances& t, double SameState::*field) {
+  if (field == &SameState::loss) return t.loss;
+  if (field == &SameState::logits || field == &SameState::lse || field == &SameState::logp)
+    return t.rows;
+  if (field == &SameState::grads || field == &SameState::clipped) return t.grads;
+  if (field == &SameState::params) return t.params;
+  return field == &SameState::m || field == &SameState::v ? t.moments : t.norm;
+}
+
+std::string beside_name(const std::string& lane, const char* what) {
+  return fmt::format("lane {} over band: {}", lane, what);
 }
 
 }  // namespace
 
-StepChecks::StepChecks(const Tolerances& t, bool same_state, bool band, bool blind)
-    : same_state_(same_state), band_(band) {
-  auto add = [&](const char* name, double tolerance) {
+StepChecks::StepChecks(const Tolerances& t, const TwinOptions& o)
+    : same_state_(o.same_state), band_(o.twins > 0) {
+  const bool blind = o.mutant == "nan-blind-gate";
+  auto add = [&](const std::string& name, double tolerance) {
     quantities_.push_back({name, Worst(tolerance, blind)});
   };
   add("comparison fails on NaN", 0);
   add("numbers that are not finite", 0);
-  if (same_state) {
-    add("same state: loss", t.loss);
-    add("same state: lse", t.rows);
-    add("same state: log-probability", t.rows);
-    add("same state: gradients", t.grads);
-    add("same state: gradient norm", t.norm);
-    add("same state: clip scale", t.norm);
-    add("same state: parameters", t.params);
-    add("same state: m", t.moments);
-    add("same state: v", t.moments);
-  }
-  if (band) {
-    add("drift over band: loss", t.band);
-    add("drift over band: parameters", t.band);
-    add("drift over band: parameters from base", t.band);
+  if (same_state_)
+    for (const auto& [field, name] : same_names) add(name, allowed(t, field));
+  if (band_) {
+    for (const auto& [field, name] : drift_names) add(name, t.band);
+    add(from_base, t.band);
+    for (const std::string& lane : o.beside)
+      for (const char* what : {"loss", "parameters"}) add(beside_name(lane, what), t.band);
   }
   Worst probe(1.0, blind);
   probe.see(NAN, 0);
   quantity("comparison fails on NaN").see(probe.passed() ? 1 : 0, 0);
 }
 
-Worst& StepChecks::quantity(const char* name) {
+Worst& StepChecks::quantity(const std::string& name) {
   for (Quantity& q : quantities_)
     if (q.name == name) return q.worst;
-  return quantities_.front().worst;
+  fail(ErrorKind::runtime, "step checks: no comparison {}", name);
 }
 
 void StepChecks::see(const StepRecord& r) {
   const int64_t s = r.candidate.step;
-  const double numbers[] = {
-      r.candidate.loss,      r.candidate.grad_norm, r.candidate.clip, r.reference.loss,
-      r.reference.grad_norm, r.drift.params,        r.drift.m,        r.drift.v,
-      r.params_moved};
   int64_t bad = 0;
-  for (double x : numbers) bad += std::isfinite(x) ? 0 : 1;
+  for (double x : {r.candidate.loss, r.candidate.grad_norm, r.candidate.clip, r.reference.loss,
+                   r.reference.grad_norm, r.params_moved})
+    bad += std::isfinite(x) ? 0 : 1;
+  for (const auto& [name, field] : drift_fields) bad += std::isfinite(r.drift.*field) ? 0 : 1;
   quantity("numbers that are not finite").see(static_cast<double>(bad), s);
-  if (same_state_) {
-    quantity("same state: loss").see(r.same.loss, s);
-    quantity("same state: lse").see(r.same.lse, s);
-    quantity("same state: log-probability").see(r.same.logp, s);
-    quantity("same state: gradients").see(r.same.grads, s);
-    quantity("same state: gradient norm").see(r.same.norm, s);
-    quantity("same state: clip scale").see(r.same.clip, s);
-    quantity("same state: parameters").see(r.same.params, s);
-    quantity("same state: m").see(r.same.m, s);
-    quantity("same state: v").see(r.same.v, s);
-  }
-  if (band_) see_band(r);
+  if (same_state_)
+    for (const auto& [field, name] : same_names) quantity(name).see(r.same.*field, s);
+  if (!band_) return;
+  see_band(r);
+  see_beside(r);
 }
 
 void StepChecks::see_band(const StepRecord& r) {
-  raise(largest_.loss, r.drift.loss);
-  raise(largest_.params, r.drift.params);
-  raise(largest_apart_, r.apart);
-  raise(largest_band_.loss, r.band.loss);
-  raise(largest_band_.params, r.band.params);
-  raise(largest_apart_band_, r.apart_band);
-  const double floor = ulp * std::max(1.0, std::fabs(r.reference.loss));
-  const double loss = largest_.loss / (largest_band_.loss + floor);
-  const double params = largest_.params / (largest_band_.params + ulp);
-  const double apart = largest_apart_ / (largest_apart_band_ + ulp);
+  widen(largest_, r.drift);
+  widen(largest_band_, r.band);
+  widen(largest_apart_, r.apart);
+  widen(largest_apart_band_, r.apart_band);
   const int64_t s = r.candidate.step;
-  quantity("drift over band: loss").see(loss, s);
-  quantity("drift over band: parameters").see(params, s);
-  quantity("drift over band: parameters from base").see(apart, s);
   last_ratio_ = 0;
-  for (double x : {loss, params, apart}) raise(last_ratio_, x);
+  for (const auto& [field, name] : drift_names) {
+    // The loss is compared in nats, all else relative to its own size.
+    const double size = field == &Drift::loss ? std::max(1.0, std::fabs(r.reference.loss)) : 1.0;
+    const double ratio = largest_.*field / (largest_band_.*field + ulp * size);
+    quantity(name).see(ratio, s);
+    widen(last_ratio_, ratio);
+  }
+  const double apart = largest_apart_ / (largest_apart_band_ + ulp);
+  quantity(from_base).see(apart, s);
+  widen(last_ratio_, apart);
+}
+
+// The base, first of the lanes beside, is the yardstick of `from_base` and judged by it.
+void StepChecks::see_beside(const StepRecord& r) {
+  largest_beside_.resize(r.beside.size());
+  for (size_t i = 1; i < r.beside.size(); ++i) {
+    const Beside& b = r.beside[i];
+    widen(largest_beside_[i].drift_loss, b.drift_loss);
+    widen(largest_beside_[i].drift_params, b.drift_params);
+    const double size = std::max(1.0, std::fabs(r.reference.loss));
+    quantity(beside_name(b.lane, "loss"))
+        .see(largest_beside_[i].drift_loss / (largest_band_.loss + ulp * size), r.candidate.step);
+    quantity(beside_name(b.lane, "parameters"))
+        .see(largest_beside_[i].drift_params / (largest_band_.params + ulp), r.candidate.step);
+  }
 }
 
 std::vector<Check> StepChecks::checks() const {

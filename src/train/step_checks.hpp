@@ -31,8 +31,9 @@ struct Check {
 
 class StepChecks {
  public:
-  // blind plants the historical gate that a NaN passes.
-  StepChecks(const Tolerances& tolerances, bool same_state, bool band, bool blind = false);
+  // The comparisons that a run with these options owes. The mutant nan-blind-gate plants the
+  // historical gate that a NaN passes.
+  StepChecks(const Tolerances& tolerances, const TwinOptions& options);
 
   void see(const StepRecord& record);
   std::vector<Check> checks() const;
@@ -48,12 +49,14 @@ class StepChecks {
     std::string name;
     Worst worst;
   };
-  Worst& quantity(const char* name);
+  Worst& quantity(const std::string& name);
   void see_band(const StepRecord& record);
+  void see_beside(const StepRecord& record);
 
   std::vector<Quantity> quantities_;
   bool same_state_, band_;
   Drift largest_, largest_band_;
+  std::vector<Beside> largest_beside_;
   double largest_apart_ = 0, largest_apart_band_ = 0, last_ratio_ = 0;
 };
 

@@ -42,6 +42,7 @@ class Tiny : public Model<T> {
     HeadResult<T> result =
         loss.run({n, f, c_.vocab, act_.data(), params + head_, &batch, share,
                   backward ? dact_.data() : nullptr, backward ? grads + head_ : nullptr});
+    result.hidden = act_;
     record(trace, "head: lse", result.lse.data(), n);
     record(trace, "head: logp", result.logp.data(), static_cast<int64_t>(result.logp.size()));
     record(trace, "head: loss", &result.loss, 1);

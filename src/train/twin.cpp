@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "core/fail.hpp"
+#include "train/optimizer.hpp"
 #include "train/random.hpp"
 #include "train/variants.hpp"
 
@@ -22,40 +23,6 @@ std::vector<Batch> draw(Stream& stream, int64_t cursor, Window& window) {
     window.valid += batches.back().valid();
   }
   return batches;
-}
-
-template <typename T>
-StepReport run_window(Trainer<T>& trainer, const std::vector<Batch>& batches,
-                      const Window& window) {
-  for (const Batch& b : batches) trainer.micro(b, window);
-  return trainer.update();
-}
-
-template <typename T>
-Drift drift_of(const Trainer<T>& run, const StepReport& mine, double params_before,
-               const Trainer<double>& reference, const StepReport& theirs) {
-  Drift d;
-  d.loss = std::fabs(mine.loss - theirs.loss);
-  d.params_before = params_before;
-  d.grads = relative_l2(run.state().grads, reference.state().grads);
-  d.params = relative_l2(run.state().params, reference.state().params);
-  d.m = relative_l2(run.state().m, reference.state().m);
-  d.v = relative_l2(run.state().v, reference.state().v);
-  return d;
-}
-
-// NaN wins.
-void widen(double& band, double value) {
-  if (!std::isnan(band) && !(value <= band)) band = value;
-}
-
-void widen(Drift& band, const Drift& d) {
-  widen(band.loss, d.loss);
-  widen(band.grads, d.grads);
-  widen(band.params_before, d.params_before);
-  widen(band.params, d.params);
-  widen(band.m, d.m);
-  widen(band.v, d.v);
 }
 
 }  // namespace
@@ -81,87 +48,109 @@ TwinRun::TwinRun(const TrainConfig& config, const Corpus& corpus, const TwinOpti
       reference_(config, config.reference_lane, "", total_steps_),
       probe_(config, config.reference_lane, "", total_steps_),
       initial_(candidate_.state().params) {
-  for (int i = 0; options.twins > 0 && i <= options.twins; ++i) {
-    twins_.emplace_back(config, config.reference_lane, "", total_steps_);
+  for (int i = 0; has_base() && i <= options.twins; ++i) {
+    others_.emplace_back(config, config.reference_lane, "", total_steps_);
     if (i > 0)
-      move_one_ulp(twins_.back().state().params, config.seed + 1000 + static_cast<uint64_t>(i));
+      move_one_ulp(others_.back().state().params, config.seed + 1000 + static_cast<uint64_t>(i));
   }
+  for (const std::string& lane : options.beside)
+    others_.emplace_back(config, lane, "", total_steps_);
 }
 
-SameState TwinRun::same_state(const std::vector<HeadResult<float>>& heads,
-                              const std::vector<Batch>& batches, const Window& window) {
-  SameState s;
+void TwinRun::before_clipping(SameState& s, const std::vector<HeadResult<float>>& mine,
+                              const std::vector<float>& logits, const std::vector<Batch>& batches,
+                              const Window& window) {
   copy_state(probe_.state(), *before_);
-  double grad_error = 0;
+  std::vector<HeadResult<double>> truth;
   for (size_t i = 0; i < batches.size(); ++i) {
-    const HeadResult<double> truth = probe_.micro(batches[i], window);
-    widen(s.lse, relative_max(heads[i].lse, truth.lse, 1.0));
-    widen(s.logp, relative_max(heads[i].logp, truth.logp, 1.0));
+    truth.push_back(probe_.micro(batches[i], window));
+    widen(s.lse, relative_max(mine[i].lse, truth[i].lse, 1.0));
+    widen(s.logp, relative_max(mine[i].logp, truth[i].logp, 1.0));
   }
+  s.logits = relative_max(logits, logits_of(probe_, truth, config_), 1.0);
+  s.grads = worst_tensor(&s.worst_tensor);
+}
+
+double TwinRun::worst_tensor(std::string* name) const {
+  double worst = 0;
   for (const Slice& slice : candidate_.layout().slices()) {
     const double e = relative_l2(candidate_.state().grads.data() + slice.offset,
                                  probe_.state().grads.data() + slice.offset, slice.size());
-    if (!(e <= grad_error) && !std::isnan(grad_error)) {
-      grad_error = e;
-      s.worst_tensor = slice.name;
-    }
+    if (name && !(e <= worst) && !std::isnan(worst)) *name = slice.name;
+    widen(worst, e);
   }
-  s.grads = grad_error;
-  return s;
+  return worst;
 }
 
-void TwinRun::compare_updates(SameState& s, const StepReport& mine,
-                              const StepReport& theirs) const {
+void TwinRun::after_update(SameState& s, const StepReport& mine) {
+  const StepReport theirs = probe_.update();
   s.loss = std::fabs(mine.loss - theirs.loss) / std::max(1.0, std::fabs(theirs.loss));
   if (std::isnan(mine.loss)) s.loss = mine.loss;
   s.norm = relative(mine.grad_norm, theirs.grad_norm);
   s.clip = relative(mine.clip, theirs.clip);
+  s.clipped = worst_tensor(nullptr);
+  s.clipped_norm =
+      relative(gradient_norm(candidate_.state().grads), gradient_norm(probe_.state().grads));
   s.params = relative_l2(candidate_.state().params, probe_.state().params);
   s.m = relative_l2(candidate_.state().m, probe_.state().m);
   s.v = relative_l2(candidate_.state().v, probe_.state().v);
 }
 
-void TwinRun::run_twins(const std::vector<Batch>& batches, const Window& window,
-                        const std::vector<double>& before, StepRecord& r) {
-  for (size_t i = 0; i < twins_.size(); ++i) {
-    const StepReport twin = run_window(twins_[i], batches, window);
-    const std::vector<float>& base = twins_[0].state().params;
-    if (i == 0) {
-      r.apart = relative_l2(candidate_.state().params, base);
-      continue;
+Taken<float> TwinRun::candidate_step(const std::vector<Batch>& batches, const Window& window,
+                                     StepRecord& r) {
+  using Clock = std::chrono::steady_clock;
+  Taken<float> mine;
+  std::vector<HeadResult<float>> heads;
+  const auto start = Clock::now();
+  for (const Batch& b : batches) heads.push_back(candidate_.micro(b, window));
+  auto spent = Clock::now() - start;
+  mine.logits = logits_of(candidate_, heads, config_);
+  if (options_.plant_nan_at == candidate_.state().step + 1) candidate_.state().window_loss = NAN;
+  if (options_.same_state) before_clipping(r.same, heads, mine.logits, batches, window);
+  const auto again = Clock::now();
+  mine.report = candidate_.update();
+  spent += Clock::now() - again;
+  r.seconds = std::chrono::duration<double>(spent).count();
+  if (options_.same_state) after_update(r.same, mine.report);
+  return mine;
+}
+
+void TwinRun::other_steps(const std::vector<Batch>& batches, const Window& window,
+                          const std::vector<Drift>& before, const Taken<double>& theirs,
+                          StepRecord& r) {
+  const size_t first_beside = has_base() ? static_cast<size_t>(options_.twins) + 1 : 0;
+  for (size_t i = 0; i < others_.size(); ++i) {
+    const Taken<float> other = take_step(others_[i], batches, window, config_);
+    const Drift drift = drift_after(before[i], others_[i], other, reference_, theirs);
+    const std::vector<float>& base = others_[0].state().params;
+    if (has_base() && i == 0) r.apart = relative_l2(candidate_.state().params, base);
+    if (i > 0 && i < first_beside) {
+      r.twin_loss = other.report.loss;
+      widen(r.band, drift);
+      widen(r.apart_band, relative_l2(others_[i].state().params, base));
+    } else {
+      const std::string& lane =
+          has_base() && i == 0 ? config_.reference_lane : options_.beside[i - first_beside];
+      r.beside.push_back({lane, other.report.loss, drift.loss, drift.params});
     }
-    r.twin_loss = twin.loss;
-    widen(r.band, drift_of(twins_[i], twin, before[i], reference_, r.reference));
-    widen(r.apart_band, relative_l2(twins_[i].state().params, base));
   }
 }
 
 StepRecord TwinRun::step() {
-  using Clock = std::chrono::steady_clock;
   StepRecord r;
   Window window;
   const std::vector<Batch> batches = draw(stream_, candidate_.state().cursor, window);
   before_ = candidate_.state();
-  const double before = relative_l2(candidate_.state().params, reference_.state().params);
-  std::vector<double> twins_before;
-  for (const auto& t : twins_)
-    twins_before.push_back(relative_l2(t.state().params, reference_.state().params));
+  const Drift before = drift_before(candidate_, reference_);
+  std::vector<Drift> others_before;
+  for (const auto& t : others_) others_before.push_back(drift_before(t, reference_));
 
-  const auto start = Clock::now();
-  std::vector<HeadResult<float>> heads;
-  for (const Batch& b : batches) heads.push_back(candidate_.micro(b, window));
-  auto spent = Clock::now() - start;
-  if (options_.plant_nan_at == candidate_.state().step + 1) candidate_.state().window_loss = NAN;
-  if (options_.same_state) r.same = same_state(heads, batches, window);
-  const auto again = Clock::now();
-  r.candidate = candidate_.update();
-  spent += Clock::now() - again;
-  r.seconds = std::chrono::duration<double>(spent).count();
-  if (options_.same_state) compare_updates(r.same, r.candidate, probe_.update());
-
-  r.reference = run_window(reference_, batches, window);
-  r.drift = drift_of(candidate_, r.candidate, before, reference_, r.reference);
-  run_twins(batches, window, twins_before, r);
+  const Taken<float> mine = candidate_step(batches, window, r);
+  const Taken<double> theirs = take_step(reference_, batches, window, config_);
+  r.candidate = mine.report;
+  r.reference = theirs.report;
+  r.drift = drift_after(before, candidate_, mine, reference_, theirs);
+  other_steps(batches, window, others_before, theirs, r);
   r.params_moved = relative_l2(candidate_.state().params, initial_);
   r.lane = candidate_.lane();
   return r;
@@ -174,35 +163,35 @@ std::string TwinRun::localise(double tolerance) {
   copy_state(probe_.state(), *before_);
   Window window;
   const std::vector<Batch> batches = draw(stream_, before_->cursor, window);
-  std::string found;
+  std::string found, largest;
+  double most = 0;
+  auto see = [&](const std::string& name, double e) {
+    const std::string text = fmt::format("{}, relative L2 {:.3g}", name, e);
+    if (found.empty() && !(e <= tolerance)) found = text;
+    if (e > most) most = e, largest = text;
+  };
   for (size_t i = 0; i < batches.size() && found.empty(); ++i) {
     Trace mine, theirs;
     mine.prefix = theirs.prefix = fmt::format("micro {}: ", i);
     candidate_.micro(batches[i], window, &mine);
     probe_.micro(batches[i], window, &theirs);
-    for (const Slice& s : candidate_.layout().slices()) {
-      mine.add("gradient of " + s.name, candidate_.state().grads.data() + s.offset, s.size());
-      theirs.add("gradient of " + s.name, probe_.state().grads.data() + s.offset, s.size());
-    }
-    for (size_t k = 0; k < mine.entries.size() && found.empty(); ++k) {
-      const double e = relative_l2(mine.entries[k].values, theirs.entries[k].values);
-      if (!(e <= tolerance)) found = fmt::format("{}, relative L2 {:.3g}", mine.entries[k].name, e);
-    }
+    for (size_t k = 0; k < mine.entries.size(); ++k)
+      see(mine.entries[k].name, relative_l2(mine.entries[k].values, theirs.entries[k].values));
+    for (const Slice& s : candidate_.layout().slices())
+      see(mine.prefix + "gradient of " + s.name,
+          relative_l2(candidate_.state().grads.data() + s.offset,
+                      probe_.state().grads.data() + s.offset, s.size()));
   }
   if (found.empty()) {
     candidate_.update();
     probe_.update();
-    const TrainState<float>& a = candidate_.state();
-    const std::pair<const char*, double> parts[] = {
-        {"optimizer: m", relative_l2(a.m, probe_.state().m)},
-        {"optimizer: v", relative_l2(a.v, probe_.state().v)},
-        {"optimizer: params", relative_l2(a.params, probe_.state().params)}};
-    for (const auto& [name, e] : parts)
-      if (!(e <= tolerance) && found.empty())
-        found = fmt::format("{}, relative L2 {:.3g}", name, e);
+    see("optimizer: m", relative_l2(candidate_.state().m, probe_.state().m));
+    see("optimizer: v", relative_l2(candidate_.state().v, probe_.state().v));
+    see("optimizer: params", relative_l2(candidate_.state().params, probe_.state().params));
   }
   candidate_.state() = after;
-  return found;
+  if (!found.empty()) return found;
+  return fmt::format("none by more than {:g} within the step; most: {}", tolerance, largest);
 }
 
 }  // namespace talea::train

@@ -6,19 +6,15 @@
 #include <functional>
 #include <optional>
 
-#include "train/compare.hpp"
+#include "train/measures.hpp"
 #include "train/stream.hpp"
-#include "train/trainer.hpp"
 
 namespace talea::train {
 
-struct SameState {  // one step of the candidate against fp64 from the candidate's own state
-  double loss = 0, lse = 0, logp = 0, grads = 0, norm = 0, clip = 0, params = 0, m = 0, v = 0;
-  std::string worst_tensor;  // of the gradients
-};
-
-struct Drift {  // against the free-running fp64 reference
-  double loss = 0, grads = 0, params_before = 0, params = 0, m = 0, v = 0;
+// A lane that trains beside the candidate, from the same unmoved weights; "reference" is the base.
+struct Beside {
+  std::string lane;
+  double loss = 0, drift_loss = 0, drift_params = 0;
 };
 
 struct StepRecord {
@@ -28,16 +24,18 @@ struct StepRecord {
   Drift drift, band;  // of the candidate and, the largest, of the twins against the fp64 reference
   double apart = 0, apart_band = 0;  // parameters of candidate and twins against the fp32 base
   double params_moved = 0;           // ||params - initial|| / ||initial|| of the candidate
-  double seconds = 0;
+  double seconds = 0;                // of the candidate alone
   std::string lane;
+  std::vector<Beside> beside;
 };
 
 struct TwinOptions {
   // fp32 runs with the reference lane whose initial weights are moved by one ulp. With any, a base
   // run (the same, not moved) is trained too.
   int twins = 2;
-  bool same_state = true;     // one fp64 step from the candidate's state at every step
-  std::string mutant;         // empty: the candidate is config.loss_lane
+  bool same_state = true;           // one fp64 step from the candidate's state at every step
+  std::vector<std::string> beside;  // further lanes to train side by side
+  std::string mutant;               // empty: the candidate is config.loss_lane
   int64_t plant_nan_at = -1;  // step whose candidate loss is made NaN (to prove that gates see it)
 };
 
@@ -51,18 +49,26 @@ class TwinRun {
 
   Trainer<float>& candidate() { return candidate_; }
   Trainer<double>& reference() { return reference_; }
-  // The base run and then the twins; empty without twins.
-  std::vector<Trainer<float>>& twins() { return twins_; }
+  // The base run and then the twins (none without twins), then the lanes beside.
+  std::vector<Trainer<float>>& others() { return others_; }
   // The first stage and tensor of the last step in which the candidate leaves fp64 by more than
-  // `tolerance` relative L2; empty: none.
+  // `tolerance` relative L2. Where none does, the one that differs most, and that it is within.
   std::string localise(double tolerance);
 
  private:
-  SameState same_state(const std::vector<HeadResult<float>>& heads,
-                       const std::vector<Batch>& batches, const Window& window);
-  void run_twins(const std::vector<Batch>& batches, const Window& window,
-                 const std::vector<double>& before, StepRecord& record);
-  void compare_updates(SameState& same, const StepReport& mine, const StepReport& theirs) const;
+  // The candidate's own step, timed; `same` is filled on the way.
+  Taken<float> candidate_step(const std::vector<Batch>& batches, const Window& window,
+                              StepRecord& record);
+  void before_clipping(SameState& same, const std::vector<HeadResult<float>>& mine,
+                       const std::vector<float>& logits, const std::vector<Batch>& batches,
+                       const Window& window);
+  void after_update(SameState& same, const StepReport& mine);
+  // The largest relative L2 of one tensor's gradients, candidate against probe.
+  double worst_tensor(std::string* name) const;
+  void other_steps(const std::vector<Batch>& batches, const Window& window,
+                   const std::vector<Drift>& before, const Taken<double>& theirs,
+                   StepRecord& record);
+  bool has_base() const { return options_.twins > 0; }
 
   TrainConfig config_;
   TwinOptions options_;
@@ -70,7 +76,7 @@ class TwinRun {
   int64_t total_steps_;
   Trainer<float> candidate_;
   Trainer<double> reference_, probe_;
-  std::vector<Trainer<float>> twins_;
+  std::vector<Trainer<float>> others_;
   std::vector<float> initial_;
   std::optional<TrainState<float>> before_;  // the candidate's state before the last step
 };

@@ -4,15 +4,16 @@
 #include "train/run.hpp"
 
 #include <gtest/gtest.h>
-#include <signal.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
+#include <cmath>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <nlohmann/json.hpp>
 
 #include "talea/error.hpp"
+#include "train/curves.hpp"
 #include "train/gates.hpp"
 #include "train/presets.hpp"
 #include "train/random.hpp"
@@ -113,56 +114,6 @@ TEST_F(TrainRun, AnOpenWindowIsPartOfTheState) {
   EXPECT_EQ(one.state().params, two.state().params);
 }
 
-// Each child continues the run and is killed at a random moment of it.
-TEST_F(TrainRun, TwoHundredKillsLoseAtMostOneStep) {
-  RunOptions o = options(400);
-  o.twin.twins = 0;
-  o.twin.same_state = false;
-  o.checkpoint_dir = checkpoint();
-  o.resume = true;
-  const Random random(9, 9);
-  int64_t last = 0;
-  int killed = 0;
-  for (uint64_t round = 0; killed < 200; ++round) {
-    ASSERT_LT(round, 2000u);
-    int fd[2];
-    ASSERT_EQ(::pipe(fd), 0);
-    const pid_t child = ::fork();
-    if (child == 0) {
-      int64_t step = 0;
-      run_training(o, [&](const StepRecord& r, const StepChecks&, int64_t) {
-        step = r.candidate.step;
-        return ::write(fd[1], &step, sizeof step) == sizeof step;
-      });
-      ::_exit(0);
-    }
-    ::close(fd[1]);
-    int64_t reported = last;
-    // Wait for a sign of life, then kill somewhere within the next few steps.
-    if (::read(fd[0], &reported, sizeof reported) != sizeof reported) reported = last;
-    ::usleep(static_cast<useconds_t>(random.below(round, 4000)));
-    ::kill(child, SIGKILL);
-    int64_t step;
-    while (::read(fd[0], &step, sizeof step) == sizeof step) reported = step;
-    ::close(fd[0]);
-    int status = 0;
-    ASSERT_EQ(::waitpid(child, &status, 0), child);
-    if (WIFSIGNALED(status)) ++killed;
-    const Corpus corpus = read_corpus(o.config.data.text_files);
-    TwinRun run(o.config, corpus, o.twin);
-    if (fs::exists(checkpoint() + "/checkpoint.safetensors"))
-      load_checkpoint(checkpoint() + "/checkpoint.safetensors", run,
-                      run_identity(o.config, o.twin, corpus));
-    last = run.candidate().state().step;
-    // The step that was reported may not be saved yet; every step before it is.
-    ASSERT_GE(last, reported - 1);
-    if (last >= 400) {
-      fs::remove_all(checkpoint());
-      last = 0;
-    }
-  }
-}
-
 TEST_F(TrainRun, ADamagedCheckpointIsRefusedAndChangesNothing) {
   RunOptions o = options(3);
   o.checkpoint_dir = checkpoint();
@@ -230,8 +181,12 @@ TEST_F(TrainRun, JournalLinesReadBackTheSame) {
   r.same.grads = 1.0 / 3;
   r.lane = "cpu";
   r.same.worst_tensor = "block0.norm1";
+  r.beside = {{"reference", 1.5, NAN, 1e-7}, {"unfused", 1.25, 2e-9, 0}};
   EXPECT_EQ(to_line(from_line("journal", to_line(r))), to_line(r));
   EXPECT_THROW(from_line("journal", "{}"), Error);
+  std::string odd = to_line(r);
+  odd.replace(odd.find("\"drift_loss\":\"NaN\""), 18, "\"drift_lost\":\"NaN\"");
+  EXPECT_THROW(from_line("journal", odd), Error);
   EXPECT_THROW(from_line("journal", "{\"step\": 1"), Error);
 }
 
@@ -257,12 +212,84 @@ TEST_F(TrainRun, NothingPlantedPassesTheGates) {
   }
 }
 
+TEST_F(TrainRun, LanesBesideAreResumedToTheBit) {
+  RunOptions whole = options(9);
+  whole.twin.beside = {"unfused"};
+  whole.checkpoint_dir = checkpoint() + "_whole";
+  const RunResult r = run_training(whole, go_on);
+  EXPECT_TRUE(r.passed());
+  ASSERT_EQ(r.steps.back().beside.size(), 2u);
+  EXPECT_EQ(r.steps.back().beside[0].lane, "reference");
+  EXPECT_EQ(r.steps.back().beside[1].lane, "unfused");
+  EXPECT_GT(r.steps.back().beside[1].drift_params, 0);
+  RunOptions parts = whole;
+  parts.checkpoint_dir = checkpoint();
+  parts.resume = true;
+  run_training(
+      parts, [](const StepRecord& s, const StepChecks&, int64_t) { return s.candidate.step < 4; });
+  const RunResult again = run_training(parts, go_on);
+  EXPECT_EQ(bytes_of(parts.checkpoint_dir + "/checkpoint.safetensors"),
+            bytes_of(whole.checkpoint_dir + "/checkpoint.safetensors"));
+  for (size_t i = 0; i < r.steps.size(); ++i) {
+    StepRecord a = r.steps[i], b = again.steps[i];
+    a.seconds = b.seconds = 0;
+    EXPECT_EQ(to_line(a), to_line(b));
+  }
+}
+
+// A quantity that is looked at must be able to fail: each field, made wrong alone, fails its line.
+TEST_F(TrainRun, EveryComparedFieldCanFail) {
+  TwinOptions o;
+  StepRecord good;
+  good.candidate.step = 1;
+  good.reference.loss = 2;
+  good.beside = {{"reference", 2, 0, 0}};
+  StepChecks clean(Tolerances{}, o);
+  clean.see(good);
+  EXPECT_TRUE(clean.passed());
+  for (const double wrong : {1e-3, double(NAN)}) {
+    for (const auto& [name, field] : same_fields) {
+      StepRecord bad = good;
+      bad.same.*field = wrong;
+      StepChecks checks(Tolerances{}, o);
+      checks.see(bad);
+      EXPECT_FALSE(checks.passed()) << "same state " << name;
+    }
+    for (const auto& [name, field] : drift_fields) {
+      // The state before a step is compared as the state after the one before.
+      const bool before = std::string(name).ends_with("_before");
+      StepRecord bad = good;
+      bad.drift.*field = wrong;
+      StepChecks checks(Tolerances{}, o);
+      checks.see(bad);
+      EXPECT_EQ(checks.passed(), before && !std::isnan(wrong)) << "drift " << name;
+    }
+  }
+}
+
+TEST_F(TrainRun, CurvesAreThinnedAndKeepBothEnds) {
+  EXPECT_EQ(curve_stride(850, 0), 1);
+  EXPECT_EQ(curve_stride(850, 34), 25);
+  EXPECT_EQ(curve_stride(10, 100), 1);
+  std::vector<StepRecord> steps(11);
+  for (size_t i = 0; i < steps.size(); ++i) steps[i].candidate.step = static_cast<int64_t>(i) + 1;
+  TwinOptions o;
+  o.twins = 0;
+  const auto curves = curves_of(steps, o, 5);
+  EXPECT_EQ(curves[0]["steps"].dump(), "[1,5,10,11]");
+}
+
 TEST_F(TrainRun, TheLocaliserNamesTheStage) {
   RunOptions o = options(2);
   o.twin.mutant = "halved-gradient";
   EXPECT_EQ(run_training(o, go_on).facts.first_stage.substr(0, 18), "micro 0: head: dx,");
   o.twin.mutant = "coupled-decay";
   EXPECT_EQ(run_training(o, go_on).facts.first_stage.substr(0, 13), "optimizer: m,");
+  // Nothing differs within one step: it says so and names what differs most.
+  const Corpus corpus = read_corpus(o.config.data.text_files);
+  TwinRun clean(o.config, corpus, TwinOptions{});
+  clean.step();
+  EXPECT_EQ(clean.localise(1e-3).substr(0, 23), "none by more than 0.001");
 }
 
 }  // namespace

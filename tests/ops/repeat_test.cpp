@@ -11,9 +11,10 @@ class Repeat : public LaneTest {};
 TALEA_EVERY_LANE(Repeat);
 
 // Big enough for several chunks and uneven shares of a thread.
-std::vector<Spec> problems() {
+std::vector<Spec> problems(const std::string& lane) {
   std::vector<Spec> all;
   for (const Types types : {Types::f32, Types::bf16, Types::f16}) {
+    if (lane == "sm90" && types == Types::f32) continue;  // 16-bit products
     Spec s{.seed = 41, .tokens = 83, .hidden = 37, .vocab = 1009, .types = types};
     s.ignored_percent = 20;
     s.bias = true;
@@ -32,7 +33,7 @@ std::vector<Spec> problems() {
 }
 
 TEST_P(Repeat, RunToRun) {
-  for (const Spec& s : problems()) {
+  for (const Spec& s : problems(lane())) {
     const Case c = make_case(s);
     expect_right(c);
     const Outcome first = run(c);
@@ -42,7 +43,7 @@ TEST_P(Repeat, RunToRun) {
 
 TEST_P(Repeat, AnyNumberOfThreads) {
   if (is_device_lane(lane())) return;  // the option concerns host lanes only
-  std::vector<Spec> all = problems();
+  std::vector<Spec> all = problems(lane());
   // Many rows of one chunk: a sum over rows whose order follows the threads shows itself.
   all.push_back({.seed = 47, .tokens = 4001, .hidden = 3, .vocab = 7});
   for (const Spec& s : all) {
@@ -57,7 +58,7 @@ TEST_P(Repeat, AnyNumberOfThreads) {
 }
 
 TEST_P(Repeat, LossAndDxDoNotDependOnTheWorkspaceLimit) {
-  for (const Spec& s : problems()) {
+  for (const Spec& s : problems(lane())) {
     Case c = make_case(s);
     c.options.workspace_limit_bytes = int64_t{1} << 30;
     const Yardsticks y = yardsticks(c);
@@ -79,7 +80,7 @@ TEST_P(Repeat, LossAndDxDoNotDependOnTheWorkspaceLimit) {
 }
 
 TEST_P(Repeat, SecondBackwardIsACallOfItsOwn) {
-  for (Spec s : problems()) {
+  for (Spec s : problems(lane())) {
     s.accumulate = false;
     s.reduction = Reduction::mean;
     s.upstream = Upstream::contiguous;
@@ -93,7 +94,7 @@ TEST_P(Repeat, SecondBackwardIsACallOfItsOwn) {
 }
 
 TEST_P(Repeat, EachGradientAloneIsTheSame) {
-  for (Spec s : problems()) {
+  for (Spec s : problems(lane())) {
     s.wide_gradients = true;
     const Case c = make_case(s);
     const Outcome all = run(c);
@@ -110,7 +111,7 @@ TEST_P(Repeat, EachGradientAloneIsTheSame) {
 }
 
 TEST_P(Repeat, MainGradientAdds) {
-  for (const Spec& s : problems()) {
+  for (const Spec& s : problems(lane())) {
     if (!s.accumulate) continue;
     Case c = make_case(s);
     expect_right(c);

@@ -19,10 +19,10 @@ class Sm90 : public LaneTest {
  protected:
   // Outputs of the lane only; every case must be accepted and right.
   void must_be_right(Case c, const std::string& what) {
-    c.out.argmax = c.out.accuracy = c.out.db = Array();
     ASSERT_TRUE(accepts(c)) << what << " is declined";
     expect_right(c, what);
   }
+  // Weights of more than 2^17 elements take the folded path, smaller ones two terms.
   Case bf16_case(int64_t tokens, int64_t hidden, int64_t vocab, double spread = 1,
                  bool bias = false) {
     Case c = plain_case({.tokens = tokens,
@@ -33,7 +33,7 @@ class Sm90 : public LaneTest {
                          .bias = bias});
     c.options.reduction = Reduction::none;
     want_everything(c);
-    c.out.argmax = c.out.accuracy = c.out.db = Array();
+    c.out.argmax = c.out.accuracy = Array();  // the wide path has tests of its own
     return c;
   }
 };
@@ -43,7 +43,7 @@ INSTANTIATE_TEST_SUITE_P(Lanes, Sm90, ::testing::ValuesIn(hopper_lane()),
 
 TEST_P(Sm90, RaggedShapes) {
   for (const int64_t tokens : {1, 127, 128, 129, 257})
-    for (const int64_t hidden : {8, 64, 72, 264})
+    for (const int64_t hidden : {8, 72, 264})
       for (const int64_t vocab : {1, 7, 191, 192, 193, 1000}) {
         // dW of one token is an outer product: its relative L2 is a draw of few numbers.
         if (tokens == 1 && vocab == 1000) continue;
@@ -57,9 +57,8 @@ TEST_P(Sm90, EveryOptionOfTheLane) {
   for (const Reduction reduction : {Reduction::none, Reduction::sum, Reduction::mean})
     for (const double smoothing : {0.0, 0.1})
       for (const double softcap : {0.0, 4.0}) {
-        if (smoothing > 0 && softcap > 0) continue;
         for (const double scale : {1.0, -0.7}) {
-          Case c = bf16_case(150, 72, 401, 2, true);
+          Case c = bf16_case(150, 264, 500, 2, true);
           c.options.reduction = reduction;
           c.options.label_smoothing = smoothing;
           c.options.softcap = softcap;
@@ -76,9 +75,9 @@ TEST_P(Sm90, EveryOptionOfTheLane) {
 
 TEST_P(Sm90, ConfidentAndFarRows) {
   for (const double spread : {6.0, 30.0, 200.0})
-    must_be_right(bf16_case(300, 64, 777, spread), "spread");
+    must_be_right(bf16_case(300, 264, 777, spread), "spread");
   // The first tile of the vocabulary lies far below the rest: the shift taken from it is repaired.
-  Case c = bf16_case(300, 64, 777, 1, true);
+  Case c = bf16_case(300, 264, 777, 1, true);
   for (int64_t v = 0; v < 192; ++v) c.in.bias.set(v, 0, -150);
   must_be_right(c, "repaired shift");
   for (int64_t v = 0; v < 192; ++v) c.in.bias.set(v, 0, -INFINITY);
@@ -87,18 +86,18 @@ TEST_P(Sm90, ConfidentAndFarRows) {
 }
 
 TEST_P(Sm90, PaddedVocabularyAndForeignTargets) {
-  Case c = bf16_case(140, 64, 400);
-  c.options.vocab = 391;
+  Case c = bf16_case(140, 264, 512);
+  c.options.vocab = 501;
   for (int64_t t = 0; t < 140; ++t) c.in.targets.set_integer(t, 0, t);
   c.options.target_check = TargetCheck::poison;
-  c.in.targets.set_integer(2, 0, 395);
+  c.in.targets.set_integer(2, 0, 505);
   c.in.targets.set_integer(3, 0, -1);
   c.in.targets.set_integer(4, 0, -100);
   must_be_right(c, "padding");
 }
 
 TEST_P(Sm90, SpecialRowsStayAlone) {
-  Case c = bf16_case(140, 64, 400);
+  Case c = bf16_case(140, 264, 512);
   for (const int64_t t : {0, 70, 139}) c.in.targets.set_integer(t, 0, -100);
   const Outcome clean = run(c);
   for (const int64_t t : {0, 70, 139}) c.in.hidden.set(t, 5, NAN);
@@ -114,7 +113,7 @@ TEST_P(Sm90, SpecialRowsStayAlone) {
 }
 
 TEST_P(Sm90, LossAndDxDoNotDependOnTheChunk) {
-  Case c = bf16_case(1100, 64, 2000, 3);
+  Case c = bf16_case(1100, 72, 2000, 3);
   c.options.workspace_limit_bytes = 1 << 20;
   const Outcome small = run(c);
   c.options.workspace_limit_bytes = int64_t{1} << 30;
@@ -127,7 +126,7 @@ TEST_P(Sm90, LossAndDxDoNotDependOnTheChunk) {
 }
 
 TEST_P(Sm90, EveryRowIgnored) {
-  Case c = bf16_case(140, 64, 400);
+  Case c = bf16_case(140, 264, 512);
   for (int64_t t = 0; t < 140; ++t) c.in.targets.set_integer(t, 0, -100);
   must_be_right(c, "none");
   c.options.reduction = Reduction::mean;

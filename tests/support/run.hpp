@@ -18,8 +18,8 @@ struct Outcome {
   std::string damage;  // what was written that must not be; empty: nothing
 };
 
-// Throws talea::Error as the call does. The workspace has exactly the declared size, starts at
-// an odd multiple of 8 bytes and holds 0xFF in every byte.
+// Runs the fitted case. Throws talea::Error as the call does. The workspace has exactly the
+// declared size, starts at an odd multiple of 8 bytes and holds 0xFF in every byte.
 Outcome run_lane(Place& place, const std::string& lane, const Case& c);
 
 // Why the lane declines the case, or nothing where it accepts. Throws where the case is an error.
@@ -28,6 +28,11 @@ std::optional<std::string> declines(Place& place, const std::string& lane, const
 // Runs, judges and counts. Empty: right, or declined with a reason where that is allowed.
 std::string verify(const std::string& lane, const Case& c, const Yardsticks& y);
 std::string verify(const std::string& lane, const Case& c);
+
+// The case as the lane can take it: lane sm90 multiplies rows of whole 16-byte pieces, so for it
+// the four matrices of a 16-bit case are laid out densely and the hidden columns filled up with
+// zeros, which changes no result. Every other lane and case: as it is.
+Case fitted(const std::string& lane, const Case& c);
 
 // Lanes of this build: the table without what declines as "not built".
 std::vector<std::string> lanes_here();

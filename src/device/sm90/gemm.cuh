@@ -12,11 +12,13 @@ enum class Major : int { k = 0, mn = 1 };
 
 // PingPong: each warpgroup owns whole tiles and multiplies while the other runs its epilogue.
 // Otherwise the two share a tile's rows.
-template <int kBlockM_, int kBlockN_, int kStages_, bool kPingPong_, Major kMajorA_, Major kMajorB_>
+template <int kBlockM_, int kBlockN_, int kStages_, bool kPingPong_, Major kMajorA_, Major kMajorB_,
+          bool kF16_ = false>
 struct Shape {
   static constexpr int kBlockM = kBlockM_, kBlockN = kBlockN_, kBlockK = 64, kStages = kStages_;
   static constexpr bool kPingPong = kPingPong_;
   static constexpr Major kMajorA = kMajorA_, kMajorB = kMajorB_;
+  static constexpr bool kF16 = kF16_;  // the operands' dtype; otherwise bf16
   static constexpr int kCluster = 2;
   static constexpr int kThreads = 384;
   static constexpr int kGroupM = kPingPong ? kBlockM : kBlockM / 2;  // rows of one warpgroup
@@ -39,6 +41,8 @@ struct Extents {
   const int* rows_in_use = nullptr;
   int rows_begin = 0;
   bool rows_are_k = false;
+  // A may be a sum of terms that lie `term_offset` elements apart in its rows: K runs over each.
+  int terms = 1, term_offset = 0;
   bool raster_along_m = true;
   // Pairs of blocks that start earlier than the rest because the kernel before leaves their
   // multiprocessors free: the first `early` to start take `head_start` tiles each beforehand.
@@ -50,7 +54,7 @@ struct Extents {
 // The tile at place `index` of the launch's order, for a pair of blocks stacked along M.
 template <class S>
 struct Schedule {
-  int pairs_m, tiles_n, k_blocks, rows;
+  int pairs_m, tiles_n, k_blocks, term_blocks, term_offset, rows;
   int place = blockIdx.x / 2, early, ahead;  // ahead: tiles taken by the early pairs alone
   bool along_m;
 
@@ -62,7 +66,9 @@ struct Schedule {
     (e.rows_are_k ? k : m) = rows;
     pairs_m = (m + 2 * S::kBlockM - 1) / (2 * S::kBlockM);
     tiles_n = (e.n + S::kBlockN - 1) / S::kBlockN;
-    k_blocks = (k + S::kBlockK - 1) / S::kBlockK;
+    term_blocks = (k + S::kBlockK - 1) / S::kBlockK;
+    term_offset = e.term_offset;
+    k_blocks = term_blocks * e.terms;
   }
   __device__ int first() const { return place < early ? place : ahead + place; }
   __device__ int next(int index) const {
@@ -109,16 +115,16 @@ struct StagePlace {
 // ---- role: copy ------------------------------------------------------------------------------
 template <class S>
 __device__ void load_stage(const CUtensorMap& map_a, const CUtensorMap& map_b, const Pipeline<S>& p,
-                           int stage, int row, int column, int k, uint32_t rank) {
+                           int stage, int row, int column, int k, int offset, uint32_t rank) {
   char* a = p.a + stage * S::kBytesA;
   char* b = p.b + stage * S::kBytesB;
   uint64_t* full = &p.full[stage];
   if constexpr (S::kMajorA == Major::k) {
-    load_tile(&map_a, full, a, k, row);
+    load_tile(&map_a, full, a, k + offset, row);
   } else {
 #pragma unroll
     for (int i = 0; i < S::kBlockM / 64; ++i)
-      load_tile(&map_a, full, a + i * 8192, row + i * 64, k);
+      load_tile(&map_a, full, a + i * 8192, row + offset + i * 64, k);
   }
   if constexpr (S::kMajorB == Major::k) {
     const int part = rank * (S::kBlockN / 2);
@@ -145,11 +151,12 @@ __device__ void copy_role(const CUtensorMap& map_a, const CUtensorMap& map_b, co
   for (int w = work.first(); w < work.count(); w = work.next(w)) {
     if (filter.skips(work.pair(w))) continue;
     const int row = (work.pair(w) * 2 + rank) * S::kBlockM, column = work.tile(w) * S::kBlockN;
-    for (int i = 0; i < work.k_blocks; ++i) {
+    for (int i = 0, k = 0, offset = 0; i < work.k_blocks; ++i) {
       barrier_wait(&p.empty[place.stage], place.phase ^ 1);
       barrier_expect(&p.full[place.stage], S::kBytesA + S::kBytesB);
-      load_stage<S>(map_a, map_b, p, place.stage, row, column, i * S::kBlockK, rank);
+      load_stage<S>(map_a, map_b, p, place.stage, row, column, k * S::kBlockK, offset, rank);
       place.template next<S>();
+      if (++k == work.term_blocks) k = 0, offset += work.term_offset;
     }
   }
 }
@@ -168,8 +175,8 @@ __device__ __forceinline__ void multiply_stage(Accumulators<S>& acc, const char*
   for (int k = 0; k < 4; ++k)
 #pragma unroll
     for (int part = 0; part < S::kParts; ++part)
-      multiply_tile<S::kBlockN, kTa, kTb>(acc[part], da + ((part * 8192 + k * kStepA) >> 4),
-                                          db + ((k * kStepB) >> 4));
+      multiply_tile<S::kBlockN, kTa, kTb, S::kF16>(
+          acc[part], da + ((part * 8192 + k * kStepA) >> 4), db + ((k * kStepB) >> 4));
 }
 
 template <class S>

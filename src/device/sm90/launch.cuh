@@ -18,10 +18,9 @@ template <class S, class Epilogue>
 void launch_gemm(const Operand& a, const Operand& b, const Extents& extents,
                  const typename Epilogue::Params& params, int blocks, bool overlap,
                  cudaStream_t stream) {
-  const CUtensorMap map_a =
-      tensor_map(a.data, Element::bf16, a.rows, a.columns, a.stride, S::kBoxRowsA);
-  const CUtensorMap map_b =
-      tensor_map(b.data, Element::bf16, b.rows, b.columns, b.stride, S::kBoxRowsB);
+  constexpr Element kElement = S::kF16 ? Element::f16 : Element::bf16;
+  const CUtensorMap map_a = tensor_map(a.data, kElement, a.rows, a.columns, a.stride, S::kBoxRowsA);
+  const CUtensorMap map_b = tensor_map(b.data, kElement, b.rows, b.columns, b.stride, S::kBoxRowsB);
   auto* kernel = gemm_kernel<S, Epilogue>;
   device::check(
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kSharedBytes),

@@ -25,19 +25,20 @@ Encode find_encode() {
 CUtensorMap tensor_map(const void* data, Element element, int64_t rows, int64_t columns,
                        int64_t row_stride, int box_rows) {
   static const Encode encode = find_encode();
-  const int64_t size = element == Element::bf16 ? 2 : 4;
+  const int64_t size = element == Element::f32 ? 4 : 2;
+  const CUtensorMapDataType type = element == Element::bf16  ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                                   : element == Element::f16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+                                                             : CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
   CUtensorMap map{};
   const cuuint64_t extent[2] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows)};
   const cuuint64_t stride[1] = {static_cast<cuuint64_t>(row_stride * size)};
   const cuuint32_t box[2] = {static_cast<cuuint32_t>(128 / size),
                              static_cast<cuuint32_t>(box_rows)};
   const cuuint32_t step[2] = {1, 1};
-  const CUresult status = encode(
-      &map,
-      element == Element::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
-      2, const_cast<void*>(data), extent, stride, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
-      CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult status =
+      encode(&map, type, 2, const_cast<void*>(data), extent, stride, box, step,
+             CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   require(status == CUDA_SUCCESS, ErrorKind::runtime,
           "tensor map of [{}, {}] with row stride {} at {}: driver error {}", rows, columns,
           row_stride, data, static_cast<int>(status));

@@ -10,7 +10,7 @@
 
 namespace talea::sm90 {
 
-enum class Element { bf16, f32 };
+enum class Element { bf16, f16, f32 };
 
 // A row-major [rows, columns] matrix, copied in boxes of box_rows x 128 bytes with 128-byte
 // swizzle. Throws Error(runtime) where the driver refuses.

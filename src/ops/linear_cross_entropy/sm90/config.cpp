@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "ops/linear_cross_entropy/outputs.hpp"
 #include "ops/linear_cross_entropy/sm90/layout.hpp"
 #include "ops/linear_cross_entropy/sm90/products.hpp"
 #include "ops/linear_cross_entropy/sm90/row_kernels.hpp"
@@ -13,6 +14,7 @@ namespace talea::lce::sm90 {
 namespace {
 
 constexpr int64_t round_up(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
+constexpr int64_t kSmallWeight = int64_t{1} << 17;  // elements
 constexpr int64_t kPairRows = 256;  // rows of the two stacked tiles of a pair of blocks
 
 // Relative time of a training call in chunks of `rows`: the dX product runs in waves of pairs of
@@ -75,7 +77,7 @@ int64_t choose_chunk(const Problem& p, const DeviceFacts& device, const Config& 
   double best_cost = 0;
   for (int64_t rows = kPairRows; rows <= std::min<int64_t>(most, 65536); rows += kPairRows) {
     if (rows > kPairRows && workspace_with(p, c, rows) > p.options.workspace_limit_bytes) break;
-    if (!p.backward()) {
+    if (!p.backward() && !c.wide) {
       // Nothing of the size of the logits is stored: 2048 rows already fill the device.
       if (rows <= 2048) best = rows;
       continue;
@@ -86,10 +88,10 @@ int64_t choose_chunk(const Problem& p, const DeviceFacts& device, const Config& 
   return best;
 }
 
-// bf16 dW is rounded once: by the product itself where one chunk can hold every row, otherwise from
-// an fp32 sum in the workspace.
+// 16-bit dW is rounded once: by the product itself where one chunk can hold every row, otherwise
+// from an fp32 sum in the workspace.
 void choose_rounding(const Problem& p, Config& c) {
-  if (!p.wants_dw || p.dw_dtype != DType::bf16) return;
+  if (!p.wants_dw || !is_16bit(p.dw_dtype)) return;
   const int64_t all = round_up(p.tokens, kPairRows);
   Config direct = c, summed = c;
   summed.round_dw = true;
@@ -119,28 +121,9 @@ std::optional<std::string> decline_layout(const Problem& p) {
     if (auto r = stride_of("dx", p.dx_row_stride, p.dx_col_stride)) return r;
   if (p.wants_dw)
     if (auto r = stride_of("dw", p.dw_row_stride, p.dw_col_stride)) return r;
-  if (p.has_bias && p.bias_stride != 1)
-    return fmt::format("bias: stride {}; 1 is needed", p.bias_stride);
   if (p.tokens == 0) return "tokens = 0: nothing to multiply";
   if (p.vocab_local > (int64_t{1} << 30) || p.tokens > (int64_t{1} << 30))
     return fmt::format("tokens = {}, vocab = {}: at most 2^30 each", p.tokens, p.vocab_local);
-  return {};
-}
-
-std::optional<std::string> decline_options(const Problem& p) {
-  if (p.world > 1) return fmt::format("world = {}: ranks are not supported by this lane", p.world);
-  if (p.options.denominator_scope == DenominatorScope::global)
-    return "denominator_scope = global is not supported by this lane";
-  if (!p.has_targets) return "targets: needed by this lane";
-  if (p.soft_targets != SoftTargets::none) return "soft targets are not supported by this lane";
-  if (p.options.target_check == TargetCheck::checked)
-    return "target_check = checked needs a synchronisation, which this lane never makes";
-  if (p.has_upstream_entropy) return "upstream_entropy is not supported by this lane";
-  if (p.top_k > 0 || p.wants_argmax || p.wants_accuracy)
-    return "top-k, argmax and accuracy are not supported by this lane";
-  if (p.wants_db) return "db is not supported by this lane";
-  if (p.options.label_smoothing > 0 && p.options.softcap > 0)
-    return "label_smoothing together with softcap is not supported by this lane";
   return {};
 }
 
@@ -151,29 +134,51 @@ std::optional<std::string> decline(const Problem& p, const DeviceFacts& device) 
   if (device.cuda_devices == 0)
     return device.cuda_problem.empty() ? "no CUDA device" : device.cuda_problem;
   if (device.sm != 90) return fmt::format("compute capability {}: 90 is needed", device.sm);
-  if (p.hidden_dtype != DType::bf16 || p.weight_dtype != DType::bf16)
-    return fmt::format("hidden {} and weight {}: bf16 is needed", name_of(p.hidden_dtype),
-                       name_of(p.weight_dtype));
-  if (p.wants_dx && p.dx_dtype != DType::bf16)
-    return fmt::format("dx {}: bf16 is needed", name_of(p.dx_dtype));
-  if (p.wants_dw && p.dw_dtype != DType::f32 && p.dw_dtype != DType::bf16)
-    return fmt::format("dw {}: fp32 or bf16 is needed", name_of(p.dw_dtype));
-  if (auto reason = decline_layout(p)) return reason;
-  return decline_options(p);
+  if (!is_16bit(p.hidden_dtype) || p.weight_dtype != p.hidden_dtype)
+    return fmt::format("hidden {} and weight {}: both bf16 or both fp16 are needed",
+                       name_of(p.hidden_dtype), name_of(p.weight_dtype));
+  if (p.wants_dx && p.dx_dtype != DType::f32 && p.dx_dtype != p.hidden_dtype)
+    return fmt::format("dx {}: {} or fp32 is needed", name_of(p.dx_dtype), name_of(p.hidden_dtype));
+  if (p.wants_dw && p.dw_dtype != DType::f32 && p.dw_dtype != p.weight_dtype)
+    return fmt::format("dw {}: {} or fp32 is needed", name_of(p.dw_dtype), name_of(p.weight_dtype));
+  return decline_layout(p);
+}
+
+// Ranks of one call must cut it alike, whatever shard each holds: all plan for an even shard. A
+// rank with a larger one needs more than the limit.
+static Problem planned(Problem p) {
+  if (p.world > 1) p.vocab_local = (p.vocab + p.world - 1) / p.world;
+  return p;
 }
 
 Config config(const Problem& p, const DeviceFacts& device) {
   Config c;
   const Options& o = p.options;
-  c.tiles = (p.vocab_local + kLogitsTile - 1) / kLogitsTile;
   c.blocks = std::max(2, device.sm_count / 2 * 2);
+  c.f16 = p.hidden_dtype == DType::f16;
+  c.kept = candidates_kept(p);
+  c.wide = c.f16 || !p.has_targets || p.has_upstream_entropy || c.kept > 0 ||
+           (o.label_smoothing > 0 && o.softcap > 0);
+  // Not by the number of tokens: a row's dX must not depend on the others.
+  c.two_terms = p.vocab * p.hidden <= kSmallWeight;
+  c.wide = c.wide || c.two_terms;
   c.general =
       p.has_bias || o.softcap > 0 || p.has_token_scale || o.logit_scale <= 0 || p.wants_entropy;
-  c.smoothing = o.label_smoothing > 0;
-  if (p.wants_dx || p.wants_dw) c.exp_stride = round_up(p.vocab_local, 64);
-  c.sort_bytes = p.wants_dw ? sort_scratch_bytes(p.tokens) : 0;
-  choose_rounding(p, c);
-  c.chunk_rows = c.direct_dw ? round_up(p.tokens, kPairRows) : choose_chunk(p, device, c);
+  c.smoothing = o.label_smoothing > 0 && !c.wide;
+  c.gather_tokens = p.world > 1 && p.sequence_parallel;
+  c.exchange_dx = p.world > 1 && !p.sequence_parallel && p.wants_dx;
+  if (p.has_targets && (p.wants_dw || p.wants_db)) c.sort_bytes = sort_scratch_bytes(p.tokens);
+  auto sized = [&](const Problem& q, Config to) {
+    to.tiles = (q.vocab_local + kLogitsTile - 1) / kLogitsTile;
+    if (p.backward() || c.wide)
+      to.exp_stride = round_up(q.vocab_local, 64) * (c.two_terms ? 3 : c.wide ? 2 : 1);
+    return to;
+  };
+  const Problem even = planned(p);
+  c = sized(even, c);
+  choose_rounding(even, c);
+  c.chunk_rows = c.direct_dw ? round_up(p.tokens, kPairRows) : choose_chunk(even, device, c);
+  c = sized(p, c);
   share_device(p, c);
   c.chunks = (p.tokens + c.chunk_rows - 1) / c.chunk_rows;
   return c;

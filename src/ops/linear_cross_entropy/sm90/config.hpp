@@ -12,19 +12,34 @@ namespace talea::lce {
 struct BatchFacts;
 }
 
+namespace talea {
+template <typename T>
+struct Candidate;
+}
+
 namespace talea::lce::sm90 {
 
 struct Config {
   int64_t chunk_rows = 0, chunks = 0;
-  int64_t exp_stride = 0;  // elements of a row of E; 0: E is not stored
-  int64_t tiles = 0;       // vocabulary tiles of the logits product
-  int blocks = 0;          // of every persistent product
+  int64_t exp_stride = 0;  // 16-bit elements of a row of the buffer; 0: there is none
+  // The buffer holds the logits in fp32, then da: fp16, soft targets, what needs every logit once
+  // the row is known. Otherwise it holds exp(z - shift), and the products see factors of rows.
+  bool wide = false;
+  // Small weights: da is kept in two 16-bit terms, since in a gradient of few terms one rounding
+  // shows. Large ones: one.
+  bool two_terms = false;
+  bool f16 = false;
+  int64_t kept = 0;            // candidates of a row for argmax and top-k
+  bool gather_tokens = false;  // sequence parallel: the rows of all ranks are gathered first
+  bool exchange_dx = false;    // dX of a chunk is summed over the ranks in fp32
+  int64_t tiles = 0;           // vocabulary tiles of the logits product
+  int blocks = 0;              // of every persistent product
   // Where both gradients are wanted, dW starts on the multiprocessors that dX leaves free.
   int dx_blocks = 0;
   int dw_early = 0, dw_head_start = 0;  // pairs that start first, tiles they take beforehand
-  bool general = false;  // the logits epilogue with bias, softcap, per-token scale, entropy
-  bool smoothing = false;
-  bool direct_dw = false;  // one chunk holds every row: bf16 dW leaves the product rounded
+  bool general = false;    // the logits epilogue with bias, softcap, per-token scale, entropy
+  bool smoothing = false;  // as a rank-one term: without softcap, in the folded path
+  bool direct_dw = false;  // one chunk holds every row: 16-bit dW leaves the product rounded
   bool round_dw = false;   // dW accumulates in the workspace and is rounded once at the end
   int64_t sort_bytes = 0;
 };
@@ -38,7 +53,16 @@ struct Buffers {
   float *token_scale = nullptr, *token_shift = nullptr;
   RowBuffers rows;
   float *row_class_weight = nullptr, *row_class_sum = nullptr, *row_smooth = nullptr;
-  double* row_loss = nullptr;
+  float *bias = nullptr, *class_weight = nullptr;  // fp32, local columns
+  double *row_loss = nullptr, *row_lse = nullptr, *db = nullptr;
+  int8_t* hit = nullptr;
+  int* least_exponent = nullptr;
+  float* undo = nullptr;
+  RowState<double>*own_states = nullptr, *all_states = nullptr;
+  Candidate<float>*own_best = nullptr, *all_best = nullptr;
+  RowFactors* factors = nullptr;
+  float *sparse_logits = nullptr, *target_slope = nullptr, *dx_part = nullptr, *dx_all = nullptr;
+  uint16_t* x_all = nullptr;
   BatchFacts* facts = nullptr;
   uint64_t *keys = nullptr, *sorted = nullptr;
   char* sort_scratch = nullptr;
@@ -46,6 +70,7 @@ struct Buffers {
         *smooth_parts = nullptr;
   double* bias_sum = nullptr;
   uint16_t *x = nullptr, *exp = nullptr;
+  float* logits = nullptr;  // wide: where exp lies
   float *tile_sums = nullptr, *tile_shifted = nullptr, *dw = nullptr;
 };
 

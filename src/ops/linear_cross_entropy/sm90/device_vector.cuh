@@ -1,7 +1,9 @@
-// Reads and writes the caller's per-token tensors of any dtype and stride on the device.
-// Exists so that kernels see doubles and indices, not dtypes.
-// Never vectorises: these tensors are small.
+// Reads and writes the caller's per-token tensors of any dtype and stride on the device, and pairs
+// of 16-bit values. Exists so that kernels see doubles and indices, not dtypes. Never vectorises
+// the per-token tensors: they are small.
 #pragma once
+#include <cuda_fp16.h>
+
 #include "ops/linear_cross_entropy/sm90/row_kernels.hpp"
 
 namespace talea::lce {
@@ -39,6 +41,33 @@ __device__ __forceinline__ void write(const DeviceVector& v, int64_t i, double x
     static_cast<double*>(v.data)[at] = x;
   else
     static_cast<float*>(v.data)[at] = static_cast<float>(x);
+}
+
+__device__ __forceinline__ void write_index(const DeviceVector& v, int64_t i, int64_t x) {
+  if (v.data) static_cast<int64_t*>(v.data)[i * v.stride] = x;
+}
+
+// Two neighbouring 16-bit values; kF16: fp16, otherwise bf16.
+template <bool kF16>
+__device__ __forceinline__ float2 unpack(uint32_t both) {
+  if constexpr (kF16) return __half22float2(*reinterpret_cast<const __half2*>(&both));
+  return __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&both));
+}
+
+template <bool kF16>
+__device__ __forceinline__ uint32_t pack(float low, float high) {
+  if constexpr (kF16) {
+    const __half2 both = __floats2half2_rn(low, high);
+    return *reinterpret_cast<const uint32_t*>(&both);
+  }
+  const __nv_bfloat162 both = __floats2bfloat162_rn(low, high);
+  return *reinterpret_cast<const uint32_t*>(&both);
+}
+
+template <bool kF16>
+__device__ __forceinline__ float2 load_pair(const void* data, int64_t element) {
+  return unpack<kF16>(
+      *reinterpret_cast<const uint32_t*>(static_cast<const uint16_t*>(data) + element));
 }
 
 }  // namespace talea::lce

@@ -7,17 +7,16 @@
 
 namespace talea::lce::sm90 {
 
-using DwShape = Shape<192, 128, 5, true, Major::mn, Major::mn>;
-
 namespace {
 
-template <bool kBf16>
+template <bool kF16, bool kDirect>
 void run(const DwCall& c, const Launch& launch) {
+  using S = Shape<192, 128, 5, true, Major::mn, Major::mn, kF16>;
+  constexpr Element kOut = !kDirect ? Element::f32 : kF16 ? Element::f16 : Element::bf16;
   DwParams p;
-  p.targets = {c.sorted, c.chunk.in_use, c.rows, static_cast<const __nv_bfloat16*>(c.hidden.data),
-               c.hidden.stride};
-  p.dw_map = tensor_map(c.dw.data, kBf16 ? Element::bf16 : Element::f32, c.dw.rows, c.dw.columns,
-                        c.dw.stride, 16);
+  p.targets = {c.sorted, c.chunk.in_use, c.rows, c.hidden.data, c.hidden.stride};
+  p.dw_map = tensor_map(c.dw.data, kOut, c.dw.rows, c.dw.columns, c.dw.stride, 16);
+  p.undo = c.undo;
   p.add = c.add;
   p.vocab = static_cast<int>(c.dw.rows);
   p.hidden = static_cast<int>(c.dw.columns);
@@ -29,22 +28,23 @@ void run(const DwCall& c, const Launch& launch) {
   e.k = c.chunk.capacity;
   e.rows_in_use = c.chunk.in_use;
   e.rows_begin = c.chunk.begin;
+  e.terms = c.terms.count, e.term_offset = c.terms.offset;
   e.rows_are_k = true;
   e.raster_along_m = false;
   if (c.beside_dx && c.early > 0)
     e.early = c.early, e.head_start = c.head_start, e.tickets = c.tickets;
-  launch_gemm<DwShape, DwEpilogue<kBf16>>({c.exp.data, c.exp.rows, c.exp.columns, c.exp.stride},
-                                          {c.x.data, c.x.rows, c.x.columns, c.x.stride}, e, p,
-                                          launch.blocks, c.beside_dx, launch.stream);
+  launch_gemm<S, DwEpilogue<kF16, kDirect>>({c.exp.data, c.exp.rows, c.exp.columns, c.exp.stride},
+                                            {c.x.data, c.x.rows, c.x.columns, c.x.stride}, e, p,
+                                            launch.blocks, c.beside_dx, launch.stream);
 }
 
 }  // namespace
 
 void dw_product(const DwCall& call, const Launch& launch) {
-  if (call.rounds)
-    run<true>(call, launch);
+  if (call.f16)
+    call.rounds ? run<true, true>(call, launch) : run<true, false>(call, launch);
   else
-    run<false>(call, launch);
+    call.rounds ? run<false, true>(call, launch) : run<false, false>(call, launch);
 }
 
 }  // namespace talea::lce::sm90

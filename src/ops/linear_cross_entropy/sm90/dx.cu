@@ -1,4 +1,4 @@
-// The dX product, built for its shape.
+// The dX product, built for its shape and dtypes.
 // Exists so that each instantiation compiles on its own.
 // Never decides whether it runs.
 #include "device/sm90/launch.cuh"
@@ -6,15 +6,17 @@
 #include "ops/linear_cross_entropy/sm90/products.hpp"
 
 namespace talea::lce::sm90 {
+namespace {
 
-using DxShape = Shape<128, 256, 4, false, Major::k, Major::mn>;
-
-void dx_product(const DxCall& c, const Launch& launch) {
+template <bool kF16, bool kF32Out>
+void run(const DxCall& c, const Launch& launch) {
+  using S = Shape<128, 256, 4, false, Major::k, Major::mn, kF16>;
   DxParams p;
   p.rows = c.rows;
   p.dx = c.dx.data;
+  p.index = c.scatters ? c.rows.index : nullptr;
   p.dx_stride = c.dx.stride;
-  p.weight = static_cast<const __nv_bfloat16*>(c.weight.data);
+  p.weight = c.weight.data;
   p.weight_stride = c.weight.stride;
   p.hidden = static_cast<int>(c.weight.columns);
   p.smooth_row = c.smooth_row;
@@ -25,10 +27,20 @@ void dx_product(const DxCall& c, const Launch& launch) {
   e.k = static_cast<int>(c.weight.rows);
   e.rows_in_use = c.chunk.in_use;
   e.rows_begin = c.chunk.begin;
-  launch_gemm<DxShape, DxEpilogue>(
+  e.terms = c.terms.count, e.term_offset = c.terms.offset;
+  launch_gemm<S, DxEpilogue<kF16, kF32Out>>(
       {c.exp.data, c.exp.rows, c.exp.columns, c.exp.stride},
       {c.weight.data, c.weight.rows, c.weight.columns, c.weight.stride}, e, p, launch.blocks, false,
       launch.stream);
+}
+
+}  // namespace
+
+void dx_product(const DxCall& call, const Launch& launch) {
+  if (call.f16)
+    call.f32_out ? run<true, true>(call, launch) : run<true, false>(call, launch);
+  else
+    call.f32_out ? run<false, true>(call, launch) : run<false, false>(call, launch);
 }
 
 }  // namespace talea::lce::sm90

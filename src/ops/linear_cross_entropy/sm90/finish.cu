@@ -1,8 +1,6 @@
-// From partial sums to losses and gradient factors, and the targets' own share of dW.
-// Exists so that every CUDA lane ends a row by the algebra of dist/row_state.hpp, in fp64.
+// From partial sums or states to losses and gradient factors, and the targets' own share of dW.
+// Exists so that the lane ends a row by the algebra of dist/row_state.hpp, in fp64.
 // Never forms p - 1 by subtraction and never adds in an order that timing could change.
-#include <cuda_fp16.h>
-
 #include <cub/block/block_reduce.cuh>
 
 #include "device/common/cuda_check.hpp"
@@ -32,36 +30,103 @@ __device__ RowState<double> state_of(const FinishParams& p, int row, double sum,
   return s;
 }
 
-__device__ float finish_one(const FinishParams& p, int row, double sum, double shifted) {
+// What the pass that forms da needs of the row; returns the exponent of its storage.
+__device__ void write_factors(const FinishParams& p, int row, const RowState<double>& state,
+                              const RowSummary<double>& summary, const RowResult<double>& r,
+                              double shift, double scale) {
+  RowFactors f;
+  // exp(z - shift) lies in the buffer, or fp32 logits do, read relative to their maximum.
+  const double base = p.shifted_buffer ? shift : state.max;
+  f.base = static_cast<float>(base);
+  f.inverse = static_cast<float>(p.shifted_buffer ? exp(shift - summary.lse) : 1.0 / summary.sum);
+  f.offset = static_cast<float>(base - summary.lse + summary.entropy);
+  f.prob = static_cast<float>(r.prob);
+  f.smooth = static_cast<float>(r.smooth);
+  f.soft = static_cast<float>(r.soft);
+  f.entropy_up = static_cast<float>(r.entropy_up);
+  f.exponent = 0;
+  if (p.f16) {
+    // fp16 ends at 65504 and thins out below 6e-5: the row's largest possible element goes to
+    // 2^11 .. 2^12.
+    const double weight = p.facts->class_weight_max;
+    const double bound = fabs(scale) * (fabs(r.prob) + fabs(r.smooth) * weight +
+                                        fabs(r.soft) * fmax(weight, fabs(state.soft_mass)) +
+                                        fabs(r.entropy_up) * (1 + log(p.terms.vocab)));
+    int exponent = 0;
+    if (bound > 0 && !isinf(bound)) {
+      frexp(bound, &exponent);  // bound < 2^exponent
+      exponent = max(-100, min(100, 12 - exponent));
+    }
+    f.exponent = exponent;
+    atomicMin(p.least_exponent, exponent);
+  }
+  f.scale = static_cast<float>(ldexp(scale, f.exponent));
+  p.factors[row] = f;
+  p.rows.factor[row] = static_cast<float>(ldexp(1.0, -f.exponent));
+}
+
+__device__ float finish_one(const FinishParams& p, int row, const RowState<double>& state,
+                            double shift) {
   const int64_t token = p.rows.index[row];
-  const int peak = p.rows.peak[row];
-  const float shift2 = needs_repair(peak) ? decode_peak(peak) : p.rows.shift[row];
-  const double shift = shift2 * 0.69314718055994530942;
-  const RowState<double> state = state_of(p, row, sum, shifted, shift);
   const RowSummary<double> summary = summarise(state);
   LossTerms<double> terms = p.terms;
   terms.inverse_denominator = p.facts->inverse;
-  if (p.sums) terms.class_weight_sum = p.sums[0];
+  terms.class_weight_sum = p.facts->class_weight_sum;
   RowTerms<double> own;
+  own.soft = p.soft;
   own.class_weight = p.row_class_weight[row];
   own.token_weight = read(p.token_weight, token, 1);
-  own.upstream = read(p.upstream, token, 1);
+  own.upstream = p.has_targets || p.soft ? read(p.upstream, token, 1) : 0.0;
   own.upstream_lse = read(p.upstream_lse, token, 0);
+  own.upstream_entropy = read(p.upstream_entropy, token, 0);
   const RowResult<double> r = finish_row(state, summary, terms, own);
   p.row_loss[row] = r.loss;
+  if (p.row_lse) p.row_lse[row] = summary.lse;
   write(p.loss, token, r.loss);
   write(p.lse, token, summary.lse);
   write(p.logprob, token, summary.logp_target);
   write(p.entropy, token, summary.entropy);
   const double scale = p.scale * (p.rows.scale ? static_cast<double>(p.rows.scale[row]) : 1.0);
-  double slope = 1.0;
-  if (p.softcap > 0) slope = 1.0 - (state.target / p.softcap) * (state.target / p.softcap);
+  const bool here = p.rows.target[row] >= 0;
+  double target = r.target;
+  if (p.factors) {
+    target -= r.smooth * own.class_weight;
+    if (r.entropy_up != 0 && summary.target_share != 0)
+      target -= r.entropy_up * summary.target_share * (summary.logp_target + summary.entropy);
+  }
+  if (p.target_slope && here)
+    target *= p.target_slope[row];
+  else if (p.softcap > 0)
+    target *= 1.0 - (state.target / p.softcap) * (state.target / p.softcap);
+  p.rows.target_factor[row] = static_cast<float>(here ? target * scale : 0.0);
+  if (p.row_smooth) p.row_smooth[row] = static_cast<float>(r.smooth * scale);
+  if (p.factors) {
+    write_factors(p, row, state, summary, r, shift, scale);
+    return 1.f;
+  }
   const auto factor = static_cast<float>(r.prob * scale * exp(shift - summary.lse));
   p.rows.factor[row] = factor;
-  p.rows.target_factor[row] =
-      static_cast<float>(state.has_target != 0.0 ? r.target * scale * slope : 0.0);
-  if (p.row_smooth) p.row_smooth[row] = static_cast<float>(r.smooth * scale);
   return factor;
+}
+
+__device__ double shift_of(const FinishParams& p, int row) {
+  const int peak = p.rows.peak[row];
+  const float shift2 = needs_repair(peak) ? decode_peak(peak) : p.rows.shift[row];
+  return shift2 * 0.69314718055994530942;
+}
+
+// The row of a thread's block of rows: its state alone, or everything that follows from it.
+__device__ float end_row(const FinishParams& p, int row, double sum, double shifted) {
+  const double shift = shift_of(p, row);
+  if (p.states) {
+    RowState<double> state = p.states[row];
+    for (int i = 1; i < p.parts; ++i) state = merge(state, p.states[i * p.range.rows + row]);
+    return finish_one(p, row, state, shift);
+  }
+  const RowState<double> state = state_of(p, row, sum, shifted, shift);
+  if (!p.own_states) return finish_one(p, row, state, shift);
+  p.own_states[row] = state;
+  return 0.f;
 }
 
 __global__ void __launch_bounds__(kRows* kLanes) finish_kernel(FinishParams p) {
@@ -70,11 +135,10 @@ __global__ void __launch_bounds__(kRows* kLanes) finish_kernel(FinishParams p) {
   if (p.zeroed && blockIdx.x == 0 && threadIdx.x == 0) *p.zeroed = 0;
   const int lane = threadIdx.x / kRows, r = threadIdx.x % kRows;
   const int row = blockIdx.x * kRows + r;
-  const int rows =
-      min(static_cast<int>(p.chunk_rows), max(0, p.facts->valid - static_cast<int>(p.begin)));
+  const int rows = static_cast<int>(p.range.count());
   if (blockIdx.x * kRows >= rows) return;
   double sum = 0, shifted = 0;
-  if (row < rows) {
+  if (row < rows && !p.states) {
     for (int tile = lane; tile < p.tiles; tile += kLanes) {
       sum += p.tile_sums[tile * p.tile_sums_stride + row];
       if (p.tile_shifted) shifted += p.tile_shifted[tile * p.tile_sums_stride + row] * kLn2;
@@ -85,7 +149,7 @@ __global__ void __launch_bounds__(kRows* kLanes) finish_kernel(FinishParams p) {
   __syncthreads();
   if (lane == 0) {
     for (int i = 1; i < kLanes; ++i) sum += sums[i][r], shifted += shifts[i][r];
-    factors[r] = row < rows ? finish_one(p, row, sum, shifted) : 0.f;
+    factors[r] = row < rows ? end_row(p, row, sum, shifted) : 0.f;
   }
   __syncthreads();
   if (!p.scaled) return;
@@ -95,32 +159,41 @@ __global__ void __launch_bounds__(kRows* kLanes) finish_kernel(FinishParams p) {
     const float f = factors[i];
     for (int64_t v = threadIdx.x; v < vectors; v += blockDim.x) {
       uint4 four = x[v];
-      auto* pairs = reinterpret_cast<__nv_bfloat162*>(&four);
+      auto* words = reinterpret_cast<uint32_t*>(&four);
 #pragma unroll
-      for (int k = 0; k < 4; ++k)
-        pairs[k] = __floats2bfloat162_rn(f * __low2float(pairs[k]), f * __high2float(pairs[k]));
+      for (int k = 0; k < 4; ++k) {
+        const float2 both = unpack<false>(words[k]);
+        words[k] = pack<false>(f * both.x, f * both.y);
+      }
       x[v] = four;
     }
   }
 }
 
-__global__ void __launch_bounds__(1024) reduce_kernel(ReduceLossParams p) {
+__global__ void __launch_bounds__(1024) reduce_kernel(ReduceParams p) {
   using Sum = cub::BlockReduce<double, 1024>;
   __shared__ typename Sum::TempStorage shared;
-  double sum = 0;
-  for (int i = threadIdx.x; i < p.facts->valid; i += 1024) sum += p.row_loss[i];
+  double sum = 0, hits = 0;
+  for (int i = threadIdx.x; i < p.facts->valid; i += 1024) {
+    if (p.reduction > 0) sum += p.row_loss[i];
+    if (p.hit) hits += p.hit[i];
+  }
   sum = Sum(shared).Sum(sum);
+  __syncthreads();
+  hits = Sum(shared).Sum(hits);
   if (threadIdx.x != 0) return;
-  const bool empty = p.facts->valid + p.facts->poisoned == 0;
+  write(p.accuracy, 0, hits / p.facts->valid);
+  if (p.reduction == 0) return;
   if (p.facts->poisoned > 0) sum = NAN;
   if (p.reduction == 2) {
     sum /= p.facts->denominator;
-    if (empty && !p.given) sum = p.zero_when_empty ? 0.0 : static_cast<double>(NAN);
+    if (p.facts->empty && !p.given) sum = p.zero_when_empty ? 0.0 : static_cast<double>(NAN);
   }
   write(p.loss, 0, sum);
 }
 
 // A block owns a run of equal targets and 256 columns; rows are added in ascending order.
+template <bool kF16>
 __global__ void scatter_kernel(ScatterParams p) {
   const int64_t first = blockIdx.x;
   if (first >= p.facts->valid) return;
@@ -130,16 +203,15 @@ __global__ void scatter_kernel(ScatterParams p) {
   const int64_t column = (static_cast<int64_t>(blockIdx.y) * blockDim.x + threadIdx.x) * 2;
   if (column >= p.hidden) return;
   float a = 0, b = 0;
-  const auto* x = static_cast<const __nv_bfloat16*>(p.x) + column;
 #pragma unroll 4
   for (int64_t i = first; i < p.facts->valid; ++i) {
     const uint64_t key = p.sorted[i];
     if (key >> 32 != target) break;
     const auto row = static_cast<uint32_t>(key);
     const float f = p.rows.target_factor[row];
-    const auto pair = *reinterpret_cast<const __nv_bfloat162*>(x + p.rows.index[row] * p.x_stride);
-    a = fmaf(f, __low2float(pair), a);
-    b = fmaf(f, __high2float(pair), b);
+    const float2 pair = load_pair<kF16>(p.x, p.rows.index[row] * p.x_stride + column);
+    a = fmaf(f, pair.x, a);
+    b = fmaf(f, pair.y, b);
   }
   auto* to = reinterpret_cast<float2*>(p.dw + static_cast<int64_t>(target) * p.dw_stride + column);
   float2 have = *to;
@@ -150,21 +222,22 @@ __global__ void scatter_kernel(ScatterParams p) {
 }  // namespace
 
 void finish_rows(const FinishParams& p, cudaStream_t stream) {
-  const int64_t blocks = (p.chunk_rows + kRows - 1) / kRows;
+  const int64_t blocks = (p.range.rows + kRows - 1) / kRows;
   if (blocks == 0) return;
   finish_kernel<<<static_cast<unsigned>(blocks), kRows * kLanes, 0, stream>>>(p);
   device::check_launch("finish_rows");
 }
 
-void reduce_loss(const ReduceLossParams& p, cudaStream_t stream) {
+void reduce_scalars(const ReduceParams& p, cudaStream_t stream) {
   reduce_kernel<<<1, 1024, 0, stream>>>(p);
-  device::check_launch("reduce_loss");
+  device::check_launch("reduce_scalars");
 }
 
 void scatter_targets(const ScatterParams& p, cudaStream_t stream) {
   if (p.tokens == 0) return;
   const dim3 grid(static_cast<unsigned>(p.tokens), static_cast<unsigned>((p.hidden + 255) / 256));
-  scatter_kernel<<<grid, 128, 0, stream>>>(p);
+  auto* kernel = p.f16 ? scatter_kernel<true> : scatter_kernel<false>;
+  kernel<<<grid, 128, 0, stream>>>(p);
   device::check_launch("scatter_targets");
 }
 

@@ -3,7 +3,7 @@
 // Never reads or writes a row beyond those in use.
 #pragma once
 #include "device/sm90/gemm.cuh"
-#include "ops/linear_cross_entropy/sm90/rows.hpp"
+#include "ops/linear_cross_entropy/sm90/device_vector.cuh"
 
 namespace talea::lce::sm90 {
 
@@ -11,15 +11,17 @@ using namespace talea::sm90;
 
 struct DxParams {
   RowBuffers rows;
-  void* dx = nullptr;  // [tokens, hidden]: rows are scattered by rows.index
+  void* dx = nullptr;          // [tokens, hidden], or [rows, hidden] without an index
+  const int* index = nullptr;  // where each row goes
   int64_t dx_stride = 0;
-  const __nv_bfloat16* weight = nullptr;
+  const void* weight = nullptr;
   int64_t weight_stride = 0;
   int hidden = 0;
   const float* smooth_row = nullptr;     // [hidden]: sum_v c_v w_v, or null
   const float* smooth_factor = nullptr;  // per compacted row
 };
 
+template <bool kF16, bool kF32Out>
 struct DxEpilogue {
   using Params = DxParams;
   using Filter = EveryTile;
@@ -31,7 +33,8 @@ struct DxEpilogue {
 
   struct Row {
     float factor = 0, target_factor = 0, smooth = 0;
-    const __nv_bfloat16* target_row = nullptr;
+    int64_t target_row = -1;  // first element of the target's row of the weight
+    int64_t to = 0;           // first element of the row of dX
   };
 
   static __device__ __forceinline__ Row begin(const Params& p, int row, int rows) {
@@ -40,20 +43,21 @@ struct DxEpilogue {
     r.factor = p.rows.factor[row];
     r.target_factor = p.rows.target_factor[row];
     const int target = p.rows.target[row];
-    if (target >= 0) r.target_row = p.weight + target * p.weight_stride;
+    if (target >= 0) r.target_row = target * p.weight_stride;
     if (p.smooth_row) r.smooth = p.smooth_factor[row];
+    r.to = (p.index ? p.index[row] : row) * p.dx_stride;
     return r;
   }
 
-  static __device__ __forceinline__ uint32_t value(const Params& p, const Row& r, float a, float b,
-                                                   int column) {
+  static __device__ __forceinline__ float2 value(const Params& p, const Row& r, float a, float b,
+                                                 int column) {
     a *= r.factor;
     b *= r.factor;
     if (column < p.hidden) {
-      if (r.target_row) {
-        const auto w = *reinterpret_cast<const __nv_bfloat162*>(r.target_row + column);
-        a = fmaf(r.target_factor, __low2float(w), a);
-        b = fmaf(r.target_factor, __high2float(w), b);
+      if (r.target_row >= 0) {
+        const float2 w = load_pair<kF16>(p.weight, r.target_row + column);
+        a = fmaf(r.target_factor, w.x, a);
+        b = fmaf(r.target_factor, w.y, b);
       }
       if (p.smooth_row) {
         const float2 u = *reinterpret_cast<const float2*>(p.smooth_row + column);
@@ -61,8 +65,7 @@ struct DxEpilogue {
         b = fmaf(-r.smooth, u.y, b);
       }
     }
-    const __nv_bfloat162 both = __floats2bfloat162_rn(a, b);
-    return *reinterpret_cast<const uint32_t*>(&both);
+    return {a, b};
   }
 
   // 64 columns of 16 rows: through shared memory so that every row is written in whole sectors.
@@ -77,8 +80,9 @@ struct DxEpilogue {
       const float* a = &acc[4 * (8 * g + j)];
       const int c = column + 64 * g + 8 * j + 2 * (lane % 4);
       const int at = own * 128 + ((j ^ own) * 16) + 4 * (lane % 4);
-      *reinterpret_cast<uint32_t*>(staging + at) = value(p, upper, a[0], a[1], c);
-      *reinterpret_cast<uint32_t*>(staging + 1024 + at) = value(p, lower, a[2], a[3], c);
+      const float2 u = value(p, upper, a[0], a[1], c), l = value(p, lower, a[2], a[3], c);
+      *reinterpret_cast<uint32_t*>(staging + at) = pack<kF16>(u.x, u.y);
+      *reinterpret_cast<uint32_t*>(staging + 1024 + at) = pack<kF16>(l.x, l.y);
     }
     __syncwarp();
 #pragma unroll
@@ -86,8 +90,28 @@ struct DxEpilogue {
       const int r = 4 * i + lane / 8, piece = lane % 8, c = column + 64 * g + 8 * piece;
       if (row + r >= rows || c >= p.hidden) continue;
       const uint4 v = *reinterpret_cast<const uint4*>(staging + r * 128 + ((piece ^ (r % 8)) * 16));
-      auto* dx = static_cast<__nv_bfloat16*>(p.dx) + p.rows.index[row + r] * p.dx_stride + c;
-      *reinterpret_cast<uint4*>(dx) = v;
+      const int64_t to = (p.index ? p.index[row + r] : row + r) * p.dx_stride + c;
+      *reinterpret_cast<uint4*>(static_cast<uint16_t*>(p.dx) + to) = v;
+    }
+  }
+
+  // fp32: a quad of lanes writes a whole sector.
+  template <class S>
+  static __device__ __forceinline__ void group_f32(const float (&acc)[S::kBlockN / 2],
+                                                   const Params& p, const Row& upper,
+                                                   const Row& lower, int g, int row, int rows,
+                                                   int column) {
+    const int lane = threadIdx.x % 32, own = row + lane / 4;
+    auto* dx = static_cast<float*>(p.dx);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const float* a = &acc[4 * (8 * g + j)];
+      const int c = column + 64 * g + 8 * j + 2 * (lane % 4);
+      if (c >= p.hidden) continue;
+      if (own < rows)
+        *reinterpret_cast<float2*>(dx + upper.to + c) = value(p, upper, a[0], a[1], c);
+      if (own + 8 < rows)
+        *reinterpret_cast<float2*>(dx + lower.to + c) = value(p, lower, a[2], a[3], c);
     }
   }
 
@@ -102,8 +126,12 @@ struct DxEpilogue {
       const Row upper = begin(p, row + lane / 4, work.rows);
       const Row lower = begin(p, row + lane / 4 + 8, work.rows);
 #pragma unroll
-      for (int g = 0; g < S::kBlockN / 64; ++g)
-        group<S>(acc[part], p, upper, lower, g, row, work.rows, column, staging);
+      for (int g = 0; g < S::kBlockN / 64; ++g) {
+        if constexpr (kF32Out)
+          group_f32<S>(acc[part], p, upper, lower, g, row, work.rows, column);
+        else
+          group<S>(acc[part], p, upper, lower, g, row, work.rows, column, staging);
+      }
     }
   }
 };
@@ -113,7 +141,7 @@ struct TargetShare {
   const uint64_t* sorted = nullptr;
   const int* count = nullptr;
   RowBuffers rows;
-  const __nv_bfloat16* x = nullptr;
+  const void* x = nullptr;
   int64_t x_stride = 0;
 
   // The first entry whose target is not below `target`.
@@ -131,21 +159,22 @@ struct TargetShare {
 };
 
 struct DwParams {
-  CUtensorMap dw_map;  // [vocab, hidden] fp32, or bf16
-  bool add = true;     // false: the first chunk overwrites
+  CUtensorMap dw_map;           // [vocab, hidden] fp32, or 16-bit
+  const float* undo = nullptr;  // multiplies the product, or null
+  bool add = true;              // false: the first chunk overwrites
   int vocab = 0, hidden = 0;
   const float* smooth_row =
       nullptr;  // [hidden]: eps / V * sum_t G_t s_t x_t of this chunk, or null
   const float* class_weight = nullptr;  // [vocab], or null for ones
-  TargetShare targets;                  // kBf16 only: added here, before the one rounding
+  TargetShare targets;                  // kDirect only: added here, before the one rounding
 };
 
-// kBf16: one chunk holds every row, and dW is rounded once on its way out.
-template <bool kBf16>
+// kDirect: one chunk holds every row, and dW is rounded once on its way out.
+template <bool kF16, bool kDirect>
 struct DwEpilogue {
   using Params = DwParams;
   using Filter = EveryTile;
-  static constexpr int kColumns = kBf16 ? 64 : 32;  // of one staged piece: 128 bytes
+  static constexpr int kColumns = kDirect ? 64 : 32;  // of one staged piece: 128 bytes
   // Runs beside the tail of the dX product, which reads the same inputs: it waits for that
   // product's end only before it ends itself, so that whatever follows finds both done.
   static __device__ void before(const Params&) {}
@@ -165,14 +194,14 @@ struct DwEpilogue {
       if (word % 8 != lane / 4) continue;
       const auto entry = static_cast<uint32_t>(key);
       const float f = t.rows.target_factor[entry];
-      const __nv_bfloat16* x = t.x + t.rows.index[entry] * t.x_stride;
+      const int64_t x = t.rows.index[entry] * t.x_stride;
       const float upper = word < 8 ? f : 0.f, lower = word < 8 ? 0.f : f;
 #pragma unroll
       for (int j = 0; j < kHalf / 4; ++j) {
         const int c = column + 8 * j + 2 * (lane % 4);
         if (c >= p.hidden) continue;
-        const auto pair = *reinterpret_cast<const __nv_bfloat162*>(x + c);
-        const float a = __low2float(pair), b = __high2float(pair);
+        const float2 pair = load_pair<kF16>(t.x, x + c);
+        const float a = pair.x, b = pair.y;
         acc[4 * j] = fmaf(upper, a, acc[4 * j]), acc[4 * j + 1] = fmaf(upper, b, acc[4 * j + 1]);
         acc[4 * j + 2] = fmaf(lower, a, acc[4 * j + 2]);
         acc[4 * j + 3] = fmaf(lower, b, acc[4 * j + 3]);
@@ -183,10 +212,10 @@ struct DwEpilogue {
 
   static __device__ __forceinline__ void put(char* staging, int j, float2 u, float2 l) {
     const int lane = threadIdx.x % 32, own = lane / 4;
-    if constexpr (kBf16) {
+    if constexpr (kDirect) {
       const int at = own * 128 + ((j ^ own) * 16) + 4 * (lane % 4);
-      *reinterpret_cast<__nv_bfloat162*>(staging + at) = __floats2bfloat162_rn(u.x, u.y);
-      *reinterpret_cast<__nv_bfloat162*>(staging + 1024 + at) = __floats2bfloat162_rn(l.x, l.y);
+      *reinterpret_cast<uint32_t*>(staging + at) = pack<kF16>(u.x, u.y);
+      *reinterpret_cast<uint32_t*>(staging + 1024 + at) = pack<kF16>(l.x, l.y);
     } else {
       const int at = own * 128 + (((2 * j + lane % 4 / 2) ^ own) * 16) + 8 * (lane % 2);
       *reinterpret_cast<float2*>(staging + at) = u;
@@ -214,7 +243,7 @@ struct DwEpilogue {
     fence_async_shared();
     __syncwarp();
     if (lane != 0) return;
-    if (!kBf16 && p.add)
+    if (!kDirect && p.add)
       reduce_add_tile(&p.dw_map, staging, column, row);
     else
       store_tile(&p.dw_map, staging, column, row);
@@ -235,7 +264,12 @@ struct DwEpilogue {
         upper = u >= p.vocab ? 0.f : p.class_weight ? p.class_weight[u] : 1.f;
         lower = l >= p.vocab ? 0.f : p.class_weight ? p.class_weight[l] : 1.f;
       }
-      if constexpr (kBf16) add_targets(acc[part], p, row, column);
+      if (kF16 && p.undo) {
+        const float f = *p.undo;
+#pragma unroll
+        for (int i = 0; i < S::kBlockN / 2; ++i) acc[part][i] *= f;
+      }
+      if (kDirect && p.targets.sorted) add_targets(acc[part], p, row, column);
 #pragma unroll
       for (int g = 0; g < S::kBlockN / kColumns; ++g)
         if (column + kColumns * g < p.hidden)

@@ -3,6 +3,7 @@
 // Never allocates.
 #pragma once
 #include "core/arena.hpp"
+#include "dist/top_k.hpp"
 #include "ops/linear_cross_entropy/sm90/config.hpp"
 
 namespace talea::lce::sm90 {
@@ -12,10 +13,10 @@ inline constexpr int kSumParts = 256;  // partial column sums of the weight, add
 inline Buffers lay_out(const Problem& p, const Config& c, Arena& arena) {
   const int64_t n = p.tokens, d = p.hidden;
   Buffers b;
-  b.facts = reinterpret_cast<BatchFacts*>(arena.take<double>(8));
+  b.facts = reinterpret_cast<BatchFacts*>(arena.take<char>(256));
   b.tickets = arena.take<int>(1);
   b.token_target = arena.take<int>(n);
-  b.token_shift = arena.take<float>(n);
+  if (!c.wide) b.token_shift = arena.take<float>(n);
   b.rows.index = arena.take<int>(n);
   b.rows.target = arena.take<int>(n);
   if (p.has_token_scale) {
@@ -29,7 +30,11 @@ inline Buffers lay_out(const Problem& p, const Config& c, Arena& arena) {
   b.rows.target_factor = arena.take<float>(n);
   b.row_class_weight = arena.take<float>(n);
   b.row_loss = arena.take<double>(n);
-  if (p.wants_dw) {
+  if (p.wants_accuracy) b.hit = arena.take<int8_t>(n);
+  if (p.has_bias) b.bias = arena.take<float>(p.vocab_local);
+  if (p.has_class_weight) b.class_weight = arena.take<float>(p.vocab_local);
+  if (p.wants_db) b.db = arena.take<double>(p.vocab_local);
+  if (c.sort_bytes > 0) {
     b.keys = arena.take<uint64_t>(n);
     b.sorted = arena.take<uint64_t>(n);
     b.sort_scratch = arena.take<char>(c.sort_bytes);
@@ -40,12 +45,31 @@ inline Buffers lay_out(const Problem& p, const Config& c, Arena& arena) {
     b.weight_sum = arena.take<float>(d);
     b.weight_parts = arena.take<float>(kSumParts * d);
     b.smooth_row = arena.take<float>(d);
-    b.bias_sum = arena.take<double>(2);
   }
+  b.bias_sum = arena.take<double>(2);
   b.x = arena.take<uint16_t>(c.chunk_rows * d);
   if (c.exp_stride > 0) b.exp = arena.take<uint16_t>(c.chunk_rows * c.exp_stride);
-  b.tile_sums = arena.take<float>(c.tiles * c.chunk_rows);
-  if (p.wants_entropy) b.tile_shifted = arena.take<float>(c.tiles * c.chunk_rows);
+  if (c.wide) {
+    b.logits = reinterpret_cast<float*>(b.exp);
+    b.factors = arena.take<RowFactors>(c.chunk_rows);
+    b.row_lse = arena.take<double>(c.chunk_rows);
+    b.least_exponent = arena.take<int>(1);
+    b.undo = arena.take<float>(1);
+    b.own_best = arena.take<Candidate<float>>(c.chunk_rows * c.kept);
+    if (p.world > 1) b.all_best = arena.take<Candidate<float>>(c.chunk_rows * c.kept * p.world);
+    b.target_slope = arena.take<float>(c.chunk_rows);
+    b.sparse_logits = arena.take<float>(c.chunk_rows * p.soft_k);
+  } else {
+    b.tile_sums = arena.take<float>(c.tiles * c.chunk_rows);
+    if (p.wants_entropy) b.tile_shifted = arena.take<float>(c.tiles * c.chunk_rows);
+  }
+  if (c.wide || p.world > 1) b.own_states = arena.take<RowState<double>>(c.chunk_rows);
+  if (p.world > 1) b.all_states = arena.take<RowState<double>>(c.chunk_rows * p.world);
+  if (c.exchange_dx) b.dx_part = arena.take<float>(c.chunk_rows * d);
+  if (c.gather_tokens) {
+    b.x_all = arena.take<uint16_t>(n * d);
+    if (p.wants_dx) b.dx_all = arena.take<float>((n + n / p.world) * d);
+  }
   if (c.round_dw) b.dw = arena.take<float>(p.vocab_local * d);
   return b;
 }

@@ -144,16 +144,8 @@ struct LogitsEpilogue {
   // The bias of four blocks of eight columns, read ahead of the arithmetic and not between.
   static __device__ __forceinline__ void read_bias(const Params& p, int column, float* bias) {
     const int last = p.vocab - 1;
-    if (p.rule.bias_is_bf16) {
-      const auto* b = static_cast<const __nv_bfloat16*>(p.rule.bias);
 #pragma unroll
-      for (int i = 0; i < 8; ++i)
-        bias[i] = __bfloat162float(b[min(column + 8 * (i / 2) + i % 2, last)]);
-    } else {
-      const auto* b = static_cast<const float*>(p.rule.bias);
-#pragma unroll
-      for (int i = 0; i < 8; ++i) bias[i] = b[min(column + 8 * (i / 2) + i % 2, last)];
-    }
+    for (int i = 0; i < 8; ++i) bias[i] = p.rule.bias[min(column + 8 * (i / 2) + i % 2, last)];
   }
 
   template <bool kCapped>

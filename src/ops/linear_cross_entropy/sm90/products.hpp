@@ -13,6 +13,11 @@ struct Matrix {
   int64_t rows = 0, columns = 0, stride = 0;
 };
 
+// A buffer's matrix may be a sum of terms, `offset` elements apart in its rows.
+struct Terms {
+  int count = 1, offset = 0;
+};
+
 struct Launch {
   cudaStream_t stream = nullptr;
   int blocks = 0;  // persistent, even
@@ -40,8 +45,19 @@ struct LogitsCall {
 };
 void logits_product(const LogitsCall& call, const Launch& launch);
 
+struct WideLogitsCall {
+  Matrix x, weight, logits;  // logits: [rows, vocab] fp32
+  ChunkRows chunk;
+  bool f16 = false;
+};
+void wide_logits_product(const WideLogitsCall& call, const Launch& launch);
+
 struct DxCall {
   Matrix exp, weight, dx;
+  Terms terms;
+  bool f16 = false;      // the operands' dtype
+  bool f32_out = false;  // dx in fp32; otherwise the operands' dtype
+  bool scatters = true;  // rows go to rows.index; otherwise dense
   ChunkRows chunk;
   RowBuffers rows;
   const float* smooth_row = nullptr;
@@ -51,12 +67,15 @@ void dx_product(const DxCall& call, const Launch& launch);
 
 struct DwCall {
   Matrix exp, x, dw;  // x: the chunk's rows times f
+  Terms terms;
   ChunkRows chunk;
+  bool f16 = false;             // the operands' dtype
+  const float* undo = nullptr;  // multiplies the product, or null
   bool add = true;
   bool beside_dx = false;         // may start while the launch before it still runs
   int early = 0, head_start = 0;  // pairs of blocks that dX leaves free, tiles they are ahead
   int* tickets = nullptr;         // zeroed
-  // dw is bf16 and this chunk holds every row: the targets' share is added before the rounding.
+  // dw is 16-bit and this chunk holds every row: the targets' share is added before the rounding.
   bool rounds = false;
   const uint64_t* sorted = nullptr;
   RowBuffers rows;

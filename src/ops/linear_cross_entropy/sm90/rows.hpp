@@ -1,4 +1,4 @@
-// The per-row buffers and the logit rule that the kernels of the CUDA lanes share.
+// The per-row buffers and the logit rule that the kernels of lane sm90 share.
 // Exists so that products, finish and scatter agree on layout, units and sentinels.
 // Never owns memory: every pointer lies in the caller's workspace or tensors.
 #pragma once
@@ -31,13 +31,13 @@ __device__ __forceinline__ bool needs_repair(int code) { return code != kNoPeak;
 // Compacted rows: entry i describes the i-th row that is neither ignored nor poisoned.
 struct RowBuffers {
   int* index = nullptr;            // row of X, dX and of every per-token tensor
-  int* target = nullptr;           // local vocabulary id; -1: not on this rank
+  int* target = nullptr;           // local vocabulary id; -1: not on this rank, or none
   float* scale = nullptr;          // per-token logit scale, where given
   float* shift = nullptr;          // log2 units
   int* peak = nullptr;             // encode_peak of a maximum out of reach, else kNoPeak
   float* target_logit = nullptr;   // z of the target, natural units
-  float* factor = nullptr;         // f_t: dX = f E W, dW += E^T (f X)
-  float* target_factor = nullptr;  // the target's own coefficient, kept out of E
+  float* factor = nullptr;         // f_t: dX = f B W, dW += B^T (f X), B: what the buffer holds
+  float* target_factor = nullptr;  // the target's own coefficient, kept out of B
 
   __host__ __device__ RowBuffers from(int64_t row) const {
     return {index + row,  target + row,       scale ? scale + row : nullptr,
@@ -46,21 +46,37 @@ struct RowBuffers {
   }
 };
 
-// From the fp32 accumulator to the logit, in log2 units.
+// What the gradient of one logit needs of its row: with x = z - base and e = exp(x),
+// p = e inverse, and log p + entropy = x + offset.
+struct RowFactors {
+  float base, inverse, offset;
+  float prob, smooth, soft, entropy_up;
+  float scale;   // of the stored element: logit scale, and for fp16 a power of two
+  int exponent;  // that power: the buffer holds s da 2^exponent
+};
+
+// The rows of one chunk: [begin, begin + rows) of those in use, whose number is on the device.
+struct RowRange {
+  const int* in_use = nullptr;
+  int64_t begin = 0, rows = 0;
+#ifdef __CUDACC__
+  __device__ __forceinline__ int64_t count() const {
+    const int64_t left = *in_use - begin;
+    return left < 0 ? 0 : left < rows ? left : rows;
+  }
+#endif
+};
+
+// From the fp32 accumulator to the logit.
 struct LogitRule {
   float scale = 1;
-  float softcap = 0;  // 0: none
-  const void* bias = nullptr;
-  bool bias_is_bf16 = false;
+  float softcap = 0;            // 0: none
+  const float* bias = nullptr;  // fp32, local columns
   float inverse_softcap = 0;
 
 #ifdef __CUDACC__
-  __device__ __forceinline__ float bias_at(int column) const {
-    if (!bias) return 0.f;
-    return bias_is_bf16 ? __bfloat162float(static_cast<const __nv_bfloat16*>(bias)[column])
-                        : static_cast<const float*>(bias)[column];
-  }
-  // tanh by exp keeps fp32 accuracy where the hardware's tanh has eleven bits.
+  __device__ __forceinline__ float bias_at(int column) const { return bias ? bias[column] : 0.f; }
+  // In log2 units. tanh by exp keeps fp32 accuracy where the hardware's tanh has eleven bits.
   __device__ __forceinline__ float capped2(float a) const {
     float e, inverse;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(a * (2 * kLog2E * inverse_softcap)));
@@ -74,6 +90,15 @@ struct LogitRule {
   __device__ __forceinline__ float slope2(float x) const {
     const float t = x * kLn2 * inverse_softcap;
     return 1.f - t * t;
+  }
+  // z and d z / d a in natural units, for passes that read fp32 logits.
+  __device__ __forceinline__ float capped(float a, float& slope) const {
+    slope = 1.f;
+    if (!(softcap > 0)) return a;
+    // Near the cap 1 - tanh^2 would leave no digits; a saturated logit has no gradient.
+    const float e = expf(-2.f * fabsf(a) * inverse_softcap), r = 1.f / (1.f + e);
+    slope = e < 0x1p-62f ? 0.f : 4.f * e * r * r;
+    return softcap * tanhf(a * inverse_softcap);
   }
 #endif
 };

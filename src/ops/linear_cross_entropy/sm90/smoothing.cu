@@ -86,15 +86,14 @@ __global__ void row_dot_kernel(RowDotParams p) {
   p.out[row] = static_cast<float>(sum * scale + p.sums[1]);
 }
 
+template <bool kF16>
 __global__ void round_kernel(RoundParams p) {
   const int64_t row = blockIdx.x;
   const float4* from = reinterpret_cast<const float4*>(p.from + row * p.columns);
-  auto* to = reinterpret_cast<uint2*>(static_cast<__nv_bfloat16*>(p.to) + row * p.to_stride);
+  auto* to = reinterpret_cast<uint2*>(static_cast<uint16_t*>(p.to) + row * p.to_stride);
   for (int64_t i = threadIdx.x; i < p.columns / 4; i += blockDim.x) {
     const float4 v = from[i];
-    const __nv_bfloat162 low = __floats2bfloat162_rn(v.x, v.y),
-                         high = __floats2bfloat162_rn(v.z, v.w);
-    to[i] = {*reinterpret_cast<const uint32_t*>(&low), *reinterpret_cast<const uint32_t*>(&high)};
+    to[i] = {pack<kF16>(v.x, v.y), pack<kF16>(v.z, v.w)};
   }
 }
 
@@ -123,7 +122,9 @@ void weighted_rows(const WeightedRowsParams& p, cudaStream_t stream) {
 }
 
 void round_rows(const RoundParams& p, cudaStream_t stream) {
-  round_kernel<<<static_cast<unsigned>(p.rows), 256, 0, stream>>>(p);
+  if (p.rows == 0) return;
+  auto* kernel = p.f16 ? round_kernel<true> : round_kernel<false>;
+  kernel<<<static_cast<unsigned>(p.rows), 256, 0, stream>>>(p);
   device::check_launch("round_rows");
 }
 

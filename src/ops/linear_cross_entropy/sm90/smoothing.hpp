@@ -46,7 +46,8 @@ void weighted_rows(const WeightedRowsParams& p, cudaStream_t stream);
 struct RoundParams {
   const float* from = nullptr;
   int64_t rows = 0, columns = 0;
-  void* to = nullptr;  // bf16
+  void* to = nullptr;  // 16-bit
+  bool f16 = false;
   int64_t to_stride = 0;
 };
 void round_rows(const RoundParams& p, cudaStream_t stream);

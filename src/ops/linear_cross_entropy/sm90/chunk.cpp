@@ -1,0 +1,272 @@
+// One chunk of rows: logits product, row states, gradient factors, dX and dW products.
+// Exists to show the order of the kernels on one page.
+// Never allocates, synchronises or leaves the caller's stream.
+#include "ops/linear_cross_entropy/sm90/run.hpp"
+
+namespace talea::lce::sm90 {
+namespace {
+
+struct Chunk {
+  int64_t begin = 0, capacity = 0;
+  ChunkRows rows;
+  RowRange range;  // of chunk_rows rows: the buffers' extent
+};
+
+// A second term lies behind the fp32 logits of its row.
+Matrix buffer(const Run& r) {
+  const int64_t columns = r.c.two_terms ? r.c.exp_stride : r.p.vocab_local;
+  return {r.b.exp, r.c.chunk_rows, columns, r.c.exp_stride};
+}
+
+Terms terms(const Run& r) {
+  if (!r.c.two_terms) return {};
+  return {2, static_cast<int>(r.c.exp_stride / 3 * 2)};
+}
+
+FinishParams finish_params(const Run& r, const Chunk& k) {
+  const Inputs& in = r.call.in;
+  const Outputs& out = r.call.out;
+  const Options& o = r.p.options;
+  FinishParams f;
+  f.rows = r.b.rows.from(k.begin);
+  f.row_class_weight = r.b.row_class_weight + k.begin;
+  f.range = r.range(k.begin, r.c.chunk_rows), f.facts = r.b.facts;
+  f.terms.label_smoothing = o.label_smoothing;
+  f.terms.z_loss = o.z_loss;
+  f.terms.vocab = static_cast<double>(r.p.vocab);
+  f.scale = o.logit_scale, f.softcap = o.softcap;
+  f.soft = r.p.soft_targets != SoftTargets::none, f.has_targets = r.p.has_targets;
+  f.f16 = r.c.f16;
+  f.token_weight = device_vector(in.token_weight);
+  f.upstream = device_vector(in.upstream);
+  f.upstream_lse = device_vector(in.upstream_lse);
+  f.upstream_entropy = device_vector(in.upstream_entropy);
+  if (o.reduction == Reduction::none) f.loss = device_vector(out.loss);
+  f.lse = device_vector(out.lse);
+  f.logprob = device_vector(out.target_logprob);
+  f.entropy = device_vector(out.entropy);
+  f.row_loss = r.b.row_loss + k.begin;
+  f.hidden = r.p.hidden;
+  f.zeroed = r.b.tickets;
+  return f;
+}
+
+// States become outputs and factors; between ranks, after all have seen all states.
+void finish_states(const Run& r, FinishParams f) {
+  f.states = r.b.own_states, f.parts = 1;
+  if (r.exchanged()) {
+    r.call.vocab.all_gather(r.b.own_states, r.b.all_states,
+                            r.c.chunk_rows * static_cast<int64_t>(sizeof(RowState<double>)),
+                            r.call.stream);
+    f.states = r.b.all_states, f.parts = r.p.world;
+  }
+  finish_rows(f, r.stream);
+}
+
+// ---- the folded path: exp(z - shift) in bf16, factors of rows ----------------------------------
+
+void folded_logits(const Run& r, const Chunk& k) {
+  if (!r.multiplies()) return;
+  LogitsCall q;
+  q.x = {r.b.x, r.c.chunk_rows, r.p.hidden, r.p.hidden};
+  q.weight = r.weight();
+  q.chunk = k.rows;
+  q.rows = r.b.rows.from(k.begin);
+  q.tile_sums = r.b.tile_sums, q.tile_shifted = r.b.tile_shifted;
+  q.tile_sums_stride = r.c.chunk_rows;
+  q.rule = r.rule();
+  q.general = r.c.general;
+  q.kind = LogitsCall::Kind::sums;
+  if (r.b.exp) q.kind = LogitsCall::Kind::store, q.exp = buffer(r);
+  logits_product(q, r.launch());
+  q.repair = true;  // ends at once where every row is within reach of its shift
+  logits_product(q, r.launch());
+}
+
+void smoothing_dots(const Run& r, const Chunk& k) {
+  RowDotParams d;
+  d.x = r.b.x, d.hidden = r.p.hidden, d.capacity = k.capacity, d.begin = k.begin;
+  d.facts = r.b.facts, d.vector = r.b.weight_sum, d.sums = r.b.bias_sum;
+  d.scale = r.p.options.logit_scale;
+  d.row_scale = r.b.rows.scale ? r.b.rows.scale + k.begin : nullptr;
+  d.out = r.b.row_class_sum + k.begin;
+  row_dots(d, r.stream);
+}
+
+void folded_states(const Run& r, const Chunk& k) {
+  folded_logits(r, k);
+  if (r.c.smoothing) smoothing_dots(r, k);
+  FinishParams f = finish_params(r, k);
+  f.tile_sums = r.b.tile_sums, f.tile_shifted = r.b.tile_shifted;
+  f.tile_sums_stride = r.c.chunk_rows, f.tiles = static_cast<int>(r.c.tiles);
+  if (r.c.smoothing)
+    f.row_class_sum = r.b.row_class_sum + k.begin, f.row_smooth = r.b.row_smooth + k.begin;
+  if (!r.exchanged()) {
+    f.scaled = r.p.wants_dw ? r.b.x : nullptr;
+    finish_rows(f, r.stream);
+  } else {
+    f.own_states = r.b.own_states;
+    finish_rows(f, r.stream);
+    f.own_states = nullptr;
+    finish_states(r, f);
+    if (r.p.wants_dw)
+      scale_rows({r.b.x, false, r.p.hidden, k.range, f.rows.factor, nullptr, nullptr, nullptr},
+                 r.stream);
+  }
+  if (r.c.smoothing && r.p.wants_dw)
+    weighted_rows(
+        {r.hidden().data, r.hidden().stride, r.p.hidden, r.b.rows.index + k.begin, r.b.facts,
+         k.begin, k.capacity, r.b.row_smooth + k.begin, r.b.weight_parts, r.b.smooth_row},
+        r.stream);
+}
+
+// ---- the wide path: fp32 logits, then da in their place ----------------------------------------
+
+WideParams wide_params(const Run& r, const Chunk& k) {
+  const Inputs& in = r.call.in;
+  WideParams w;
+  w.logits = r.b.logits, w.stride = r.c.exp_stride / 2;
+  w.columns = r.c.exp_stride / (r.c.two_terms ? 3 : 2), w.two_terms = r.c.two_terms;
+  w.range = k.range;
+  w.rows = r.b.rows.from(k.begin);
+  w.rule = r.rule();
+  w.vocab = static_cast<int>(r.p.vocab_local), w.vocab_begin = r.p.vocab_begin;
+  w.class_weight = r.b.class_weight;
+  w.soft = r.p.soft_targets;
+  w.soft_probs = device::View(in.soft_target_probs);
+  w.soft_ids = device::View(in.soft_target_ids);
+  w.soft_k = r.p.soft_k;
+  w.entropy = r.p.wants_entropy || r.p.has_upstream_entropy;
+  w.class_sum = r.p.options.label_smoothing > 0;
+  w.f16 = r.c.f16;
+  w.sparse_logits = r.b.sparse_logits;
+  w.target_slope = r.b.target_slope;
+  w.factors = r.b.factors;
+  return w;
+}
+
+void rank_words(const Run& r, const Chunk& k) {
+  if (r.c.kept == 0) return;
+  const Outputs& out = r.call.out;
+  RankedParams q;
+  q.range = k.range;
+  q.index = r.b.rows.index + k.begin;
+  q.best = r.b.own_best;
+  q.kept = r.c.kept, q.top_k = r.p.top_k;
+  q.lse = r.b.row_lse;
+  q.targets = device_vector(r.call.in.targets);
+  q.argmax = device_vector(out.argmax);
+  q.values = device::View(out.topk_values);
+  q.ids = device::View(out.topk_ids);
+  q.logprobs = device::View(out.topk_logprobs);
+  q.hit = r.b.hit ? r.b.hit + k.begin : nullptr;
+  if (r.exchanged()) {
+    r.call.vocab.all_gather(
+        r.b.own_best, r.b.all_best,
+        r.c.chunk_rows * r.c.kept * static_cast<int64_t>(sizeof(Candidate<float>)), r.call.stream);
+    q.best = r.b.all_best, q.parts = r.p.world;
+  }
+  write_ranked(q, r.stream);
+}
+
+void wide_states(const Run& r, const Chunk& k) {
+  const WideParams w = wide_params(r, k);
+  if (r.multiplies()) {
+    WideLogitsCall q;
+    q.x = {r.b.x, r.c.chunk_rows, r.p.hidden, r.p.hidden};
+    q.weight = r.weight();
+    q.logits = {r.b.logits, r.c.chunk_rows, r.p.vocab_local, w.stride};
+    q.chunk = k.rows;
+    q.f16 = r.c.f16;
+    wide_logits_product(q, r.launch());
+  }
+  state_rows(w, r.b.own_states, r.stream);
+  rank_rows(w, r.c.kept, r.b.own_best, r.stream);
+  FinishParams f = finish_params(r, k);
+  f.shifted_buffer = false;
+  f.row_lse = r.b.row_lse;
+  f.target_slope = r.b.target_slope;
+  f.factors = r.b.factors;
+  f.least_exponent = r.b.least_exponent;
+  if (r.c.f16)
+    device::check(cudaMemsetAsync(r.b.least_exponent, 0x7f, 4, r.stream), "least exponent");
+  finish_states(r, f);
+  rank_words(r, k);
+  if (!r.p.backward()) return;
+  form_gradient(w, r.stream);
+  if (r.c.f16 && r.p.wants_dw)
+    scale_rows(
+        {r.b.x, true, r.p.hidden, k.range, nullptr, r.b.factors, r.b.least_exponent, r.b.undo},
+        r.stream);
+}
+
+// ---- gradients ----------------------------------------------------------------------------------
+
+void dx_of(const Run& r, const Chunk& k) {
+  DxCall q;
+  q.exp = buffer(r), q.terms = terms(r), q.weight = r.weight(), q.chunk = k.rows;
+  q.rows = r.b.rows.from(k.begin);
+  q.f16 = r.c.f16;
+  q.f32_out = true;
+  if (r.c.exchange_dx) {
+    q.dx = {r.b.dx_part, r.c.chunk_rows, r.p.hidden, r.p.hidden};
+    q.scatters = false;
+  } else if (r.c.gather_tokens) {
+    q.dx = {r.b.dx_all, r.p.tokens, r.p.hidden, r.p.hidden};
+  } else {
+    q.dx = {r.call.out.dx.data, r.p.tokens, r.p.hidden, r.call.out.dx.stride[0]};
+    q.f32_out = r.p.dx_dtype == DType::f32;
+  }
+  if (r.c.smoothing) q.smooth_row = r.b.weight_sum, q.smooth_factor = r.b.row_smooth + k.begin;
+  if (r.multiplies())
+    dx_product(q, {r.stream, r.c.dx_blocks});
+  else
+    device::check(
+        cudaMemsetAsync(q.dx.data, 0, static_cast<size_t>(q.dx.rows * q.dx.stride) * 4, r.stream),
+        "zero dx");
+  if (!r.c.exchange_dx) return;
+  r.call.vocab.all_reduce_sum(r.b.dx_part, r.c.chunk_rows * r.p.hidden, DType::f32, r.call.stream);
+  scatter_rows({r.b.dx_part, r.p.hidden, r.b.rows.index + k.begin, k.range, r.dx()}, r.stream);
+}
+
+void dw_of(const Run& r, const Chunk& k, bool first) {
+  DwCall q;
+  q.exp = buffer(r), q.terms = terms(r), q.dw = r.dw(), q.chunk = k.rows;
+  q.x = {r.b.x, r.c.chunk_rows, r.p.hidden, r.p.hidden};
+  q.f16 = r.c.f16;
+  q.undo = r.c.f16 ? r.b.undo : nullptr;
+  q.add = !first || (r.p.accumulate_dw && !r.c.round_dw);
+  q.beside_dx = r.p.wants_dx && !r.exchanged();
+  q.rounds = r.c.direct_dw, q.sorted = r.b.sorted, q.rows = r.b.rows;
+  q.hidden = r.hidden();
+  q.early = r.c.dw_early, q.head_start = r.c.dw_head_start, q.tickets = r.b.tickets;
+  if (r.c.smoothing) q.smooth_row = r.b.smooth_row, q.class_weight = r.b.class_weight;
+  dw_product(q, r.launch());
+}
+
+}  // namespace
+
+void run_chunk(const Run& r, int64_t begin, bool first) {
+  Chunk k;
+  k.begin = begin;
+  k.capacity = std::min(r.c.chunk_rows, r.p.tokens - begin);
+  k.rows = {static_cast<int>(begin), static_cast<int>(k.capacity), &r.b.facts->valid};
+  k.range = r.range(begin, r.c.chunk_rows);
+  gather_rows({r.hidden().data, r.hidden().stride, r.p.hidden, r.b.rows.index, k.range, r.b.x},
+              r.stream);
+  if (r.c.wide)
+    wide_states(r, k);
+  else
+    folded_states(r, k);
+  if (!r.p.backward()) return;
+  if (r.p.wants_dx) dx_of(r, k);
+  if (!r.multiplies()) return;
+  if (r.p.wants_dw) dw_of(r, k, first);
+  if (r.p.wants_db)
+    add_bias_gradient({r.b.exp, r.c.exp_stride, r.c.f16, k.range, r.b.rows.from(begin),
+                       static_cast<int>(r.p.vocab_local), terms(r).offset, r.p.options.logit_scale,
+                       first, r.b.db},
+                      r.stream);
+}
+
+}  // namespace talea::lce::sm90

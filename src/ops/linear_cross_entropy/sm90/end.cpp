@@ -1,0 +1,70 @@
+// What comes after the last chunk: the targets' share of dW, its rounding, padding, db, scalars.
+// Exists so that each output is finished in one place.
+// Never reads a logit.
+#include "ops/linear_cross_entropy/sm90/run.hpp"
+
+namespace talea::lce::sm90 {
+namespace {
+
+void end_dx(const Run& r) {
+  const int64_t rows = r.p.tokens / r.p.world;
+  float* own = r.b.dx_all + r.p.tokens * r.p.hidden;
+  r.call.vocab.reduce_scatter_sum(r.b.dx_all, own, rows * r.p.hidden, DType::f32, r.call.stream);
+  ScatterRowsParams s{own, r.p.hidden, nullptr, {}, device::View(r.call.out.dx)};
+  s.range.rows = rows;
+  scatter_rows(s, r.stream);
+}
+
+void end_dw(const Run& r) {
+  const Outputs& out = r.call.out;
+  if (r.multiplies()) {
+    const Matrix dw = r.dw();
+    if (!r.c.direct_dw && r.b.sorted)
+      scatter_targets({r.b.sorted, r.p.tokens, r.p.hidden, r.b.facts, r.b.rows, r.hidden().data,
+                       r.hidden().stride, r.c.f16, static_cast<float*>(dw.data), dw.stride},
+                      r.stream);
+    if (r.c.round_dw)
+      round_rows({r.b.dw, r.p.vocab_local, r.p.hidden, out.dw.data, r.c.f16, out.dw.stride[0]},
+                 r.stream);
+  }
+  if (r.p.accumulate_dw || r.p.vocab_stored <= r.p.vocab_local) return;
+  const int64_t size = size_of(r.p.dw_dtype), pitch = out.dw.stride[0] * size;
+  device::check(
+      cudaMemset2DAsync(static_cast<char*>(out.dw.data) + r.p.vocab_local * pitch, pitch, 0,
+                        r.p.hidden * size, r.p.vocab_stored - r.p.vocab_local, r.stream),
+      "zero of the padded rows of dw");
+}
+
+void end_db(const Run& r) {
+  BiasEndParams q;
+  q.sorted = r.b.sorted;
+  q.facts = r.b.facts;
+  q.rows = r.b.rows;
+  q.row_smooth = r.c.smoothing ? r.b.row_smooth : nullptr;
+  q.class_weight = r.b.class_weight;
+  q.scale = r.p.options.logit_scale;
+  q.vocab = r.p.vocab_local, q.stored = r.p.vocab_stored, q.tokens = r.p.tokens;
+  q.accumulate = r.call.out.accumulate_db;
+  q.db = r.b.db, q.smooth_sum = r.b.bias_sum;
+  q.to = device::View(r.call.out.db);
+  end_bias_gradient(q, r.stream);
+}
+
+}  // namespace
+
+void end(const Run& r) {
+  const Outputs& out = r.call.out;
+  const Options& o = r.p.options;
+  if (r.p.wants_dx && r.c.gather_tokens) end_dx(r);
+  if (r.p.wants_dw) end_dw(r);
+  if (r.p.wants_db) end_db(r);
+  const bool scalar = out.loss && o.reduction != Reduction::none;
+  if (!scalar && !out.accuracy) return;
+  reduce_scalars(
+      {r.b.facts, r.b.row_loss, r.b.hit, scalar ? device_vector(out.loss) : DeviceVector{},
+       device_vector(out.accuracy), scalar ? static_cast<int>(o.reduction) : 0,
+       o.on_empty == OnEmpty::zero, o.denominator == Denominator::given},
+      r.stream);
+}
+
+}  // namespace talea::lce::sm90

@@ -1,0 +1,117 @@
+// Moves between the caller's tensors and the workspace: blanks, gathered rows, scaled rows, dX.
+// Exists so that the products see dense, aligned rows and the caller sees each value rounded once.
+// Never changes the order of the rows.
+#include "device/common/cuda_check.hpp"
+#include "ops/linear_cross_entropy/sm90/target_rule.cuh"
+
+namespace talea::lce {
+namespace {
+
+__global__ void blank_kernel(BlankParams p) {
+  const int64_t t = blockIdx.x;
+  const TokenKind kind = kind_of(p.rule, t);
+  if (kind == TokenKind::valid) return;
+  const bool nan = kind == TokenKind::poisoned;
+  const double x = nan ? static_cast<double>(NAN) : 0.0;
+  if (threadIdx.x == 0) {
+    write(p.loss, t, x);
+    write(p.lse, t, x);
+    write(p.logprob, t, x);
+    write(p.entropy, t, x);
+    write_index(p.argmax, t, -1);
+    for (int64_t j = 0; j < p.top_k; ++j) {
+      if (p.topk_values) p.topk_values.store(t, j, x);
+      if (p.topk_ids) p.topk_ids.store(t, j, -1);
+      if (p.topk_logprobs) p.topk_logprobs.store(t, j, x);
+    }
+  }
+  if (!p.dx) return;
+  const double dx = p.poison_dx ? x : 0.0;
+  for (int64_t d = threadIdx.x; d < p.hidden; d += blockDim.x) p.dx.store(t, d, dx);
+}
+
+// columns % 8 == 0 and 16-byte aligned rows: what the copy engine needs anyway.
+__global__ void gather_kernel(GatherParams p) {
+  const int64_t row = blockIdx.x;
+  const bool real = p.range.in_use ? row < p.range.count() : row < p.range.rows;
+  const int64_t vectors = p.columns / 8;
+  auto* to = static_cast<uint4*>(p.to) + row * vectors;
+  if (!real) {
+    for (int64_t i = threadIdx.x; i < vectors; i += blockDim.x) to[i] = uint4{0, 0, 0, 0};
+    return;
+  }
+  const int64_t source = p.index ? p.index[p.range.begin + row] : p.range.begin + row;
+  const auto* from =
+      reinterpret_cast<const uint4*>(static_cast<const uint16_t*>(p.hidden) + source * p.stride);
+  for (int64_t i = threadIdx.x; i < vectors; i += blockDim.x) to[i] = from[i];
+}
+
+template <bool kF16>
+__global__ void scale_kernel(ScaleParams p) {
+  const int64_t row = blockIdx.x;
+  if (p.least && row == 0 && threadIdx.x == 0) *p.undo = exp2f(static_cast<float>(-*p.least));
+  if (row >= p.range.count()) return;
+  const float f =
+      p.factors ? exp2f(static_cast<float>(*p.least - p.factors[row].exponent)) : p.factor[row];
+  auto* x = static_cast<uint4*>(p.x) + row * (p.hidden / 8);
+  for (int64_t v = threadIdx.x; v < p.hidden / 8; v += blockDim.x) {
+    uint4 four = x[v];
+    auto* words = reinterpret_cast<uint32_t*>(&four);
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      const float2 both = unpack<kF16>(words[k]);
+      words[k] = pack<kF16>(f * both.x, f * both.y);
+    }
+    x[v] = four;
+  }
+}
+
+__global__ void scatter_rows_kernel(ScatterRowsParams p) {
+  const int64_t row = blockIdx.x;
+  if (row >= (p.range.in_use ? p.range.count() : p.range.rows)) return;
+  const int64_t t = p.index ? p.index[row] : p.range.begin + row;
+  for (int64_t d = threadIdx.x; d < p.hidden; d += blockDim.x)
+    p.to.store(t, d, p.from[row * p.hidden + d]);
+}
+
+__global__ void convert_kernel(DeviceVector from, int64_t first, int64_t count, float* to) {
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (i < count) to[i] = static_cast<float>(read(from, first + i, 0));
+}
+
+}  // namespace
+
+void blank_rows(const BlankParams& p, cudaStream_t stream) {
+  if (p.tokens == 0) return;
+  blank_kernel<<<static_cast<unsigned>(p.tokens), 128, 0, stream>>>(p);
+  device::check_launch("blank_rows");
+}
+
+void gather_rows(const GatherParams& p, cudaStream_t stream) {
+  if (p.range.rows == 0) return;
+  gather_kernel<<<static_cast<unsigned>(p.range.rows), 128, 0, stream>>>(p);
+  device::check_launch("gather_rows");
+}
+
+void scale_rows(const ScaleParams& p, cudaStream_t stream) {
+  if (p.range.rows == 0) return;
+  auto* kernel = p.f16 ? scale_kernel<true> : scale_kernel<false>;
+  kernel<<<static_cast<unsigned>(p.range.rows), 128, 0, stream>>>(p);
+  device::check_launch("scale_rows");
+}
+
+void scatter_rows(const ScatterRowsParams& p, cudaStream_t stream) {
+  if (p.range.rows == 0) return;
+  scatter_rows_kernel<<<static_cast<unsigned>(p.range.rows), 128, 0, stream>>>(p);
+  device::check_launch("scatter_rows");
+}
+
+void convert_vector(const DeviceVector& from, int64_t first, int64_t count, float* to,
+                    cudaStream_t stream) {
+  if (count == 0) return;
+  convert_kernel<<<static_cast<unsigned>((count + 255) / 256), 256, 0, stream>>>(from, first, count,
+                                                                                 to);
+  device::check_launch("convert_vector");
+}
+
+}  // namespace talea::lce

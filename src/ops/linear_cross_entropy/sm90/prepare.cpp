@@ -1,0 +1,137 @@
+// What comes before the first chunk: targets, denominator, blanks, fp32 vectors, shifts.
+// Exists so that the chunks see compacted rows and local vectors only.
+// Never synchronises, except under TargetCheck::checked: once.
+#include <climits>
+
+#include "ops/linear_cross_entropy/sm90/run.hpp"
+
+namespace talea::lce::sm90 {
+namespace {
+
+// Each row's shift: its maximum over the first tile of the vocabulary, in a product of its own.
+void find_shifts(const Run& r) {
+  prepare_tokens({r.p.tokens, r.target_rule(), r.b.token_target, r.b.token_scale}, r.stream);
+  if (!r.multiplies()) {
+    device::check(
+        cudaMemsetAsync(r.b.token_shift, 0, static_cast<size_t>(r.p.tokens) * 4, r.stream),
+        "zero shifts");
+    return;
+  }
+  LogitsCall first;
+  first.x = r.hidden();
+  first.weight = r.weight();
+  first.chunk = {0, static_cast<int>(r.p.tokens), nullptr};
+  first.rows.target = r.b.token_target;
+  first.rows.scale = r.b.token_scale;
+  first.rows.shift = r.b.token_shift;
+  first.rule = r.rule();
+  first.general = r.c.general;
+  first.kind = LogitsCall::Kind::shift;
+  logits_product(first, r.launch());
+}
+
+void compact(const Run& r) {
+  const Inputs& in = r.call.in;
+  CompactParams q;
+  q.tokens = r.p.tokens;
+  q.rule = r.target_rule();
+  q.class_weight = device_vector(in.class_weight);
+  q.token_weight = device_vector(in.token_weight);
+  q.token_shift = r.b.token_shift;
+  q.rows = r.b.rows;
+  q.row_class_weight = r.b.row_class_weight;
+  q.facts = r.b.facts;
+  q.sort_keys = r.b.keys;
+  compact_rows(q, r.stream);
+  if (r.p.has_class_weight) sum_class_weights(q.class_weight, r.p.vocab, r.b.facts, r.stream);
+  Communicator& batch = r.call.batch;
+  if (r.p.options.denominator_scope == DenominatorScope::global && batch.size() > 1)
+    batch.all_reduce_sum(r.b.facts->weights, 3, DType::f64, r.call.stream);
+  form_denominator(
+      r.b.facts,
+      r.p.options.reduction == Reduction::mean ? static_cast<int>(r.p.options.denominator) : 3,
+      r.p.options.denominator_value, r.stream);
+  if (r.b.keys)
+    sort_keys(r.b.keys, r.b.sorted, r.p.tokens, r.b.sort_scratch, r.c.sort_bytes, r.stream);
+}
+
+// The one synchronisation of TargetCheck::checked.
+void check_data(const Run& r) {
+  require(!device::capturing(r.stream), ErrorKind::usage,
+          "target_check = checked: needs a synchronisation, impossible while the stream is "
+          "captured");
+  BatchFacts f;
+  device::check(cudaMemcpyAsync(&f, r.b.facts, sizeof(f), cudaMemcpyDeviceToHost, r.stream),
+                "reading the target counts");
+  device::check(cudaStreamSynchronize(r.stream), "target_check = checked");
+  const auto data = ErrorKind::invalid_data;
+  require(f.first_bad_weight < 0, data, "class_weight[{}]: must be finite and >= 0",
+          f.first_bad_weight);
+  require(f.first_bad_scale == INT_MAX, data, "token_scale[{}]: must be finite and not 0",
+          f.first_bad_scale);
+  if (f.first_bad != INT_MAX && r.p.has_targets)
+    fail(data, "targets[{}] = {}: outside [0, {}) and not ignore_index {}", f.first_bad,
+         f.first_bad_value, r.p.vocab, r.p.options.ignore_index);
+  require(f.first_bad == INT_MAX, data, "soft_target_ids[{}]: an id outside [0, {})", f.first_bad,
+          r.p.vocab);
+  Result& said = r.call.result;
+  said.valid_tokens = f.valid;
+  said.ignored_tokens = f.ignored;
+  said.out_of_range_tokens = f.poisoned;
+  said.targets_in_partition = f.in_partition;
+}
+
+void blank(const Run& r) {
+  const Outputs& out = r.call.out;
+  BlankParams q;
+  q.tokens = r.p.tokens;
+  q.rule = r.target_rule();
+  q.hidden = r.p.hidden;
+  if (r.p.options.reduction == Reduction::none) q.loss = device_vector(out.loss);
+  q.lse = device_vector(out.lse);
+  q.logprob = device_vector(out.target_logprob);
+  q.entropy = device_vector(out.entropy);
+  q.argmax = device_vector(out.argmax);
+  q.topk_values = device::View(out.topk_values);
+  q.topk_ids = device::View(out.topk_ids);
+  q.topk_logprobs = device::View(out.topk_logprobs);
+  q.top_k = r.p.top_k;
+  q.dx = r.dx();
+  q.poison_dx = !r.c.gather_tokens || r.p.rank == 0;  // the ranks' rows are summed
+  blank_rows(q, r.stream);
+}
+
+// Sequence parallel: the rows of all ranks, dense.
+void gather_tokens(const Run& r) {
+  const int64_t rows = r.p.tokens / r.p.world;
+  uint16_t* own = r.b.x_all + rows * r.p.hidden * r.p.rank;
+  GatherParams g{r.call.in.hidden.data, r.p.hidden_row_stride, r.p.hidden, nullptr, {}, own};
+  g.range.rows = rows;
+  gather_rows(g, r.stream);
+  r.call.vocab.all_gather(own, r.b.x_all, rows * r.p.hidden * 2, r.call.stream);
+}
+
+}  // namespace
+
+void prepare(const Run& r) {
+  const Inputs& in = r.call.in;
+  if (r.b.bias) convert_vector(device_vector(in.bias), 0, r.p.vocab_local, r.b.bias, r.stream);
+  if (r.b.class_weight)
+    convert_vector(device_vector(in.class_weight), r.p.vocab_begin, r.p.vocab_local,
+                   r.b.class_weight, r.stream);
+  if (r.c.gather_tokens) gather_tokens(r);
+  if (!r.c.wide) find_shifts(r);
+  compact(r);
+  if (r.p.options.target_check == TargetCheck::checked) check_data(r);
+  blank(r);
+  if (r.c.smoothing) {
+    DeviceVector weights, bias;
+    if (r.b.class_weight) weights = {r.b.class_weight, DType::f32, 1};
+    if (r.b.bias) bias = {r.b.bias, DType::f32, 1};
+    weight_sums({in.weight.data, r.p.weight_row_stride, r.p.vocab_local, r.p.hidden, weights, bias,
+                 r.b.weight_parts, r.b.weight_sum, r.b.bias_sum},
+                r.stream);
+  }
+}
+
+}  // namespace talea::lce::sm90

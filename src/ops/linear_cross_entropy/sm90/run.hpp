@@ -1,0 +1,70 @@
+// One call of lane sm90 as its steps see it: the problem, the decisions, the buffers, the stream.
+// Exists so that the steps before, per chunk and after stand in files of their own.
+// Never owns memory.
+#pragma once
+#include "device/common/cuda_check.hpp"
+#include "ops/linear_cross_entropy/sm90/layout.hpp"
+#include "ops/linear_cross_entropy/sm90/products.hpp"
+#include "ops/linear_cross_entropy/sm90/smoothing.hpp"
+#include "ops/linear_cross_entropy/sm90/wide.hpp"
+
+namespace talea::lce::sm90 {
+
+struct Run {
+  const Call& call;
+  const Problem& p;
+  Config c;
+  Buffers b;
+  cudaStream_t stream;
+
+  bool multiplies() const { return p.vocab_local > 0; }
+  bool exchanged() const { return p.world > 1; }
+
+  Matrix hidden() const {
+    if (c.gather_tokens) return {b.x_all, p.tokens, p.hidden, p.hidden};
+    return {call.in.hidden.data, p.tokens, p.hidden, p.hidden_row_stride};
+  }
+  Matrix weight() const {
+    return {call.in.weight.data, p.vocab_local, p.hidden, p.weight_row_stride};
+  }
+  // dW in fp32: the caller's, or the workspace's that is rounded at the end.
+  Matrix dw() const {
+    if (c.round_dw) return {b.dw, p.vocab_local, p.hidden, p.hidden};
+    return {call.out.dw.data, p.vocab_local, p.hidden, call.out.dw.stride[0]};
+  }
+  // Where blanks and rows of dX go: the caller's, or, sequence parallel, all ranks' in fp32.
+  device::View dx() const {
+    if (!c.gather_tokens) return device::View(call.out.dx);
+    device::View v;
+    if (p.wants_dx) v.data = b.dx_all, v.stride0 = p.hidden, v.stride1 = 1;
+    return v;
+  }
+  Launch launch() const { return {stream, c.blocks}; }
+  LogitRule rule() const {
+    return {static_cast<float>(p.options.logit_scale), static_cast<float>(p.options.softcap),
+            b.bias, p.options.softcap > 0 ? static_cast<float>(1 / p.options.softcap) : 0.f};
+  }
+  TargetRule target_rule() const {
+    TargetRule r{p.vocab,
+                 p.vocab_begin,
+                 p.vocab_local,
+                 p.options.ignore_index,
+                 device_vector(call.in.targets),
+                 device_vector(call.in.token_scale),
+                 {},
+                 0};
+    if (p.soft_targets == SoftTargets::sparse)
+      r.soft_ids = device::View(call.in.soft_target_ids), r.soft_k = p.soft_k;
+    return r;
+  }
+  RowRange range(int64_t begin, int64_t rows) const { return {&b.facts->valid, begin, rows}; }
+};
+
+// prepare.cpp: what the targets say, blanks, vectors in fp32, each row's shift.
+void prepare(const Run& r);
+// chunk.cpp: the three products of one chunk and what lies between them.
+void run_chunk(const Run& r, int64_t begin, bool first);
+// end.cpp: dW's last pieces, db, the scalars.
+void end(const Run& r);
+
+}  // namespace talea::lce::sm90

@@ -1,0 +1,198 @@
+// What the targets say: the rows that count, their order, the denominator.
+// Exists so that ignored rows cost nothing and leak nothing, without the host knowing their number.
+// Never depends on timing: every order is the order of the tokens.
+#include <cub/block/block_reduce.cuh>
+#include <cub/block/block_scan.cuh>
+#include <cub/device/device_radix_sort.cuh>
+
+#include "device/common/cuda_check.hpp"
+#include "ops/linear_cross_entropy/sm90/target_rule.cuh"
+
+namespace talea::lce {
+namespace {
+
+constexpr int kBlock = 1024;
+
+struct Least {
+  __device__ int operator()(int a, int b) const { return a < b ? a : b; }
+};
+
+__device__ void write_row(const CompactParams& p, int place, int64_t t, int64_t target) {
+  const int64_t local = target - p.rule.vocab_begin;
+  const bool here = p.rule.targets.data && local >= 0 && local < p.rule.vocab_local;
+  p.rows.index[place] = static_cast<int>(t);
+  p.rows.target[place] = here ? static_cast<int>(local) : -1;
+  p.rows.peak[place] = kNoPeak;
+  p.rows.target_logit[place] = -INFINITY;
+  p.rows.shift[place] = p.token_shift ? p.token_shift[t] : 0.f;
+  if (p.rows.scale) p.rows.scale[place] = static_cast<float>(read(p.rule.token_scale, t, 1));
+  p.row_class_weight[place] =
+      p.rule.targets.data ? static_cast<float>(read(p.class_weight, target, 1)) : 1.f;
+  if (p.sort_keys) {
+    const uint64_t key = here ? static_cast<uint64_t>(local) : 0xffffffffu;
+    p.sort_keys[place] = key << 32 | static_cast<uint32_t>(place);
+  }
+}
+
+// What one thread has seen of the batch.
+struct Seen {
+  int poisoned = 0, ignored = 0, in_partition = 0, bad = INT_MAX, bad_scale = INT_MAX;
+  double valid = 0, weighted = 0;
+
+  __device__ void add(const CompactParams& p, int64_t t, TokenKind kind, int64_t target) {
+    ignored += kind == TokenKind::ignored;
+    poisoned += kind == TokenKind::poisoned;
+    if (kind == TokenKind::poisoned) {
+      int& first = scale_is_bad(p.rule, t) && target_is_fine(p.rule, t) ? bad_scale : bad;
+      first = min(first, static_cast<int>(t));
+    }
+    if (kind == TokenKind::ignored) return;
+    double c = 1;
+    if (kind == TokenKind::valid && p.rule.targets.data) {
+      c = read(p.class_weight, target, 1);
+      const int64_t local = target - p.rule.vocab_begin;
+      in_partition += local >= 0 && local < p.rule.vocab_local;
+    }
+    valid += c;
+    weighted += c != 0 ? c * read(p.token_weight, t, 1) : c;
+  }
+};
+
+template <class T, class Op>
+__device__ T over_block(T value, Op op) {
+  using Reduce = cub::BlockReduce<T, kBlock>;
+  __shared__ typename Reduce::TempStorage shared;
+  const T all = Reduce(shared).Reduce(value, op);
+  __syncthreads();
+  return all;
+}
+
+struct Plus {
+  template <class T>
+  __device__ T operator()(T a, T b) const {
+    return a + b;
+  }
+};
+
+// One block: the batch is a few thousand tokens and the order of the sums must not change.
+__global__ void __launch_bounds__(kBlock) compact_kernel(CompactParams p) {
+  using Scan = cub::BlockScan<int, kBlock>;
+  __shared__ typename Scan::TempStorage scan;
+  int used = 0;
+  Seen seen;
+  for (int64_t base = 0; base < p.tokens; base += kBlock) {
+    const int64_t t = base + threadIdx.x;
+    const bool exists = t < p.tokens;
+    const TokenKind kind = exists ? kind_of(p.rule, t) : TokenKind::ignored;
+    const int64_t target = exists && p.rule.targets.data ? read_index(p.rule.targets, t) : -1;
+    int place = 0, total = 0;
+    Scan(scan).ExclusiveSum(kind == TokenKind::valid ? 1 : 0, place, total);
+    __syncthreads();
+    if (kind == TokenKind::valid) write_row(p, used + place, t, target);
+    if (exists) seen.add(p, t, kind, target);
+    used += total;
+  }
+  if (p.sort_keys)
+    for (int64_t i = used + threadIdx.x; i < p.tokens; i += kBlock) p.sort_keys[i] = ~uint64_t{0};
+  BatchFacts facts;
+  facts.valid = used;
+  facts.poisoned = over_block(seen.poisoned, Plus());
+  facts.ignored = over_block(seen.ignored, Plus());
+  facts.in_partition = over_block(seen.in_partition, Plus());
+  facts.first_bad = over_block(seen.bad, Least());
+  facts.first_bad_scale = over_block(seen.bad_scale, Least());
+  facts.weights[0] = over_block(seen.valid, Plus());
+  facts.weights[1] = over_block(seen.weighted, Plus());
+  if (threadIdx.x != 0) return;
+  facts.weights[2] = static_cast<double>(facts.valid) + facts.poisoned;
+  facts.first_bad_value = facts.first_bad != INT_MAX && p.rule.targets.data
+                              ? read_index(p.rule.targets, facts.first_bad)
+                              : 0;
+  facts.first_bad_weight = -1;
+  facts.class_weight_sum = static_cast<double>(p.rule.vocab);
+  facts.class_weight_max = 1;
+  facts.denominator = facts.inverse = 1;
+  facts.empty = 0;
+  *p.facts = facts;
+}
+
+__global__ void __launch_bounds__(kBlock)
+    class_weight_kernel(DeviceVector weights, int64_t vocab, BatchFacts* facts) {
+  double sum = 0, most = 0;
+  int bad = INT_MAX;
+  for (int64_t v = threadIdx.x; v < vocab; v += kBlock) {
+    const double c = read(weights, v, 1);
+    if (!(c >= 0) || isinf(c)) bad = min(bad, static_cast<int>(v));
+    sum += c;
+    most = fmax(most, c);
+  }
+  sum = over_block(sum, Plus());
+  bad = over_block(bad, Least());
+  most = over_block(most, [](double a, double b) { return fmax(a, b); });
+  if (threadIdx.x != 0) return;
+  facts->class_weight_sum = sum;
+  facts->class_weight_max = most;
+  if (bad == INT_MAX) return;
+  facts->first_bad_weight = bad;
+  facts->class_weight_sum = facts->weights[0] = facts->weights[1] = NAN;
+}
+
+__global__ void denominator_kernel(BatchFacts* facts, int denominator, double given) {
+  facts->denominator = denominator == 3   ? 1.0
+                       : denominator == 2 ? given
+                                          : facts->weights[denominator];
+  facts->empty = facts->weights[2] == 0;
+  // A class weight out of contract reaches the gradient of every reduction.
+  facts->inverse = facts->first_bad_weight >= 0 ? static_cast<double>(NAN)
+                   : facts->valid == 0          ? 0.0
+                                                : 1.0 / facts->denominator;
+}
+
+__global__ void token_kernel(TokenParams p) {
+  const int64_t t = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (t >= p.tokens) return;
+  const int64_t target = p.rule.targets.data ? read_index(p.rule.targets, t) : -1;
+  const int64_t local = target - p.rule.vocab_begin;
+  const bool here = p.rule.targets.data && kind_of(p.rule, t) == TokenKind::valid && local >= 0 &&
+                    local < p.rule.vocab_local;
+  p.target[t] = here ? static_cast<int>(local) : -1;
+  if (p.scale) p.scale[t] = static_cast<float>(read(p.rule.token_scale, t, 1));
+}
+
+}  // namespace
+
+DeviceVector device_vector(const Tensor& t) {
+  if (!t) return {};
+  return {t.data, t.dtype, t.rank == 0 ? 0 : t.stride[0]};
+}
+
+void prepare_tokens(const TokenParams& p, cudaStream_t stream) {
+  if (p.tokens == 0) return;
+  token_kernel<<<static_cast<unsigned>((p.tokens + 255) / 256), 256, 0, stream>>>(p);
+  device::check_launch("prepare_tokens");
+}
+
+void compact_rows(const CompactParams& p, cudaStream_t stream) {
+  compact_kernel<<<1, kBlock, 0, stream>>>(p);
+  device::check_launch("compact_rows");
+}
+
+void sum_class_weights(const DeviceVector& weights, int64_t vocab, BatchFacts* facts,
+                       cudaStream_t stream) {
+  class_weight_kernel<<<1, kBlock, 0, stream>>>(weights, vocab, facts);
+  device::check_launch("sum_class_weights");
+}
+
+void form_denominator(BatchFacts* facts, int denominator, double given, cudaStream_t stream) {
+  denominator_kernel<<<1, 1, 0, stream>>>(facts, denominator, given);
+  device::check_launch("form_denominator");
+}
+
+void sort_keys(const uint64_t* from, uint64_t* to, int64_t tokens, void* scratch,
+               int64_t scratch_bytes, cudaStream_t stream) {
+  auto bytes = static_cast<size_t>(scratch_bytes);
+  device::check(cub::DeviceRadixSort::SortKeys(scratch, bytes, from, to, tokens, 0, 64, stream),
+                "sort of the targets");
+}
+
+}  // namespace talea::lce

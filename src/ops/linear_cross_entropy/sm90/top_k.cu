@@ -1,0 +1,107 @@
+// The best words of every row: lists kept in the lanes of a warp, merged in a fixed order.
+// Exists so that argmax, accuracy and top-k come out of the chunk that made the loss.
+// Never orders NaN: a row with a NaN logit has no best.
+#include "device/common/cuda_check.hpp"
+#include "ops/linear_cross_entropy/sm90/device_vector.cuh"
+#include "ops/linear_cross_entropy/sm90/wide.hpp"
+
+namespace talea::lce {
+namespace {
+
+constexpr unsigned kWarp = 0xffffffffu;
+constexpr int kThreads = 256, kWarps = kThreads / 32;
+
+using Best = Candidate<float>;
+
+// Lane i holds the i-th best of at most 32.
+struct List {
+  Best own{-INFINITY, INT64_MAX};
+
+  __device__ Best at(int i) const {
+    return {__shfl_sync(kWarp, own.value, i), __shfl_sync(kWarp, own.id, i)};
+  }
+  // The whole warp offers the same candidate.
+  __device__ void insert(const Best& c) {
+    const int place = __popc(__ballot_sync(kWarp, better(own, c)));
+    const Best left{__shfl_up_sync(kWarp, own.value, 1), __shfl_up_sync(kWarp, own.id, 1)};
+    const int lane = threadIdx.x % 32;
+    if (lane == place) own = c;
+    if (lane > place) own = left;
+  }
+  // Each lane offers its own candidate, or none.
+  __device__ void offer(const Best& mine, bool has, int64_t kept) {
+    const Best last = at(static_cast<int>(kept) - 1);
+    unsigned offered = __ballot_sync(kWarp, has && better(mine, last));
+    while (offered != 0) {
+      const int lane = __ffs(offered) - 1;
+      offered &= offered - 1;
+      insert({__shfl_sync(kWarp, mine.value, lane), __shfl_sync(kWarp, mine.id, lane)});
+    }
+  }
+};
+
+__global__ void __launch_bounds__(kThreads) rank_kernel(WideParams p, int64_t kept, Best* best) {
+  __shared__ Best lists[kWarps][32];
+  const int64_t row = blockIdx.x;
+  if (row >= p.range.count()) return;
+  const float* logits = p.logits + row * p.stride;
+  const float scale = p.rule.scale * (p.rows.scale ? p.rows.scale[row] : 1.f);
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  List list;
+  for (int first = warp * 32; first < p.vocab; first += kThreads) {
+    const int column = first + lane;
+    const bool exists = column < p.vocab;
+    float slope, z = 0;
+    if (exists) z = p.rule.capped(fmaf(logits[column], scale, p.rule.bias_at(column)), slope);
+    list.offer({z, p.vocab_begin + column}, exists, kept);
+  }
+  lists[warp][lane] = list.own;
+  __syncthreads();
+  if (warp != 0) return;
+  for (int w = 1; w < kWarps; ++w) {
+    const Best other = lists[w][lane];
+    list.offer(other, lane < kept && other.id != INT64_MAX, kept);
+  }
+  if (lane < kept) best[row * kept + lane] = list.own;
+}
+
+// One warp a row.
+__global__ void write_kernel(RankedParams p) {
+  const int64_t row = (blockIdx.x * int64_t{blockDim.x} + threadIdx.x) / 32;
+  if (row >= p.range.count()) return;
+  const int lane = threadIdx.x % 32;
+  const int64_t token = p.index[row];
+  List list;
+  for (int part = 0; part < p.parts; ++part) {
+    Best other{-INFINITY, INT64_MAX};
+    if (lane < p.kept) other = p.best[(part * p.range.rows + row) * p.kept + lane];
+    list.offer(other, lane < p.kept && other.id != INT64_MAX, p.kept);
+  }
+  const double lse = p.lse[row];
+  const bool ranked = lse == lse;
+  if (lane == 0) {
+    write_index(p.argmax, token, ranked ? list.own.id : -1);
+    if (p.hit) p.hit[row] = ranked && p.targets.data && list.own.id == read_index(p.targets, token);
+  }
+  if (lane >= p.top_k) return;
+  const auto nan = static_cast<double>(NAN);
+  if (p.values) p.values.store(token, lane, ranked ? list.own.value : nan);
+  if (p.ids) p.ids.store(token, lane, ranked ? static_cast<double>(list.own.id) : -1.0);
+  if (p.logprobs) p.logprobs.store(token, lane, ranked ? list.own.value - lse : nan);
+}
+
+}  // namespace
+
+void rank_rows(const WideParams& p, int64_t kept, Candidate<float>* best, cudaStream_t stream) {
+  if (p.range.rows == 0 || kept == 0) return;
+  rank_kernel<<<static_cast<unsigned>(p.range.rows), kThreads, 0, stream>>>(p, kept, best);
+  device::check_launch("rank_rows");
+}
+
+void write_ranked(const RankedParams& p, cudaStream_t stream) {
+  if (p.range.rows == 0 || p.kept == 0) return;
+  write_kernel<<<static_cast<unsigned>((p.range.rows + 7) / 8), 256, 0, stream>>>(p);
+  device::check_launch("write_ranked");
+}
+
+}  // namespace talea::lce

@@ -29,5 +29,12 @@ int main(int argc, char** argv) {
     std::ofstream(root / "receipt" / named.file)
         << nlohmann::json::parse(named.receipt.text()).dump();
   }
+  std::ofstream(root / "options/all")
+      << "--reduction\nmean\n--denominator\n4096.5\n--denominator-scope\nglobal\n--on-empty\nzero\n"
+         "--target-check\nchecked\n--ignore-index\n-1\n--label-smoothing\n0.1\n--z-loss\n1e-4\n"
+         "--softcap\n30\n--logit-scale\n0.5\n--vocab\n5\n--lane\ncpu\n--threads\n2";
+  std::ofstream(root / "options/outputs")
+      << "--outputs\nloss,lse,target_logprob,entropy,argmax,topk:5,dx,dw,db\n--hidden\n"
+         "w.safetensors:lm_head\n--dtype\nbf16\n--workspace-limit\n256MiB";
   return 0;
 }

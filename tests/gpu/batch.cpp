@@ -21,28 +21,36 @@ Batch::Batch(const BatchSpec& s, const std::string& lane) : device_(s.device) {
   session_->fill_normal(in.hidden, s.seed, 1.0);
   session_->fill_normal(in.weight, s.seed + 1, 0.2);
   session_->fill_ids(in.targets, s.seed + 2, s.vocab);
-  out.loss = make(DType::f32, {});
-  if (s.everything) {
-    for (Tensor* t : {&out.lse, &out.target_logprob, &out.entropy})
-      *t = make(DType::f32, {s.tokens});
-    out.argmax = make(DType::i64, {s.tokens});
-    out.accuracy = make(DType::f32, {});
-    out.dx = make(s.dtype, {s.tokens, s.hidden});
-    if (s.weight_gradient) out.dw = make(DType::f32, {s.vocab, s.hidden});
-    if (s.top_k > 0) {
-      out.topk_values = make(DType::f32, {s.tokens, s.top_k});
-      out.topk_ids = make(DType::i64, {s.tokens, s.top_k});
-    }
-  }
   options.lane = lane;
   options.workspace_limit_bytes = s.workspace_limit_bytes;
-  const LinearCrossEntropyProblem problem = describe(in, out, options);
-  accepted_ = explain(problem).lane == lane;
-  if (!accepted_) return;
-  workspace.bytes = workspace_bytes(problem);
+  want(s, true);
+  LaneChoice choice = explain(describe(in, out, options));
+  if (choice.lane != lane && lane == "sm90") {  // ranking is what this lane may leave to others
+    want(s, false);
+    choice = explain(describe(in, out, options));
+  }
+  if (choice.lane != lane)
+    throw Error(ErrorKind::unavailable,
+                "lane " + lane + " must accept this batch, but: " + choice.declined.at(0).reason);
+  workspace.bytes = workspace_bytes(describe(in, out, options));
   workspace.data = session_->allocate(workspace.bytes);
   poison_outputs();
   session_->synchronise();
+}
+
+void Batch::want(const BatchSpec& s, bool ranked) {
+  out = {};
+  out.loss = make(DType::f32, {});
+  if (!s.everything) return;
+  for (Tensor* t : {&out.lse, &out.target_logprob, &out.entropy}) *t = make(DType::f32, {s.tokens});
+  out.dx = make(s.dtype, {s.tokens, s.hidden});
+  if (s.weight_gradient) out.dw = make(DType::f32, {s.vocab, s.hidden});
+  if (!ranked) return;
+  out.argmax = make(DType::i64, {s.tokens});
+  out.accuracy = make(DType::f32, {});
+  if (s.top_k == 0) return;
+  out.topk_values = make(DType::f32, {s.tokens, s.top_k});
+  out.topk_ids = make(DType::i64, {s.tokens, s.top_k});
 }
 
 LinearCrossEntropyResult Batch::run() { return run(session_->stream()); }
@@ -80,5 +88,9 @@ std::vector<std::byte> Batch::outputs() {
 }
 
 std::vector<std::string> lanes() { return {"cuda", "sm90"}; }
+
+bool must_accept(const std::string& lane, DType dtype) {
+  return lane == "cuda" || dtype == DType::bf16;
+}
 
 }  // namespace talea::gpu

@@ -22,6 +22,8 @@ struct BatchSpec {
   int device = 0;
 };
 
+// Where the lane takes less than everything, the batch wants what it must take (must_accept): a
+// lane that declines that throws, and the case fails.
 class Batch {
  public:
   Batch(const BatchSpec& spec, const std::string& lane);
@@ -33,7 +35,6 @@ class Batch {
   std::vector<std::byte> outputs();
   std::vector<std::byte> bytes_of(const Tensor& t);
   void poison_outputs();
-  bool accepted() const { return accepted_; }
 
   DeviceSession& session() { return *session_; }
   LinearCrossEntropyInputs in;
@@ -43,14 +44,15 @@ class Batch {
 
  private:
   Tensor make(DType dtype, std::initializer_list<int64_t> shape);
+  void want(const BatchSpec& spec, bool ranked);
   std::vector<Tensor> all_outputs() const;
   std::unique_ptr<DeviceSession> session_;
   int device_;
-  bool accepted_ = false;
 };
 
-// The CUDA lanes of this build.
+// The CUDA lanes of this build, and the dtypes each has to take: lane cuda all, sm90 at least bf16.
 std::vector<std::string> lanes();
+bool must_accept(const std::string& lane, DType dtype);
 
 // Allocations and frees that went through the runtime so far.
 int64_t counted_allocations();

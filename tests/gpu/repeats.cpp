@@ -16,12 +16,8 @@ constexpr BatchSpec small{.tokens = 200, .hidden = 64, .vocab = 700};
 
 class Repeats : public ::testing::TestWithParam<std::string> {};
 
-#define TALEA_ACCEPTED(batch) \
-  if (!(batch).accepted()) GTEST_SKIP() << "unavailable: lane " << GetParam() << " declines"
-
 TEST_P(Repeats, Alone) {
   Batch b(small, GetParam());
-  TALEA_ACCEPTED(b);
   b.run();
   const auto right = b.outputs();
   for (int i = 0; i < repeats; ++i) {
@@ -33,14 +29,12 @@ TEST_P(Repeats, Alone) {
 
 TEST_P(Repeats, BesideABusyStream) {
   Batch b(small, GetParam());
-  TALEA_ACCEPTED(b);
   Batch noise({.tokens = 2048,
                .hidden = 512,
                .vocab = 20000,
                .workspace_limit_bytes = int64_t{64} << 20,
                .seed = 9},
               GetParam());
-  ASSERT_TRUE(noise.accepted());
   b.run();
   const auto right = b.outputs();
   for (int i = 0; i < repeats; ++i) {
@@ -54,7 +48,6 @@ TEST_P(Repeats, BesideABusyStream) {
 
 TEST_P(Repeats, Replayed) {
   Batch b(small, GetParam());
-  TALEA_ACCEPTED(b);
   b.run();
   const auto right = b.outputs();
   auto stream = static_cast<cudaStream_t>(b.session().stream());
@@ -74,8 +67,6 @@ TEST_P(Repeats, Replayed) {
 }
 
 TEST_P(Repeats, ManyThreadsEachWithAStream) {
-  Batch probe(small, GetParam());
-  TALEA_ACCEPTED(probe);
   constexpr int threads = 6;
   std::vector<std::vector<std::byte>> alone(threads);
   std::vector<int> wrong(threads, 0);

@@ -4,6 +4,7 @@
 #include <cstdlib>
 
 #include "io/read_tensor.hpp"
+#include "ops/linear_cross_entropy/contract.hpp"
 #include "options.hpp"
 
 namespace {
@@ -20,7 +21,7 @@ void describe_with(const LinearCrossEntropyOptions& options, const cli::Wanted& 
   LinearCrossEntropyOutputs out;
   if (wanted.loss) out.loss = make_tensor(buffer + 32, DType::f32, {});
   if (wanted.lse) out.lse = make_tensor(buffer + 40, DType::f32, {4});
-  const LinearCrossEntropyProblem problem = describe(in, out, options);
+  const LinearCrossEntropyProblem problem = lce::describe(in, out, options, {});
   // What was accepted must be usable: finite, and inside what the contract allows.
   if (!(problem.options.label_smoothing >= 0 && problem.options.label_smoothing < 1)) std::abort();
   if (!(problem.options.z_loss >= 0) || !(problem.options.softcap >= 0)) std::abort();

@@ -15,17 +15,29 @@ names=("$@")
 if [ $# -eq 0 ]; then
   for source in tests/fuzz/*_fuzz.cpp; do names+=("$(basename "$source" .cpp)"); done
 fi
-for name in "${names[@]}"; do
-  kind=${name%_fuzz}
+
+fuzz_one() {
+  local name=$1 kind=${1%_fuzz} log=build/fuzz/$1.log
   mkdir -p "$work/$kind" "$work/seeds/$kind" build/fuzz/crashes
-  printf '%s: %s s\n' "$name" "$seconds"
-  log=build/fuzz/$name.log
   if ! "$bin/$name" -max_total_time="$seconds" -timeout=20 -rss_limit_mb=3000 -max_len=16384 \
     -dict=tests/fuzz/json.dict -artifact_prefix="build/fuzz/crashes/$kind-" -verbosity=0 \
     -print_final_stats=1 "$work/$kind" "$work/seeds/$kind" >"$log" 2>&1; then
     tail -n 60 "$log"
     echo "$name failed; repeat with: $bin/$name build/fuzz/crashes/$kind-..."
-    exit 1
+    return 1
   fi
-  grep -E '^stat::(number_of_executed_units|new_units_added|peak_rss_mb)' "$log"
+  echo "$name: $seconds s, $(sed -nE 's/^stat::(number_of_executed_units|new_units_added|peak_rss_mb): */\1 /p' \
+    "$log" | paste -sd, | sed 's/,/, /g')"
+}
+
+# Two at a time: each fuzzer keeps one core busy.
+failed=0
+for ((i = 0; i < ${#names[@]}; i += 2)); do
+  pids=()
+  for name in "${names[@]:i:2}"; do
+    fuzz_one "$name" &
+    pids+=($!)
+  done
+  for pid in "${pids[@]}"; do wait "$pid" || failed=1; done
 done
+exit $failed

@@ -23,12 +23,8 @@ Batch::Batch(const BatchSpec& s, const std::string& lane) : device_(s.device) {
   session_->fill_ids(in.targets, s.seed + 2, s.vocab);
   options.lane = lane;
   options.workspace_limit_bytes = s.workspace_limit_bytes;
-  want(s, true);
-  LaneChoice choice = explain(describe(in, out, options));
-  if (choice.lane != lane && lane == "sm90") {  // ranking is what this lane may leave to others
-    want(s, false);
-    choice = explain(describe(in, out, options));
-  }
+  want(s);
+  const LaneChoice choice = explain(describe(in, out, options));
   if (choice.lane != lane)
     throw Error(ErrorKind::unavailable,
                 "lane " + lane + " must accept this batch, but: " + choice.declined.at(0).reason);
@@ -38,14 +34,12 @@ Batch::Batch(const BatchSpec& s, const std::string& lane) : device_(s.device) {
   session_->synchronise();
 }
 
-void Batch::want(const BatchSpec& s, bool ranked) {
-  out = {};
+void Batch::want(const BatchSpec& s) {
   out.loss = make(DType::f32, {});
   if (!s.everything) return;
   for (Tensor* t : {&out.lse, &out.target_logprob, &out.entropy}) *t = make(DType::f32, {s.tokens});
   out.dx = make(s.dtype, {s.tokens, s.hidden});
   if (s.weight_gradient) out.dw = make(DType::f32, {s.vocab, s.hidden});
-  if (!ranked) return;
   out.argmax = make(DType::i64, {s.tokens});
   out.accuracy = make(DType::f32, {});
   if (s.top_k == 0) return;
@@ -89,8 +83,6 @@ std::vector<std::byte> Batch::outputs() {
 
 std::vector<std::string> lanes() { return {"cuda", "sm90"}; }
 
-bool must_accept(const std::string& lane, DType dtype) {
-  return lane == "cuda" || dtype == DType::bf16;
-}
+bool must_accept(const std::string& lane, DType dtype) { return lane == "cuda" || is_16bit(dtype); }
 
 }  // namespace talea::gpu

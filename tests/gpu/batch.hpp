@@ -22,8 +22,7 @@ struct BatchSpec {
   int device = 0;
 };
 
-// Where the lane takes less than everything, the batch wants what it must take (must_accept): a
-// lane that declines that throws, and the case fails.
+// A lane that declines the batch throws, and the case fails.
 class Batch {
  public:
   Batch(const BatchSpec& spec, const std::string& lane);
@@ -44,13 +43,13 @@ class Batch {
 
  private:
   Tensor make(DType dtype, std::initializer_list<int64_t> shape);
-  void want(const BatchSpec& spec, bool ranked);
+  void want(const BatchSpec& spec);
   std::vector<Tensor> all_outputs() const;
   std::unique_ptr<DeviceSession> session_;
   int device_;
 };
 
-// The CUDA lanes of this build, and the dtypes each has to take: lane cuda all, sm90 at least bf16.
+// The CUDA lanes of this build, and the dtypes each has to take: lane cuda all, sm90 those of 16 bits.
 std::vector<std::string> lanes();
 bool must_accept(const std::string& lane, DType dtype);
 

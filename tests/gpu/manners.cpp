@@ -24,16 +24,6 @@ class Manners : public ::testing::TestWithParam<std::string> {
   }
 };
 
-// Lane sm90 may leave checked targets to lane cuda; asked for by name it must then say so.
-bool takes_checked_targets(Batch& b) {
-  const LaneChoice choice = explain(describe(b.in, b.out, b.options));
-  if (!choice.lane.empty()) return true;
-  EXPECT_EQ(b.options.lane, "sm90");
-  EXPECT_NE(choice.declined.at(0).reason.find("target_check"), std::string::npos);
-  EXPECT_THROW(b.run(), Error);
-  return false;
-}
-
 struct Gate {
   std::atomic<bool> open{false}, timed_out{false};
 };
@@ -68,7 +58,6 @@ TEST_P(Manners, DoesNotSynchronise) {
 TEST_P(Manners, ChecksTargetsWithOneSynchronisation) {
   Batch b({}, GetParam());
   b.options.target_check = TargetCheck::checked;
-  if (!takes_checked_targets(b)) return;
   EXPECT_EQ(b.run().valid_tokens, 300);
   const int64_t foreign = 2500;
   b.session().upload(static_cast<int64_t*>(b.in.targets.data) + 17, &foreign, sizeof(foreign));

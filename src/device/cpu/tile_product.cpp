@@ -55,6 +55,12 @@ HWY_NOINLINE void Block(const TileProduct& t, const float* HWY_RESTRICT a,
   for (int i = 0; i < MR; ++i)
 #pragma GCC unroll 4
     for (int n = 0; n < NV; ++n) sums.v[i][n] = hn::Zero(d);
+  if (accumulate) {  // C is read only after the sums: by then it has come from wherever it was
+#pragma GCC unroll 8
+    for (int i = 0; i < MR; ++i)
+#pragma GCC unroll 4
+      for (int n = 0; n < NV; ++n) __builtin_prefetch(c + i * c_row + n * c_panel, 1);
+  }
   const int64_t b_panel = t.b_panel;
   if constexpr (F == LeftForm::row_major) {
     for (int64_t k = 0; k < t.depth; ++k, b += width)

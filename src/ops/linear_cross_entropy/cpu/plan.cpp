@@ -105,8 +105,7 @@ int64_t rows_within(const Problem& p, Plan plan, int64_t room) {
     else
       high = middle - 1;
   }
-  const int64_t rows = low * max_lanes, full = 3 * max_lanes;  // full register blocks
-  return rows < most && rows > full ? rows / full * full : rows;
+  return low * max_lanes;
 }
 
 }  // namespace
@@ -118,9 +117,9 @@ Plan make_plan(const Problem& p, const DeviceFacts& device) {
   plan.tiles = blocks(plan.columns, tile_columns);
   plan.hidden_padded = std::max(max_lanes, round_up(p.hidden, max_lanes));
   const int64_t limit = p.options.workspace_limit_bytes;
-  // An eighth of the limit is the threads' scratch: a tight limit is met with fewer threads.
+  // A sixteenth of the limit is the threads' scratch: a tight limit is met with fewer threads.
   const int64_t slice = Scratch(nullptr, p, plan).floats * static_cast<int64_t>(sizeof(float));
-  const int64_t reserve = std::max(slice, limit / 8) + Arena::alignment;
+  const int64_t reserve = std::max(slice, limit / 16) + Arena::alignment;
   // Left to us, small calls do not wake more threads than they have work for.
   const double flops = 2.0 * static_cast<double>(p.tokens) * static_cast<double>(p.hidden) *
                        static_cast<double>(plan.columns);

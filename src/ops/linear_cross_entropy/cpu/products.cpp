@@ -327,6 +327,16 @@ void Run::gradients() {
     gradient_tile(tile, slice(omp_get_thread_num()));
 }
 
+namespace {
+
+void prefetch(const Tensor& w, int64_t first, int64_t count) {
+  const int64_t size = size_of(w.dtype);
+  const char* row = static_cast<const char*>(w.data) + first * size;
+  for (int64_t i = 0; i < count * size; i += 64) __builtin_prefetch(row + i);
+}
+
+}  // namespace
+
 void Run::dx_block(int64_t row, int64_t rows, int64_t column, int64_t columns, float* slice_begin) {
   const Scratch s(slice_begin, p_, plan_);
   const Tensor& w = c_.in.weight;
@@ -346,8 +356,10 @@ void Run::dx_block(int64_t row, int64_t rows, int64_t column, int64_t columns, f
     t.b_panel = t.depth * lanes_;
     std::fill_n(s.row, columns, 0.0f);
     for (int64_t v = 0; v < t.depth; ++v) {
-      load_row(w.data, w.dtype, (v0 + v) * w.stride[0] + column * w.stride[1], w.stride[1], wanted,
-               s.row);
+      const int64_t first = (v0 + v) * w.stride[0] + column * w.stride[1];
+      load_row(w.data, w.dtype, first, w.stride[1], wanted, s.row);
+      if (v0 + v + 8 < plan_.columns)  // short pieces of far rows: no hardware looks ahead
+        prefetch(w, first + 8 * w.stride[0], wanted);
       for (int64_t i = 0; i < t.panels; ++i)
         std::memcpy(s.pack + i * t.b_panel + v * lanes_, s.row + i * lanes_,
                     sizeof(float) * static_cast<size_t>(lanes_));

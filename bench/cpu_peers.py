@@ -1,63 +1,70 @@
-# What: PyTorch eager, every mode of torch's linear_cross_entropy, and Talea, interleaved in one
-#       process, forward and backward, with medians and extra memory.
+# What: PyTorch eager, every mode of torch's linear_cross_entropy, and Talea's cpu lane, interleaved
+#       in one process, forward and backward, with medians and peak memory.
 # Why: times of different processes do not compare; ratios of one interleaved run do.
 # Never: tunes one side; all see the same tensors and the same number of threads.
 # usage: TALEA_LIBRARY=build/lib/libtalea.so PYTHONPATH=python python bench/cpu_peers.py
-#        [--tokens 1024 --hidden 768 --vocab 32000 --dtype float32 --repeats 5 --json FILE]
+#        [--tokens 1024 --hidden 768 --vocab 32000 --dtype float32 --repeats 3]
+#        [--receipt FILE --tool build/bin/talea]
 import argparse
+import ctypes
+import datetime
 import gc
 import json
 import os
-import platform
+import re
 import statistics
+import subprocess
+import sys
 import tempfile
-import threading
 import time
+import warnings
 
 import talea.functional
 import torch
 import torch.nn.functional as F
 
+LIBC = ctypes.CDLL(None)
 
-def resident_bytes():
-    with open("/proc/self/statm") as f:
-        return int(f.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+def status_bytes(field):
+    with open("/proc/self/status") as f:
+        return int(re.search(rf"{field}:\s+(\d+) kB", f.read()).group(1)) << 10
 
 
 class Peak:
-    """The largest resident size while open, above that at entry; sampled every millisecond."""
+    """The kernel's high-water mark of resident memory while open, above the level at entry."""
 
     def __enter__(self):
         gc.collect()
-        self.before = self.peak = resident_bytes()
-        self.stop = threading.Event()
-        self.thread = threading.Thread(target=self.watch)
-        self.thread.start()
+        LIBC.malloc_trim(0)
+        with open("/proc/self/clear_refs", "w") as f:
+            f.write("5")
+        self.before = status_bytes("VmRSS")
         return self
 
-    def watch(self):
-        while not self.stop.wait(0.001):
-            self.peak = max(self.peak, resident_bytes())
-
     def __exit__(self, *_):
-        self.peak = max(self.peak, resident_bytes())
-        self.stop.set()
-        self.thread.join()
-        self.bytes = self.peak - self.before
+        self.bytes = status_bytes("VmHWM") - self.before
+
+
+def torch_modes():
+    """Options of F.linear_cross_entropy: None is its reference, {} what it chooses by itself."""
+    yield "options None", None
+    yield "auto", {}
+    for policy in ("accurate", "balanced", "compact"):
+        for method in ("aspect_ratio", "aspect_ratio:2"):
+            yield f"{policy} {method}", {"acc_policy": policy, "chunking_method": method}
+    for rows in (256, 512):
+        yield f"chunk {rows}", {"batch_chunk_size": rows}
 
 
 def subjects():
     found = {
-        "torch eager": lambda x, w, y: F.cross_entropy(F.linear(x, w), y),
         "talea cpu": lambda x, w, y: talea.functional.linear_cross_entropy(x, w, y, lane="cpu"),
+        "torch eager": lambda x, w, y: F.cross_entropy(F.linear(x, w), y),
     }
-    found["F.linear_cross_entropy options=None"] = F.linear_cross_entropy
-    modes = [{}] + [{"acc_policy": policy} for policy in ("accurate", "balanced", "compact")]
-    modes += [{"batch_chunk_size": rows} for rows in (256, 512, 1024)]
-    for mode in modes:
-        said = ", ".join(f"{k}={v}" for k, v in mode.items()) or "auto"
-        options = torch.nn.LinearCrossEntropyOptions(**mode)
-        found[f"F.linear_cross_entropy {said}"] = lambda x, w, y, options=options: (
+    for name, mode in torch_modes():
+        options = None if mode is None else torch.nn.LinearCrossEntropyOptions(**mode)
+        found[f"torch linear_cross_entropy {name}"] = lambda x, w, y, options=options: (
             F.linear_cross_entropy(x, w, y, options=options)
         )
     return found
@@ -66,8 +73,9 @@ def subjects():
 def step(call, x, w, y):
     x.grad = w.grad = None
     begin = time.perf_counter()
-    call(x, w, y).backward()
-    return 1e3 * (time.perf_counter() - begin)
+    loss = call(x, w, y)
+    loss.backward()
+    return 1e3 * (time.perf_counter() - begin), loss.item()
 
 
 def products(x, w):
@@ -78,12 +86,89 @@ def products(x, w):
     return 1e3 * (time.perf_counter() - begin)
 
 
-def write(path, document):
-    with tempfile.NamedTemporaryFile("w", dir=os.path.dirname(path) or ".", delete=False) as f:
-        json.dump(document, f, indent=1)
+def first_calls(calls, x, w, y):
+    """Warms up; peak memory and loss of each subject; what refuses or falls back is left out."""
+    peaks, losses, refused = {}, {}, {}
+    for name, call in list(calls.items()):
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            try:
+                with Peak() as peak:
+                    losses[name] = step(call, x, w, y)[1]
+                peaks[name] = peak.bytes
+                why = "; ".join(str(m.message) for m in said if "fall" in str(m.message))
+            except (RuntimeError, TypeError, ValueError) as error:
+                why = str(error)
+        if why:
+            refused[name] = why.splitlines()[0]
+            del calls[name]
+    return peaks, losses, refused
+
+
+def measure(calls, x, w, y, repeats):
+    plain = x.detach().float(), w.detach().float()
+    products(*plain)
+    times, ratios, to_talea, limits = {}, {}, {}, []
+    for _ in range(repeats):
+        spent = {}
+        limits.append(products(*plain))
+        for name, call in calls.items():
+            spent[name] = step(call, x, w, y)[0]
+        limits.append(products(*plain))
+        for name, ms in spent.items():
+            times.setdefault(name, []).append(ms)
+            ratios.setdefault(name, []).append(2 * ms / sum(limits[-2:]))
+            to_talea.setdefault(name, []).append(ms / spent["talea cpu"])
+    return times, ratios, to_talea, limits
+
+
+def quantile(values, share):
+    values = sorted(values)
+    place = share * (len(values) - 1)
+    low = int(place)
+    high = min(low + 1, len(values) - 1)
+    return values[low] + (place - low) * (values[high] - values[low])
+
+
+def time_of(values):
+    ms = {"median_ms": statistics.median(values), "p20_ms": quantile(values, 0.2)}
+    return ms | {"p80_ms": quantile(values, 0.8), "n": len(values)}
+
+
+def runs_of(a, figures, peaks, losses, refused):
+    times, ratios, to_talea, limits = figures
+    case = f"{a.tokens}x{a.hidden}x{a.vocab} {a.dtype}"
+    runs = [{"name": "three plain products", "case": case, "time": time_of(limits), "ratio": 1.0}]
+    for name in times:
+        run = {"name": name, "case": case, "time": time_of(times[name])}
+        run |= {"ratio": statistics.median(ratios[name]), "extra_bytes": max(0, peaks[name])}
+        run |= {"ratio_to_first": statistics.median(to_talea[name]), "loss": losses[name]}
+        runs.append(run)
+    limit = "the three plain products of the same process in fp32 (torch matmul), before and after "
+    limit += f"each round; {torch.get_num_threads()} threads"
+    notes = [f"{name}: left out, {why}" for name, why in refused.items()]
+    notes.append("extra memory: peak resident set of a step, gradients included, above that before")
+    return {"limit": limit, "first": "talea cpu", "runs": runs}, notes
+
+
+def write_receipt(a, bench, notes, start):
+    """Through the tool: one program writes receipts and checks them against the schema."""
+    document = {
+        "argv": ["python", *sys.argv],
+        "start_time": start,
+        "title": f"Talea and PyTorch on a CPU: {bench['runs'][0]['case']}",
+        "libraries": {"torch": torch.__version__, "python": sys.version.split()[0]},
+        "notes": notes,
+        "bench": bench,
+    }
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as f:
+        json.dump(document, f)
         f.flush()
-        os.fsync(f.fileno())
-    os.replace(f.name, path)
+        subprocess.run(
+            [a.tool, "bench", "--runs-from", f.name, "--receipt", a.receipt, "--quiet"],
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
 
 
 def main():
@@ -91,52 +176,28 @@ def main():
     p.add_argument("--tokens", type=int, default=1024)
     p.add_argument("--hidden", type=int, default=768)
     p.add_argument("--vocab", type=int, default=32000)
-    p.add_argument("--dtype", default="float32")
-    p.add_argument("--repeats", type=int, default=5)
-    p.add_argument("--json")
+    p.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "float16"))
+    p.add_argument("--repeats", type=int, default=3)
+    p.add_argument("--receipt")
+    p.add_argument("--tool", default=os.path.join("build", "bin", "talea"))
     a = p.parse_args()
+    start = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
     torch.manual_seed(1)
     dtype = getattr(torch, a.dtype)
     x = torch.randn(a.tokens, a.hidden).to(dtype).requires_grad_()
     w = (torch.randn(a.vocab, a.hidden) / a.hidden**0.5).to(dtype).requires_grad_()
     y = torch.randint(0, a.vocab, (a.tokens,))
-    plain = x.detach().float(), w.detach().float()
-    calls, times, ratios, peaks, failed = subjects(), {}, {}, {}, {}
-    for name, call in list(calls.items()):
-        try:
-            step(call, x, w, y)
-            with Peak() as peak:
-                step(call, x, w, y)
-            peaks[name] = peak.bytes
-        except (RuntimeError, TypeError, ValueError) as error:
-            failed[name] = str(error).splitlines()[0]
-            del calls[name]
-    products(*plain)
-    limits = []
-    for _ in range(a.repeats):
-        before = products(*plain)
-        for name, call in calls.items():
-            spent = step(call, x, w, y)
-            after = products(*plain)
-            times.setdefault(name, []).append(spent)
-            ratios.setdefault(name, []).append(2 * spent / (before + after))
-            limits.append(after)
-            before = after
-    print(f"{a.tokens} x {a.hidden} x {a.vocab} {a.dtype}, {torch.get_num_threads()} threads")
-    print(f"  {'three plain products, fp32':44} {statistics.median(limits):9.1f} ms")
-    runs = []
-    for name in sorted(ratios, key=lambda n: statistics.median(ratios[n])):
-        ms, ratio = statistics.median(times[name]), statistics.median(ratios[name])
-        runs.append({"name": name, "median_ms": ms, "ratio": ratio, "peak_bytes": peaks[name]})
-        print(f"  {name:44} {ms:9.1f} ms  {ratio:6.2f} x  {peaks[name] / 2**20:8.0f} MiB")
-    for name, why in failed.items():
-        print(f"  {name:44} refused: {why}")
-    if a.json:
-        problem = {k: getattr(a, k) for k in ("tokens", "hidden", "vocab", "dtype", "repeats")}
-        host = {"cpu": platform.processor() or platform.machine(), "torch": torch.__version__}
-        limit = {"three_plain_products_ms": statistics.median(limits)}
-        host["threads"] = torch.get_num_threads()
-        write(a.json, {"problem": problem, "host": host, **limit, "runs": runs, "refused": failed})
+    calls = subjects()
+    peaks, losses, refused = first_calls(calls, x, w, y)
+    bench, notes = runs_of(a, measure(calls, x, w, y, a.repeats), peaks, losses, refused)
+    for run in sorted(bench["runs"], key=lambda r: r["ratio"]):
+        extra = f"{run['extra_bytes'] / 2**20:8.0f} MiB" if "extra_bytes" in run else ""
+        print(
+            f"  {run['name']:56} {run['time']['median_ms']:9.1f} ms {run['ratio']:6.2f} x {extra}"
+        )
+    print(*notes, sep="\n")
+    if a.receipt:
+        write_receipt(a, bench, notes, start)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,9 @@
 // What: `talea bench`: host lanes against the three plain products, interleaved in one process.
 // Why: a ratio means something only beside its limit, measured just before and just after.
 // Never: compares with a number of another run.
+#include <omp.h>
+
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <nlohmann/json.hpp>
@@ -13,6 +16,7 @@
 #include "io/receipt_file.hpp"
 #include "memory.hpp"
 #include "progress.hpp"
+#include "record.hpp"
 #include "table.hpp"
 
 namespace talea::cli {
@@ -21,7 +25,7 @@ namespace {
 struct Flags {
   OptionFlags options;
   ShapeFlags shape;
-  std::string dtypes = "fp32", lanes, ignored = "0", receipt;
+  std::string dtypes = "fp32", lanes, ignored = "0", runs_from, receipt;
   std::vector<std::string> outputs = {"loss,dx,dw"};
   int repeats = 5;
   uint64_t seed = 1;
@@ -104,7 +108,7 @@ struct Subject {
   MeasuredCall last;
   int64_t peak_bytes = -1;
   bool backward = true;
-  std::vector<double> ms, ratios;
+  std::vector<double> ms, ratios, to_first;  // a number a round
 };
 
 std::vector<std::string> wanted_lanes(const Flags& f) {
@@ -179,6 +183,8 @@ std::vector<double> measure(Context& context, const Flags& f, Workload& w, Plain
       before = after;
       progress.advance(1, s.name);
     }
+    for (Subject& s : w.subjects)
+      if (r >= 0) s.to_first.push_back(s.ms.back() / w.subjects.front().ms.back());
   }
   return limits;
 }
@@ -191,6 +197,7 @@ nlohmann::json run_json(const Subject& s) {
                       {"case", s.case_name},
                       {"time", to_json(time_stats(s.ms))},
                       {"ratio", middle(s.ratios)},
+                      {"ratio_to_first", middle(s.to_first)},
                       {"declared_bytes", s.last.result.workspace_bytes}};
   if (s.peak_bytes >= 0) j["extra_bytes"] = s.peak_bytes;
   return j;
@@ -216,27 +223,30 @@ void fill_receipt(Receipt& receipt, const Workload& w, const std::vector<double>
     receipt.call(facts);
   }
   receipt.section(
-      "bench", {{"limit", fmt::format("{} of the same process in fp32 (oneDNN {}), before and "
-                                      "after each sample",
-                                      backward ? "the three plain products" : "the logits product",
-                                      cpu::onednn_version())},
-                {"runs", runs}});
+      "bench",
+      {{"limit", fmt::format("{} of the same process in fp32 (oneDNN {}, {}, {} threads), "
+                             "before and after each sample",
+                             backward ? "the three plain products" : "the logits product",
+                             cpu::onednn_version(), cpu::onednn_isa(), omp_get_max_threads())},
+       {"first", w.subjects.front().name},
+       {"runs", runs}});
 }
 
 void print_people(const Flags& f, const Workload& w, const std::vector<double>& limits) {
   fmt::print("{} tokens, hidden {}, vocabulary {}, {} samples each\n\n", grouped(f.shape.tokens),
              grouped(f.shape.hidden), grouped(f.shape.vocab), f.repeats);
-  Table table({"run", ">median", ">p20", ">p80", ">x products", ">extra memory", ">declared"});
+  Table table(
+      {"run", ">median", ">p20", ">p80", ">x products", ">x first", ">extra memory", ">declared"});
   const TimeStats limit = time_stats(limits);
   table.row({w.subjects.front().backward ? "three plain products" : "one plain product",
              human_ms(limit.median_ms), human_ms(limit.p20_ms), human_ms(limit.p80_ms), "1.00", "",
-             ""});
+             "", ""});
   const Subject* best = &w.subjects.front();
   for (const Subject& s : w.subjects) {
     const TimeStats t = time_stats(s.ms);
     table.row({s.name, human_ms(t.median_ms), human_ms(t.p20_ms), human_ms(t.p80_ms),
-               fmt::format("{:.2f}", middle(s.ratios)), human_bytes(s.peak_bytes),
-               human_bytes(s.last.result.workspace_bytes)});
+               fmt::format("{:.2f}", middle(s.ratios)), fmt::format("{:.2f}", middle(s.to_first)),
+               human_bytes(s.peak_bytes), human_bytes(s.last.result.workspace_bytes)});
     if (middle(s.ratios) < middle(best->ratios)) best = &s;
   }
   table.print();
@@ -245,9 +255,12 @@ void print_people(const Flags& f, const Workload& w, const std::vector<double>& 
 }
 
 void run(Context& context, const Flags& f) {
+  if (!f.runs_from.empty()) return record(context, ReceiptKind::bench, f.runs_from, f.receipt);
   require(f.shape.tokens > 0 && f.shape.hidden > 0 && f.shape.vocab > 0, ErrorKind::usage,
           "--tokens {} --hidden {} --vocab {}: a benchmark needs all above 0", f.shape.tokens,
           f.shape.hidden, f.shape.vocab);
+  // The plain products have no argument for their threads: both sides take OpenMP's number.
+  if (f.options.threads > 0) omp_set_num_threads(f.options.threads);
   Receipt receipt(ReceiptKind::bench, provenance_of(context));
   Workload w = make_workload(f);
   PlainProducts plain(f.shape);
@@ -283,6 +296,8 @@ void register_bench(CLI::App& app, Context& context) {
       ->capture_default_str();
   sub->add_option("--seed", f->seed, "of the data")->capture_default_str();
   sub->add_option("--receipt", f->receipt, "write the receipt, .json");
+  sub->add_option("--runs-from", f->runs_from,
+                  "no timing: the receipt of runs that another program measured, .json");
   f->options.add(*sub, false);
   sub->callback([f, &context] { run(context, *f); });
 }

@@ -4,6 +4,7 @@
 #include "call.hpp"
 
 #include <chrono>
+#include <cstring>
 
 #include "memory.hpp"
 
@@ -42,7 +43,11 @@ HostOutputs allocate_outputs(const Wanted& w, const LinearCrossEntropyInputs& in
     b.add("topk_logprobs", v.topk_logprobs, wide, {n, w.top_k});
   }
   if (w.dx) b.add("dx", v.dx, in.hidden.dtype, {n, d});
-  if (w.dw) b.add("dw", v.dw, in.weight.dtype, {rows, d});
+  if (w.dw) b.add("dw", v.dw, w.main_grad ? DType::f32 : in.weight.dtype, {rows, d});
+  if (w.dw && w.main_grad) {
+    std::memcpy(v.dw.data, w.main_grad.data, static_cast<size_t>(rows * d) * sizeof(float));
+    v.accumulate_dw = true;
+  }
   if (w.db) b.add("db", v.db, in.bias ? in.bias.dtype : in.weight.dtype, {rows});
   return out;
 }

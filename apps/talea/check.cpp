@@ -9,6 +9,7 @@
 #include "core/receipt.hpp"
 #include "io/receipt_file.hpp"
 #include "progress.hpp"
+#include "record.hpp"
 #include "support/compare.hpp"
 #include "support/place.hpp"
 #include "support/run.hpp"
@@ -20,7 +21,7 @@ namespace {
 using testing::Real;
 
 struct Flags {
-  std::string preset = "quick", only_case, lane, receipt;
+  std::string preset = "quick", only_case, lane, results_from, receipt;
   uint64_t seed = 1;
   bool list = false;
 };
@@ -218,6 +219,8 @@ void print_people(const Run& run, const std::vector<Subject>& lanes, int64_t fai
 }
 
 void execute(Context& context, const Flags& f) {
+  if (!f.results_from.empty())
+    return record(context, ReceiptKind::check, f.results_from, f.receipt);
   const auto cases = chosen_cases(f);
   if (f.list) {
     for (const CheckCase& c : cases) fmt::print("{}\n", c.name);
@@ -270,8 +273,11 @@ void register_check(CLI::App& app, Context& context) {
   sub->add_option("--case", f->only_case, "one case by name");
   sub->add_option("--seed", f->seed, "of the data")->capture_default_str();
   sub->add_option("--lane", f->lane, "one lane; default every lane present");
+  add_isa(*sub);
   sub->add_flag("--list", f->list, "names of the cases");
   sub->add_option("--receipt", f->receipt, "write the receipt, .json");
+  sub->add_option("--results-from", f->results_from,
+                  "no check: the receipt of cases that another program judged, .json");
   sub->callback([f, &context] { execute(context, *f); });
 }
 

@@ -8,6 +8,7 @@
 #include <cstdlib>
 
 #include "core/fail.hpp"
+#include "device/cpu/isa.hpp"
 
 namespace talea::cli {
 namespace {
@@ -47,6 +48,16 @@ CLI::App* add_subcommand(CLI::App& app, Context& context, const SubcommandHelp& 
   return sub;
 }
 
+void add_isa(CLI::App& sub) {
+  sub.add_option_function<std::string>(
+         "--isa",
+         [](const std::string& name) {
+           cpu::limit_isa(name == "avx2" ? cpu::IsaLimit::avx2 : cpu::IsaLimit::best);
+         },
+         "ceiling on the instruction sets of lanes and plain products: best (default), avx2")
+      ->check(CLI::IsMember({"best", "avx2"}));
+}
+
 void check_interrupt() {
   if (pending_signal) throw Interrupted{pending_signal};
 }
@@ -55,7 +66,9 @@ Provenance provenance_of(const Context& context) {
   TextPairs environment;
   for (const char* name : relevant_environment)
     if (const char* value = std::getenv(name)) environment.emplace_back(name, value);
-  return gather_provenance(context.argv, environment);
+  Provenance provenance = gather_provenance(context.argv, environment);
+  provenance.isa += fmt::format(" (in use: {})", cpu::isa_in_use());
+  return provenance;
 }
 
 double parse_number(const std::string& flag, const std::string& text) {

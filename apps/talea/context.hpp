@@ -32,6 +32,9 @@ struct SubcommandHelp {
 // A subcommand with the flags that all share; the footer holds exit codes and the example.
 CLI::App* add_subcommand(CLI::App& app, Context& context, const SubcommandHelp& help);
 
+// --isa: a ceiling on the instruction sets, applied as the flag is read.
+void add_isa(CLI::App& sub);
+
 // Throws Interrupted once SIGINT or SIGTERM has come. Call between units of work.
 void check_interrupt();
 struct Interrupted {

@@ -20,7 +20,7 @@ struct Flags {
   OptionFlags options;
   std::string hidden, weight, targets, bias, class_weight, token_weight, token_scale;
   std::string soft_ids, soft_probs, upstream, upstream_lse, upstream_entropy;
-  std::string outputs = "loss", out, receipt;
+  std::string outputs = "loss", main_grad, out, receipt;
 };
 
 struct Read {
@@ -85,6 +85,21 @@ Read read_inputs(const Flags& f, const LinearCrossEntropyOptions& options) {
   return r;
 }
 
+// The fp32 sum that dW is added to: the shape of the weight, row by row.
+Tensor read_main_grad(const Flags& f, const Wanted& wanted, Read& r) {
+  if (f.main_grad.empty()) return {};
+  require(wanted.dw, ErrorKind::usage, "--main-grad {}: needs dw among --outputs", f.main_grad);
+  const Tensor sum = read(r, "main-grad", f.main_grad), &w = r.in.weight;
+  require(sum.dtype == DType::f32, ErrorKind::invalid_data, "--main-grad: {} where fp32 is needed",
+          name_of(sum.dtype));
+  require(sum.rank == 2 && sum.shape[0] == w.shape[0] && sum.shape[1] == w.shape[1],
+          ErrorKind::invalid_data, "--main-grad: shape {} where the weight has {}",
+          io::shape_text(sum), io::shape_text(w));
+  require(sum.contiguous(), ErrorKind::invalid_data, "--main-grad: shape {} must lie row by row",
+          io::shape_text(sum));
+  return sum;
+}
+
 double l2(const Tensor& t) {
   double sum = 0;
   for (int64_t i = 0; i < t.elements(); ++i) {
@@ -146,13 +161,14 @@ void print_people(const Flags& f, const MeasuredCall& call, const HostOutputs& o
 
 void run(Context& context, const Flags& f) {
   const LinearCrossEntropyOptions options = f.options.options();
-  const Wanted wanted = parse_outputs(f.outputs);
+  Wanted wanted = parse_outputs(f.outputs);
   Receipt receipt(ReceiptKind::loss, provenance_of(context));
-  const Read read = read_inputs(f, options);
+  Read read = read_inputs(f, options);
   require(read.in.hidden.rank == 2 && read.in.weight.rank == 2, ErrorKind::invalid_data,
           "--{}: shape {} where two dimensions are needed",
           read.in.hidden.rank == 2 ? "weight" : "hidden",
           io::shape_text(read.in.hidden.rank == 2 ? read.in.weight : read.in.hidden));
+  wanted.main_grad = read_main_grad(f, wanted, read);
   const HostOutputs out = allocate_outputs(wanted, read.in, options);
   const MeasuredCall call = measured_call(read.in, out.views, options);
   check_interrupt();
@@ -197,6 +213,8 @@ void register_loss(CLI::App& app, Context& context) {
   sub->add_option("--outputs", f->outputs,
                   "loss,lse,target_logprob,entropy,argmax,accuracy,topk:K,dx,dw,db")
       ->capture_default_str();
+  sub->add_option("--main-grad", f->main_grad,
+                  "[vocab, hidden] fp32: dw is this sum plus the gradient of the weight");
   sub->add_option("--out", f->out, "write the outputs, .safetensors");
   sub->add_option("--receipt", f->receipt, "write the receipt, .json");
   sub->callback([f, &context] { run(context, *f); });

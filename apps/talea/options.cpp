@@ -33,6 +33,7 @@ void OptionFlags::add(CLI::App& sub, bool with_vocab) {
   sub.add_option("--lane", lane, "auto, or a lane by name (it runs or says why not)")
       ->capture_default_str();
   sub.add_option("--threads", threads, "of the cpu lanes; 0: all")->capture_default_str();
+  add_isa(sub);
   sub.add_option("--workspace-limit", workspace_limit, "bytes, e.g. 64MiB")->capture_default_str();
 }
 

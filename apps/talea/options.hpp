@@ -27,6 +27,7 @@ struct Wanted {
   bool loss = false, lse = false, target_logprob = false, entropy = false, argmax = false;
   bool accuracy = false, dx = false, dw = false, db = false;
   int64_t top_k = 0;
+  Tensor main_grad;  // where present, dW is added to a copy of it
 };
 Wanted parse_outputs(const std::string& text);
 

@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "capi/guarded.hpp"
+#include "core/receipt.hpp"
 
 namespace talea::capi {
 namespace {
@@ -25,37 +26,6 @@ Json declined_json(const std::vector<LaneDecline>& declined) {
   Json list = Json::array();
   for (const LaneDecline& d : declined) list.push_back({{"lane", d.lane}, {"reason", d.reason}});
   return list;
-}
-
-std::string result_json(const LinearCrossEntropyResult& r) {
-  Json j;
-  j["operator"] = "linear_cross_entropy";
-  j["version"] = TALEA_VERSION;
-  j["lane"] = r.lane;
-  j["lane_kind"] = r.lane_kind;
-  j["declined"] = declined_json(r.declined);
-  j["logits"] = {{"home", r.logits_home},
-                 {"tile_rows", r.logits_tile_rows},
-                 {"tile_columns", r.logits_tile_columns},
-                 {"tile_bytes", r.logits_tile_bytes},
-                 {"full_tensor", r.full_logits_tensor}};
-  j["chunk_rows"] = r.chunk_rows;
-  j["chunks"] = r.chunks;
-  j["workspace_bytes"] = r.workspace_bytes;
-  j["flops"] = number(r.flops);
-  j["accumulators"] = {{"softmax", r.accumulator_softmax},
-                       {"dx", r.accumulator_dx},
-                       {"dw", r.accumulator_dw},
-                       {"loss", r.accumulator_loss}};
-  j["upstream_handling"] = r.upstream_handling;
-  j["merges"] = r.merges;
-  j["valid_tokens"] = r.valid_tokens;
-  j["ignored_tokens"] = r.ignored_tokens;
-  j["out_of_range_tokens"] = r.out_of_range_tokens;
-  j["targets_in_partition"] = r.targets_in_partition;
-  j["denominator"] = number(r.denominator);
-  j["notes"] = r.notes;
-  return j.dump();
 }
 
 void fill_facts(talea_result& to) {
@@ -98,7 +68,7 @@ talea_result* make_result(LinearCrossEntropyResult result) {
   auto made = std::make_unique<talea_result>();
   made->result = std::move(result);
   fill_facts(*made);
-  made->json = result_json(made->result);
+  made->json = result_text(made->result);
   return made.release();
 }
 

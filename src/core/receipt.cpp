@@ -162,6 +162,10 @@ Receipt& Receipt::section(const std::string& name, json value) {
   return *this;
 }
 
+std::string result_text(const LinearCrossEntropyResult& result) {
+  return spelled_out(to_json(result)).dump(-1, ' ', false, json::error_handler_t::replace);
+}
+
 std::string Receipt::text() const {
   json document = *document_;
   if (document["provenance"]["end_time"] == "") document["provenance"]["end_time"] = utc_now();

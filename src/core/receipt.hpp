@@ -97,6 +97,9 @@ class Receipt {
   std::unique_ptr<nlohmann::json> document_;
 };
 
+// What ran in one call, in one line of JSON: for callers of the C interface, who know the problem.
+std::string result_text(const LinearCrossEntropyResult& result);
+
 // A JSON form of one figure, for sections that hold their own.
 nlohmann::json to_json(const ErrorFigure& figure);
 nlohmann::json to_json(const TimeStats& time);

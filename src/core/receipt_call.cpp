@@ -116,15 +116,34 @@ json inputs_json(const std::vector<InputFact>& inputs) {
   return list;
 }
 
-json boundary_json(const LinearCrossEntropyResult& r) {
+json declined_json(const LinearCrossEntropyResult& r) {
   json declined = json::array();
   for (const LaneDecline& d : r.declined)
     declined.push_back({{"lane", d.lane}, {"reason", d.reason}});
+  return declined;
+}
+
+json logits_json(const LinearCrossEntropyResult& r) {
+  return {{"home", r.logits_home},
+          {"tile_rows", r.logits_tile_rows},
+          {"tile_columns", r.logits_tile_columns},
+          {"tile_bytes", r.logits_tile_bytes},
+          {"full_tensor", r.full_logits_tensor}};
+}
+
+json accumulators_json(const LinearCrossEntropyResult& r) {
+  return {{"softmax", r.accumulator_softmax},
+          {"dx", r.accumulator_dx},
+          {"dw", r.accumulator_dw},
+          {"loss", r.accumulator_loss}};
+}
+
+json boundary_json(const LinearCrossEntropyResult& r) {
   return {{"kind", r.full_logits_tensor ? "plain projection + loss" : "fused boundary"},
           {"owner", "talea owns projection and loss"},
           {"lane", r.lane},
           {"lane_kind", r.lane_kind},
-          {"declined", declined}};
+          {"declined", declined_json(r)}};
 }
 
 // -1 in the result: the count lives in device memory and was not read.
@@ -197,30 +216,44 @@ json to_json(const CallFacts& f) {
   const LinearCrossEntropyResult& r = f.result;
   json values = json::object();
   for (const auto& [name, value] : f.values) values[name] = value;
+  json logits = logits_json(r);
+  logits["full_tensor_evidence"] =
+      f.full_logits_measured ? "measured by the allocator" : "reported by the lane";
   return {{"operator", "linear_cross_entropy"},
           {"problem", problem_json(f.problem, f.layout)},
           {"options", options_json(f.problem.options)},
           {"seed", f.seed ? json(*f.seed) : json(nullptr)},
           {"inputs", inputs_json(f.inputs)},
           {"boundary", boundary_json(r)},
-          {"logits",
-           {{"home", r.logits_home},
-            {"tile_rows", r.logits_tile_rows},
-            {"tile_columns", r.logits_tile_columns},
-            {"tile_bytes", r.logits_tile_bytes},
-            {"full_tensor", r.full_logits_tensor},
-            {"full_tensor_evidence",
-             f.full_logits_measured ? "measured by the allocator" : "reported by the lane"}}},
-          {"accumulators",
-           {{"softmax", r.accumulator_softmax},
-            {"dx", r.accumulator_dx},
-            {"dw", r.accumulator_dw},
-            {"loss", r.accumulator_loss}}},
+          {"logits", logits},
+          {"accumulators", accumulators_json(r)},
           {"reductions", reductions_json(f)},
           {"consumers", consumers_json(f.problem)},
           {"penalties", penalties_json(f)},
           {"cost", cost_json(f)},
           {"values", values},
+          {"notes", r.notes}};
+}
+
+json to_json(const LinearCrossEntropyResult& r) {
+  return {{"operator", "linear_cross_entropy"},
+          {"version", build_info().version},
+          {"lane", r.lane},
+          {"lane_kind", r.lane_kind},
+          {"declined", declined_json(r)},
+          {"logits", logits_json(r)},
+          {"chunk_rows", r.chunk_rows},
+          {"chunks", r.chunks},
+          {"workspace_bytes", r.workspace_bytes},
+          {"flops", r.flops},
+          {"accumulators", accumulators_json(r)},
+          {"upstream_handling", r.upstream_handling},
+          {"merges", r.merges},
+          {"valid_tokens", r.valid_tokens},
+          {"ignored_tokens", r.ignored_tokens},
+          {"out_of_range_tokens", r.out_of_range_tokens},
+          {"targets_in_partition", r.targets_in_partition},
+          {"denominator", r.denominator},
           {"notes", r.notes}};
 }
 

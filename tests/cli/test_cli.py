@@ -109,6 +109,20 @@ class Loss(Case):
         self.loss("--bias", "b.npy", "--outputs", "db", "--out", "o.safetensors")
         self.assertAlmostEqual(safetensors(self.at("o.safetensors"))["db"][1][0], -0.325, 6)
 
+    def test_dw_is_added_into_a_main_grad(self):
+        floats(self.at("g.npy"), (2, 1), [100, -50])
+        self.loss("--outputs", "dw", "--out", "fresh.safetensors")
+        fresh = safetensors(self.at("fresh.safetensors"))["dw"][1]
+        more = ["--main-grad", "g.npy", "--out", "o.safetensors", "--receipt", "r.json"]
+        for lane in ["cpu", "unfused", "reference"]:
+            self.loss("--outputs", "dw", "--lane", lane, *more)
+            added = safetensors(self.at("o.safetensors"))["dw"][1]
+            for sum_, g, d in zip(added, [100, -50], fresh, strict=True):
+                self.assertAlmostEqual(sum_, g + d, 4)
+        receipt = json.loads(pathlib.Path(self.at("r.json")).read_text())
+        self.assertTrue(receipt["calls"][0]["problem"]["accumulate_dw"])
+        self.assertEqual(receipt["calls"][0]["inputs"][-1]["name"], "main-grad")
+
     def test_json_is_one_document_and_jsonl_one_line(self):
         receipt = json.loads(self.loss("--json").stdout)
         self.assertEqual(receipt["kind"], "loss")
@@ -139,6 +153,37 @@ class Loss(Case):
     def test_ranks_and_lanes_by_name(self):
         for lane in ["cpu", "unfused", "reference"]:
             self.assertIn(lane, self.loss("--lane", lane).stdout)
+
+
+class Torch(Case):
+    """PyTorch's results for small problems, made by bench/torch_parity.py --golden."""
+
+    def test_every_reduction_and_option_of_pytorch(self):
+        document = json.loads(pathlib.Path(__file__).with_name("torch_golden.json").read_text())
+        self.assertEqual(len(document["cases"]), 24)
+        for case in document["cases"]:
+            with self.subTest(case["name"]):
+                self.repeat(case)
+
+    def repeat(self, case):
+        line = ["loss", "--out", "o.safetensors"]
+        for name, (shape, values) in case["inputs"].items():
+            write = ids if name == "targets" else floats
+            write(self.at(name + ".npy"), *([values] if name == "targets" else [shape, values]))
+            line += ["--" + name, name + ".npy"]
+        line += ["--outputs", ",".join(case["torch"])]
+        self.talea(*line, *[word for flag in case["flags"].items() for word in flag])
+        found = safetensors(self.at("o.safetensors"))
+        empty = case["torch"]["loss"] == ["NaN"]
+        for name, truth in case["torch"].items():
+            truth = [float(v) for v in truth]
+            if empty and name != "loss":  # PyTorch: NaN; the contract asks for exactly 0
+                truth = [0.0] * len(truth)
+            largest = max([1, *(abs(v) for v in truth if not math.isnan(v))])
+            self.assertEqual(len(found[name][1]), len(truth))
+            for ours, right in zip(found[name][1], truth, strict=True):
+                same = math.isnan(ours) and math.isnan(right)
+                self.assertTrue(same or abs(ours - right) <= 2e-6 * largest, (name, ours, right))
 
 
 class Failures(Case):
@@ -181,6 +226,11 @@ class Failures(Case):
     def test_invalid_shape(self):
         ids(self.at("y.npy"), [1, 0, 1])
         self.expect(5, ["targets", "[3]"])
+
+    def test_invalid_main_grad(self):
+        floats(self.at("g.npy"), (1, 2), [0, 0])
+        self.expect(5, ["main-grad", "[1, 2]"], "--main-grad", "g.npy", "--outputs", "dw")
+        self.expect(2, ["--main-grad", "dw"], "--main-grad", "g.npy")
 
     def test_missing_file_names_flag_and_file(self):
         done = self.talea(
@@ -289,10 +339,54 @@ class Others(Case):
         )
         bench = json.loads(done.stdout)["bench"]
         self.assertEqual(len(bench["runs"]), 1 + 2 * 2 * 2)
+        self.assertEqual(bench["runs"][1]["ratio_to_first"], 1)
         for run in bench["runs"][1:]:
             self.assertGreater(run["ratio"], 0)
+            self.assertGreater(run["ratio_to_first"], 0)
             self.assertLessEqual(run.get("extra_bytes", 0), run["declared_bytes"] + (1 << 20))
         self.talea("report", "b.json")
+
+    def test_bench_under_a_ceiling_on_the_instruction_set(self):
+        line = "bench --tokens 16 --hidden 16 --vocab 100 --repeats 1 --lanes cpu --json --isa avx2"
+        if " avx2 " not in pathlib.Path("/proc/cpuinfo").read_text():
+            self.assertIn("avx2", self.talea(*line.split(), code=3).stderr)
+            return
+        receipt = json.loads(self.talea(*line.split()).stdout)
+        self.assertIn("AVX2", receipt["provenance"]["host"]["isa"])
+        self.assertIn("AVX2", " ".join(receipt["calls"][0]["notes"]))
+        self.talea("bench", "--isa", "avx3", code=2)
+
+    def test_results_of_another_program_become_a_receipt(self):
+        time_ = {"median_ms": 2.5, "p20_ms": 2, "p80_ms": 3, "n": 3}
+        runs = [{"name": "theirs", "case": "c", "time": time_}]
+        document = {"argv": ["python", "bench/x.py"], "start_time": "2026-01-02T03:04:05.000Z"}
+        document |= {"title": "t", "libraries": {"torch": "9"}, "notes": ["n"]}
+        bench = document | {"bench": {"limit": "none", "runs": runs}}
+        check = document | {"check": {"preset": "p", "passed": 1, "failed": 0, "cases": []}}
+        one = {"name": "a", "lane": "cpu", "passed": True}
+
+        def record(subcommand, flag, content, code=0):
+            pathlib.Path(self.at("from.json")).write_text(json.dumps(content))
+            return self.talea(subcommand, flag, "from.json", "--receipt", "r.json", code=code)
+
+        record("bench", "--runs-from", bench)
+        receipt = json.loads(pathlib.Path(self.at("r.json")).read_text())
+        self.assertEqual(receipt["bench"]["runs"], runs)
+        self.assertEqual(receipt["provenance"]["argv"], ["python", "bench/x.py"])
+        self.assertEqual(receipt["provenance"]["libraries"]["torch"], "9")
+        os.unlink(self.at("r.json"))
+        for field in document:
+            broken = {k: v for k, v in bench.items() if k != field}
+            self.assertIn(field, record("bench", "--runs-from", broken, code=5).stderr)
+        self.assertIn("cases", record("check", "--results-from", check, code=5).stderr)
+        self.assertFalse(os.path.exists(self.at("r.json")))
+        check["check"]["cases"] = [one]
+        record("check", "--results-from", check)
+        check["check"]["cases"] = [one, one | {"passed": False}]
+        record("check", "--results-from", check, code=1)
+        self.assertEqual(
+            json.loads(pathlib.Path(self.at("r.json")).read_text())["verdict"], "failed"
+        )
 
     def test_explain_and_doctor(self):
         lanes = {

@@ -214,6 +214,18 @@ TEST(Receipt, ArgumentsOfAnyBytesDoNotPreventAReceipt) {
   EXPECT_NO_THROW(Receipt::parse("r.json", receipt.text()));
 }
 
+TEST(Receipt, AResultAloneIsOneLineAndKeepsNaN) {
+  LinearCrossEntropyResult result = some_call().result;
+  result.denominator = std::nan("");
+  result.notes = {"two\nlines", "\xff"};
+  const std::string text = result_text(result);
+  EXPECT_EQ(text.find('\n'), std::string::npos);
+  const json j = json::parse(text);
+  EXPECT_EQ(j["denominator"], "NaN");
+  EXPECT_EQ(j["lane"], result.lane);
+  EXPECT_EQ(j["notes"][0], "two\nlines");
+}
+
 TEST(Receipt, TimeStatsInterpolate) {
   const TimeStats t = time_stats({5, 1, 3, 2, 4});
   EXPECT_EQ(t.median_ms, 3);

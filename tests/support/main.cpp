@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "core/mutant.hpp"
+#include "device/cpu/isa.hpp"
 #include "support/compare.hpp"
 #include "support/run.hpp"
 
@@ -72,6 +73,10 @@ int main(int argc, char** argv) {
     if (arg == "--list-mutants") {
       list_mutants();
       return 0;
+    }
+    if (arg == "--isa=avx2") {  // throws where the CPU has no AVX2: then nothing was tested
+      talea::cpu::limit_isa(talea::cpu::IsaLimit::avx2);
+      continue;
     }
     if (arg.substr(0, 9) == "--mutant=" && plant(arg.substr(9))) continue;
     std::fprintf(stderr, "%s: not an option, or not a mutant of this build\n", argv[i]);

@@ -4,6 +4,7 @@
 #include "device/cpu/onednn.hpp"
 
 #include <dnnl.h>
+#include <dnnl_debug.h>
 
 #include "core/fail.hpp"
 
@@ -22,5 +23,14 @@ std::string onednn_version() {
   const dnnl_version_t* v = dnnl_version();
   return fmt::format("{}.{}.{}", v->major, v->minor, v->patch);
 }
+
+void onednn_limit_to_avx2() {
+  const dnnl_status_t status = dnnl_set_max_cpu_isa(dnnl_cpu_isa_avx2);
+  require(status == dnnl_success, ErrorKind::runtime,
+          "oneDNN: cannot be limited to avx2 (status {}): it is in use already",
+          static_cast<int>(status));
+}
+
+std::string onednn_isa() { return dnnl_cpu_isa2str(dnnl_get_effective_cpu_isa()); }
 
 }  // namespace talea::cpu

@@ -24,4 +24,8 @@ void onednn_product(const PlainProduct& p);
 
 std::string onednn_version();
 
+// device/cpu/isa.hpp sets the ceiling; both here because no other file includes oneDNN.
+void onednn_limit_to_avx2();
+std::string onednn_isa();
+
 }  // namespace talea::cpu

@@ -48,8 +48,7 @@ void Run::all() {
 
 void Run::begin() {
   const Tensor& dw = c_.out.dw;
-  dw_direct_ = plan_.dw_in_workspace ||
-               (p_.wants_dw && dw.dtype == DType::f32 && (dw.stride[1] == 1 || p_.hidden == 1));
+  dw_direct_ = p_.wants_dw && (plan_.dw_in_workspace || dw_in_place(p_));
   dw_ = plan_.dw_in_workspace ? b_.dw : static_cast<float*>(dw.data);
   dw_stride_ = plan_.dw_in_workspace ? p_.hidden : dw.stride[0];
   gather_hidden();
@@ -109,11 +108,7 @@ void Run::chunk() {
   logits();
   reduce_rows();
   finish_rows();
-  if (!p_.backward()) return;
-  gradients();
-  if (!p_.wants_dx) return;
-  dx();
-  store_dx();
+  if (p_.backward()) backward();
 }
 
 // dX of all ranks' tokens, summed; this rank keeps its own.
@@ -131,6 +126,7 @@ void Run::finish_outputs() {
   if (p_.wants_dx && p_.sequence_parallel && p_.world > 1) finish_dx();
   if (p_.wants_dw) {
     const bool add = out.accumulate_dw && !mutant(Mutant::main_grad_overwritten);
+#pragma omp parallel for num_threads(plan_.threads)
     for (int64_t v = 0; v < p_.vocab_stored; ++v) {
       const bool padding = v >= plan_.columns;
       const int64_t first = v * out.dw.stride[0];

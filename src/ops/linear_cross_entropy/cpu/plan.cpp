@@ -20,9 +20,10 @@ Scratch::Scratch(float* slice, const Problem& p, const Plan& plan) : floats(0) {
   };
   const int64_t tile = std::min(tile_columns, std::max<int64_t>(plan.columns_stored, max_lanes));
   const int64_t depth = std::min(depth_block, plan.hidden_padded);
-  const int64_t weights = tile * depth;
+  const int64_t weights = weight_in_place(p) ? 0 : tile * depth;
   const int64_t dx_weights = dx_depth * std::min(dx_columns, plan.hidden_padded);
-  const int64_t dw_tile = tile * std::min(dw_columns, plan.hidden_padded);
+  const int64_t dw_tile =
+      plan.dw_in_workspace || dw_in_place(p) ? 0 : tile * std::min(dw_columns, plan.hidden_padded);
   pack = take(std::max({weights, p.wants_dx ? dx_weights : 0, p.wants_dw ? dw_tile : 0}));
   row = take(std::max(plan.hidden_padded, tile));
   bias = take(tile);
@@ -117,9 +118,9 @@ Plan make_plan(const Problem& p, const DeviceFacts& device) {
   plan.tiles = blocks(plan.columns, tile_columns);
   plan.hidden_padded = std::max(max_lanes, round_up(p.hidden, max_lanes));
   const int64_t limit = p.options.workspace_limit_bytes;
-  // A sixteenth of the limit is the threads' scratch: a tight limit is met with fewer threads.
+  // A small part of the limit is the threads' scratch: a tight limit is met with fewer threads.
   const int64_t slice = Scratch(nullptr, p, plan).floats * static_cast<int64_t>(sizeof(float));
-  const int64_t reserve = std::max(slice, limit / 16) + Arena::alignment;
+  const int64_t reserve = std::max(slice, limit / 48) + Arena::alignment;
   // Left to us, small calls do not wake more threads than they have work for.
   const double flops = 2.0 * static_cast<double>(p.tokens) * static_cast<double>(p.hidden) *
                        static_cast<double>(plan.columns);

@@ -12,16 +12,26 @@ namespace talea::lce::cpu {
 // Fixed on every machine: results must not depend on threads, limit or instruction set more than
 // the contract allows.
 inline constexpr int64_t tile_columns = 256;  // vocabulary entries of a tile
-inline constexpr int64_t dx_depth = 96;       // the same for dX, whose sums run over the vocabulary
+inline constexpr int64_t dx_depth = 128;      // the same for dX, whose sums run over the vocabulary
 inline constexpr int64_t depth_block = 256;   // multiply-adds per element before a sum is stored
 inline constexpr int64_t tile_rows = 384;     // rows of a logits tile
 inline constexpr int64_t dx_columns = 384;    // columns of dX of one task, at most
 inline constexpr int64_t dw_columns = 192;    // columns of dW that stay in cache between blocks
+inline constexpr int64_t gradient_bytes = int64_t{8} << 20;  // between the passes for dW and dX
 inline constexpr int64_t most_chunk_rows = 1024;
+static_assert(tile_columns % dx_depth == 0, "a step of dX must not cut a sum");
 inline constexpr double flops_per_thread = 4e6;
 
 constexpr int64_t round_up(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
 constexpr int64_t blocks(int64_t n, int64_t unit) { return (n + unit - 1) / unit; }
+
+// Rows that the products read or add to where they lie; others go through a thread's scratch.
+inline bool weight_in_place(const Problem& p) {
+  return p.weight_dtype == DType::f32 && p.weight_col_stride == 1;
+}
+inline bool dw_in_place(const Problem& p) {
+  return p.dw_dtype == DType::f32 && (p.dw_col_stride == 1 || p.hidden == 1);
+}
 
 struct Plan {
   int threads = 1;

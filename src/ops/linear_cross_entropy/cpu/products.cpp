@@ -1,4 +1,4 @@
-// What: the phases of a chunk that run over tiles: logits, gradient factors, dW and dX products.
+// What: the phases of a chunk that run over tiles: logits, gradient factors and dW.
 // Why: a tile is multiplied and passed over by one thread while it is hot; tiles are the tasks.
 // Never: lets the number of threads decide what a tile is.
 #include <omp.h>
@@ -14,6 +14,7 @@
 
 namespace talea::lce::cpu {
 
+using talea::cpu::Ahead;
 using talea::cpu::LeftForm;
 using talea::cpu::load_row;
 using talea::cpu::max_lanes;
@@ -97,7 +98,7 @@ void Run::logits_tile(int64_t tile, int64_t panel, int64_t panels, float* slice_
   const Scratch s(slice_begin, p_, plan_);
   const Tensor& w = c_.in.weight;
   const int64_t v0 = tile * tile_columns, n = tile_size(tile), d = p_.hidden;
-  const bool in_place = w.dtype == DType::f32 && w.stride[1] == 1;
+  const bool in_place = weight_in_place(p_);
   TileProduct t;
   t.b_panel = d * lanes_;
   t.c = logit(panel * lanes_, v0);
@@ -120,6 +121,10 @@ void Run::logits_tile(int64_t tile, int64_t panel, int64_t panels, float* slice_
       t.a_stride = t.depth;
     }
     t.accumulate = k > 0;
+    const int64_t next = k + depth_block;  // of this tile, or the tile that this thread gets next
+    t.ahead = next < d ? weight_ahead(v0, n, next, std::min(depth_block, d - next))
+                       : weight_ahead(v0 + plan_.threads * tile_columns, tile_columns, 0,
+                                      std::min(depth_block, d));
     multiply(t);
     k += depth_block;
   } while (k < d);
@@ -249,6 +254,16 @@ void Run::gradient_tile(int64_t tile, float* slice_begin) {
   dw_direct_ ? dw_tile(tile, slice_begin) : dw_tile_through_scratch(tile, slice_begin);
 }
 
+// Logits of the tile that this thread probably gets next: panels [share, share + 1) of `shares`.
+Ahead Run::logits_ahead(int64_t tile, int64_t share, int64_t shares) const {
+  const int64_t next = tile + plan_.threads, panels = chunk_.padded / lanes_;
+  if (next >= plan_.tiles) return {};
+  const int64_t begin = panels * share / shares, end = panels * (share + 1) / shares;
+  const auto bytes = static_cast<int64_t>(sizeof(float));
+  return {logit(begin * lanes_, next * tile_columns), end - begin, tile_size(next) * lanes_ * bytes,
+          plan_.columns_stored * lanes_ * bytes};
+}
+
 void Run::dw_tile(int64_t tile, float*) {
   const bool add =
       c_.out.accumulate_dw && !mutant(Mutant::main_grad_overwritten) && !plan_.dw_in_workspace;
@@ -269,6 +284,8 @@ void Run::dw_tile(int64_t tile, float*) {
       t.b = b_.xs + d0 * chunk_.padded + r * lanes_;
       t.depth = std::min(depth_block, chunk_.padded - r);
       t.accumulate = add || !chunk_.is_first || r > 0;
+      t.ahead =
+          r > 0 ? Ahead{} : logits_ahead(tile, d0 / dw_columns, blocks(p_.hidden, dw_columns));
       multiply(t);
     }
   }
@@ -321,77 +338,9 @@ void Run::dw_tile_through_scratch(int64_t tile, float* slice_begin) {
   }
 }
 
-void Run::gradients() {
+void Run::gradients(int64_t first, int64_t end) {
 #pragma omp parallel for schedule(dynamic) num_threads(plan_.threads)
-  for (int64_t tile = 0; tile < plan_.tiles; ++tile)
-    gradient_tile(tile, slice(omp_get_thread_num()));
-}
-
-namespace {
-
-void prefetch(const Tensor& w, int64_t first, int64_t count) {
-  const int64_t size = size_of(w.dtype);
-  const char* row = static_cast<const char*>(w.data) + first * size;
-  for (int64_t i = 0; i < count * size; i += 64) __builtin_prefetch(row + i);
-}
-
-}  // namespace
-
-void Run::dx_block(int64_t row, int64_t rows, int64_t column, int64_t columns, float* slice_begin) {
-  const Scratch s(slice_begin, p_, plan_);
-  const Tensor& w = c_.in.weight;
-  const int64_t wanted = std::min(columns, p_.hidden - column);
-  TileProduct t;
-  t.form = LeftForm::panel_transposed;
-  t.a_stride = plan_.columns_stored * lanes_;
-  t.b = s.pack;
-  t.c = b_.dx + row * plan_.hidden_padded + column;
-  t.c_row = plan_.hidden_padded;
-  t.c_panel = lanes_;
-  t.rows = rows;
-  t.panels = columns / lanes_;
-  int64_t v0 = 0;
-  do {
-    t.depth = std::min(dx_depth, plan_.columns - v0);
-    t.b_panel = t.depth * lanes_;
-    std::fill_n(s.row, columns, 0.0f);
-    for (int64_t v = 0; v < t.depth; ++v) {
-      const int64_t first = (v0 + v) * w.stride[0] + column * w.stride[1];
-      load_row(w.data, w.dtype, first, w.stride[1], wanted, s.row);
-      if (v0 + v + 8 < plan_.columns)  // short pieces of far rows: no hardware looks ahead
-        prefetch(w, first + 8 * w.stride[0], wanted);
-      for (int64_t i = 0; i < t.panels; ++i)
-        std::memcpy(s.pack + i * t.b_panel + v * lanes_, s.row + i * lanes_,
-                    sizeof(float) * static_cast<size_t>(lanes_));
-    }
-    t.a = logit(row, v0);
-    t.accumulate = v0 > 0;
-    multiply(t);
-    if (mutant(Mutant::b14_dx_summed_in_16_bits))
-      for (int64_t r = 0; r < rows; ++r)
-        for (int64_t i = 0; i < columns; ++i)
-          t.c[r * t.c_row + i] = bf16_to_float(float_to_bf16(t.c[r * t.c_row + i]));
-    v0 += dx_depth;
-  } while (v0 < plan_.columns);
-}
-
-// Every element of dX is one chain over the vocabulary: tasks may be cut to suit the threads.
-void Run::dx() {
-  const int64_t width = plan_.hidden_padded, threads = plan_.threads;
-  // Columns first: every row block packs the weight anew.
-  int64_t column_blocks = blocks(width, dx_columns);
-  while (column_blocks % threads != 0 && width / (column_blocks + 1) >= 96) ++column_blocks;
-  const int64_t columns = round_up(blocks(width, column_blocks), max_lanes);
-  column_blocks = blocks(width, columns);
-  const int64_t wanted = blocks(threads, column_blocks);
-  const int64_t rows = std::max(3 * max_lanes, round_up(blocks(chunk_.padded, wanted), max_lanes));
-  const int64_t row_blocks = blocks(chunk_.padded, rows);
-#pragma omp parallel for schedule(dynamic) num_threads(plan_.threads)
-  for (int64_t task = 0; task < column_blocks * row_blocks; ++task) {
-    const int64_t row = task % row_blocks * rows, column = task / row_blocks * columns;
-    dx_block(row, std::min(rows, chunk_.padded - row), column, std::min(columns, width - column),
-             slice(omp_get_thread_num()));
-  }
+  for (int64_t tile = first; tile < end; ++tile) gradient_tile(tile, slice(omp_get_thread_num()));
 }
 
 }  // namespace talea::lce::cpu

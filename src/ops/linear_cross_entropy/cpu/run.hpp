@@ -1,8 +1,9 @@
 // What: one call of lane cpu in progress: its plan, buffers and the chunk at work.
-// Why: the phases of a chunk (rows.cpp, products.cpp) share one small state.
+// Why: the phases of a chunk (rows.cpp, products.cpp, dx.cpp) share one small state.
 // Never: outlives the call.
 #pragma once
 
+#include "device/cpu/tile_product.hpp"
 #include "ops/linear_cross_entropy/cpu/plan.hpp"
 
 namespace talea::lce::cpu {
@@ -21,6 +22,11 @@ struct Chunk {
   bool is_first = true;
 };
 
+// What one task of a step of dX adds to.
+struct DxBlock {
+  int64_t row, rows, column, columns;
+};
+
 class Run {
  public:
   explicit Run(const Call& call);
@@ -36,16 +42,19 @@ class Run {
   void finish_dx();
   void record_facts();
 
-  // products.cpp: phases over tiles
+  // products.cpp, dx.cpp: phases over tiles
   void pack_hidden();
   void logits();
   void logits_tile(int64_t tile, int64_t panel, int64_t panels, float* scratch);
-  void gradients();
+  void backward();
+  void gradients(int64_t first, int64_t end);
   void gradient_tile(int64_t tile, float* scratch);
   void dw_tile(int64_t tile, float* scratch);
   void dw_tile_through_scratch(int64_t tile, float* scratch);
-  void dx();
-  void dx_block(int64_t row, int64_t rows, int64_t column, int64_t columns, float* scratch);
+  void dx(int64_t begin, int64_t end);
+  void dx_block(const DxBlock& block, int64_t begin, int64_t end, float* scratch);
+  talea::cpu::Ahead logits_ahead(int64_t tile, int64_t share, int64_t shares) const;
+  talea::cpu::Ahead weight_ahead(int64_t v0, int64_t rows, int64_t column, int64_t columns) const;
   TilePanel tile_panel(int64_t tile, int64_t panel, int32_t* target) const;
   void load_tile(int64_t tile, const struct Scratch& s) const;
   void load_soft(int64_t tile, int64_t panel, const struct Scratch& s) const;

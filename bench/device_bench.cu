@@ -31,6 +31,7 @@ struct Case {
   int64_t tokens, hidden, vocab, limit_mib;
   float spread = 1;  // standard deviation of the logits
   bool loss_only = false, bf16_dw = false, options = false, smoothing = false, errors = false;
+  bool late = false;  // none: a forward call, then a second one with the upstream vector
   double ignored = 0;
 };
 
@@ -136,6 +137,14 @@ struct Bench {
       out.dw = make_tensor(dw, c.bf16_dw ? DType::bf16 : DType::f32, {v, d}, cuda);
     }
     if (c.options) add_options();
+    if (c.late) {
+      options.reduction = Reduction::none;
+      auto* g = device<float>(owned, c.tokens);
+      std::vector<float> ones(c.tokens, 0.5f);
+      check(cudaMemcpy(g, ones.data(), c.tokens * 4, cudaMemcpyHostToDevice), "upstream");
+      in.upstream = make_tensor(g, DType::f32, {c.tokens}, cuda);
+      out.loss = make_tensor(device<float>(owned, c.tokens), DType::f32, {c.tokens}, cuda);
+    }
     if (c.smoothing) options.label_smoothing = 0.1;
     options.workspace_limit_bytes = c.limit_mib << 20;
     options.lane = "sm90";
@@ -157,7 +166,7 @@ struct Bench {
     check(cudaMemcpy(targets, y.data(), c.tokens * 8, cudaMemcpyHostToDevice), "targets");
   }
 
-  // Bias, token weights, z-loss, softcap and the entropy output at once.
+  // Bias and its gradient, token weights, smoothing, z-loss, softcap, entropy and top-5 at once.
   void add_options() {
     auto* bias = device<float>(owned, c.vocab);
     auto* weights = device<float>(owned, c.tokens);
@@ -168,10 +177,25 @@ struct Bench {
     in.token_weight = make_tensor(weights, DType::f32, {c.tokens}, DeviceKind::cuda);
     out.entropy =
         make_tensor(device<float>(owned, c.tokens), DType::f32, {c.tokens}, DeviceKind::cuda);
-    options.z_loss = 1e-4, options.softcap = 30;
+    out.db = make_tensor(device<float>(owned, c.vocab), DType::f32, {c.vocab}, DeviceKind::cuda);
+    const auto five = {c.tokens, int64_t{5}};
+    out.topk_values =
+        make_tensor(device<float>(owned, 5 * c.tokens), DType::f32, five, DeviceKind::cuda);
+    out.topk_ids =
+        make_tensor(device<int64_t>(owned, 5 * c.tokens), DType::i64, five, DeviceKind::cuda);
+    options.z_loss = 1e-4, options.softcap = 30, options.label_smoothing = 0.1;
   }
 
-  LinearCrossEntropyResult call() { return linear_cross_entropy(in, out, options, workspace); }
+  LinearCrossEntropyResult call() {
+    if (c.late) {
+      LinearCrossEntropyOutputs forward = out;
+      forward.dx = forward.dw = Tensor();
+      LinearCrossEntropyInputs first = in;
+      first.upstream = Tensor();
+      linear_cross_entropy(first, forward, options, workspace);
+    }
+    return linear_cross_entropy(in, out, options, workspace);
+  }
 
   void plain() {
     const float one = 1, zero = 0;
@@ -318,11 +342,11 @@ int main(int count, char** places) {
        .vocab = 128256,
        .limit_mib = 530,
        .ignored = 0.7},
-      {.name = "training, bias + weights + z-loss + softcap + entropy",
+      {.name = "training, all options",
        .tokens = 8192,
        .hidden = 4096,
        .vocab = 128256,
-       .limit_mib = 530,
+       .limit_mib = 560,
        .options = true},
       {.name = "training, label smoothing",
        .tokens = 8192,
@@ -337,6 +361,12 @@ int main(int count, char** places) {
        .limit_mib = 2100,
        .bf16_dw = true,
        .errors = true},
+      {.name = "none, upstream known in backward only",
+       .tokens = 8192,
+       .hidden = 4096,
+       .vocab = 128256,
+       .limit_mib = 256,
+       .late = true},
       {.name = "loss only",
        .tokens = 8192,
        .hidden = 4096,

@@ -3,7 +3,10 @@
 // Never: looser than the rule of section 7.
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 
+#include "support/compare.hpp"
+#include "support/generate.hpp"
 #include "support/lane_test.hpp"
 
 namespace talea::testing {
@@ -73,6 +76,78 @@ TEST_P(Sm90, EveryOptionOfTheLane) {
       }
 }
 
+// Weights of more than 2^17 elements: one 16-bit term of da, in each of the three paths.
+TEST_P(Sm90, OptionsThatNeedAPassOverTheBuffer) {
+  struct Setting {
+    const char* name;
+    void (*bend)(Spec&);
+  };
+  const Setting settings[] = {
+      {"plain", [](Spec&) {}},
+      {"gradient of the entropy", [](Spec& s) { s.upstream_entropy = true; }},
+      {"gradient of the entropy, smoothed",
+       [](Spec& s) {
+         s.upstream_entropy = s.class_weight = true;
+         s.label_smoothing = 0.1;
+       }},
+      {"softcap and smoothing",
+       [](Spec& s) {
+         s.softcap = 5;
+         s.label_smoothing = 0.1;
+         s.class_weight = true;
+       }},
+      {"top-k", [](Spec& s) { s.top_k = 5; }},
+      {"top-k under a softcap",
+       [](Spec& s) {
+         s.softcap = 5;
+         s.top_k = 32;
+       }},
+      {"dense soft targets", [](Spec& s) { s.soft = Soft::dense; }},
+      {"sparse soft targets", [](Spec& s) { s.soft = Soft::sparse_with_ignored; }},
+      {"a large softcap and smoothing",
+       [](Spec& s) {
+         s.softcap = 60;
+         s.label_smoothing = 0.5;
+       }},
+      {"everything", [](Spec& s) {
+         s.bias = s.class_weight = s.token_weight = s.token_scale = s.upstream_lse = true;
+         s.upstream_entropy = true;
+         s.upstream = Upstream::reversed;
+         s.label_smoothing = 0.1;
+         s.z_loss = 0.01;
+         s.softcap = 30;
+         s.top_k = 5;
+         s.padding = 3;
+         s.ignored_percent = 30;
+       }}};
+  for (const Types types : {Types::bf16, Types::f16})
+    for (const Setting& setting : settings)
+      for (const bool rows : {true, false}) {
+        Spec s{.seed = 23, .tokens = 70, .hidden = 264, .vocab = 601, .types = types};
+        s.reduction = Reduction::none;
+        s.wants_rows = rows;
+        setting.bend(s);
+        must_be_right(make_case(s), std::string(setting.name) + (rows ? "" : ", loss only") +
+                                        (types == Types::f16 ? ", fp16" : ""));
+      }
+}
+
+// Up to 128 rows and no gradient: sums relative to each tile's own maximum.
+TEST_P(Sm90, FewRowsLossOnly) {
+  for (const int64_t tokens : {1, 3, 64, 128})
+    for (const double spread : {1.0, 200.0})
+      for (const bool bias : {false, true}) {
+        Case c = bf16_case(tokens, 264, 1000, spread, bias);
+        c.out.dx = c.out.dw = c.out.db = Array();
+        must_be_right(c, "few rows");
+        if (!bias) continue;
+        for (int64_t v = 0; v < 999; ++v) c.in.bias.set(v, 0, -INFINITY);
+        must_be_right(c, "one word possible");
+        c.in.bias.set(5, 0, INFINITY);
+        must_be_right(c, "an infinite logit");
+      }
+}
+
 TEST_P(Sm90, ConfidentAndFarRows) {
   for (const double spread : {6.0, 30.0, 200.0})
     must_be_right(bf16_case(300, 264, 777, spread), "spread");
@@ -83,6 +158,62 @@ TEST_P(Sm90, ConfidentAndFarRows) {
   for (int64_t v = 0; v < 192; ++v) c.in.bias.set(v, 0, -INFINITY);
   for (int64_t t = 0; t < 300; ++t) c.in.targets.set_integer(t, 0, 192 + t);
   must_be_right(c, "first tile impossible");
+}
+
+// Rows with p > 0.999, against the truth: what is left of dX is 1 - p times small differences.
+TEST_P(Sm90, ConfidentRowsKeepTheirGradient) {
+  Case c = bf16_case(200, 256, 2048);
+  for (int64_t t = 0; t < 200; ++t) {
+    const int64_t y = c.in.targets.integer(t);
+    Real norm = 0;
+    for (int64_t i = 0; i < 256; ++i) norm += c.in.weight.get(y, i) * c.in.weight.get(y, i);
+    const Real reach = 15 + static_cast<Real>(t) / 20;  // 1 - p from 1e-3 to 1e-7
+    for (int64_t i = 0; i < 256; ++i) c.in.hidden.set(t, i, reach * c.in.weight.get(y, i) / norm);
+  }
+  must_be_right(c, "confident rows");
+  const Outcome o = run(c);
+  const Answer truth = oracle(c);
+  std::vector<Real> errors;
+  for (int64_t t = 0; t < 200; ++t) {
+    if (!(truth.target_logprob[size_t(t)] > std::log(0.999L))) continue;
+    Real error = 0, size = 0;
+    for (int64_t i = 0; i < 256; ++i) {
+      const Real want = truth.dx[size_t(t * 256 + i)], off = o.out.dx.get(t, i) - want;
+      error += off * off, size += want * want;
+    }
+    errors.push_back(std::sqrt(error / size));
+  }
+  ASSERT_GT(errors.size(), 100u);
+  std::sort(errors.begin(), errors.end());
+  std::printf("%zu rows with p > 0.999: relative error of dX median %.2e, worst %.2e\n",
+              errors.size(), double(errors[errors.size() / 2]), double(errors.back()));
+  EXPECT_TRUE(errors[errors.size() / 2] <= 0.01L);
+  EXPECT_TRUE(errors.back() <= 0.05L);
+}
+
+TEST_P(Sm90, DwIsAsGoodInSixtyFourChunksAsInOne) {
+  Case c = plain_case({.tokens = 16384, .hidden = 64, .vocab = 2100, .dtype = DType::bf16});
+  c.options.reduction = Reduction::mean;
+  c.out = {};
+  c.out.loss = Array(DType::f32, {});
+  c.out.dw = Array(DType::f32, {2100, 64});
+  c.options.workspace_limit_bytes = int64_t{1} << 30;
+  const Outcome one = run(c);
+  c.options.workspace_limit_bytes = 0;
+  const Outcome many = run(c);
+  EXPECT_EQ(many.result.chunks, 64);
+  EXPECT_LT(one.result.chunks, 8);
+  Real error = 0, size = 0;
+  for (int64_t v = 0; v < 2100; ++v)
+    for (int64_t i = 0; i < 64; ++i) {
+      const Real a = one.out.dw.get(v, i), b = many.out.dw.get(v, i);
+      error += (a - b) * (a - b), size += a * a;
+    }
+  std::printf("dW in %lld and in %lld chunks: relative difference %.2e\n",
+              static_cast<long long>(one.result.chunks), static_cast<long long>(many.result.chunks),
+              double(std::sqrt(error / size)));
+  // The contract's bound where sums run in another order; one 16-bit rounding would be 1e-3.
+  EXPECT_TRUE(std::sqrt(error / size) <= 1e-5L);
 }
 
 TEST_P(Sm90, PaddedVocabularyAndForeignTargets) {

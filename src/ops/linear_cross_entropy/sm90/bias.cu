@@ -9,41 +9,51 @@
 namespace talea::lce {
 namespace {
 
-constexpr int kLanes = 32, kGroups = 16;  // a block: 64 columns, rows split in sixteen
+constexpr int kLanes = 32, kWidth = 8,
+              kGroups = 16;  // a block: 256 columns, rows in sixteen groups
+constexpr int kColumns = kLanes * kWidth;
 
 __device__ __forceinline__ float over_scale(double scale, const RowBuffers& rows, int64_t row) {
-  return static_cast<float>(1.0 /
-                            (scale * (rows.scale ? static_cast<double>(rows.scale[row]) : 1.0)));
+  const double own = rows.scale ? static_cast<double>(rows.scale[row]) : 1.0;
+  return static_cast<float>(1.0 / (scale * own));
+}
+
+template <bool kF16>
+__device__ __forceinline__ void add_piece(const uint16_t* from, float f, float (&sums)[kWidth]) {
+  const uint4 four = *reinterpret_cast<const uint4*>(from);
+  const uint32_t words[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float2 both = unpack<kF16>(words[i]);
+    sums[2 * i] = fmaf(f, both.x, sums[2 * i]);
+    sums[2 * i + 1] = fmaf(f, both.y, sums[2 * i + 1]);
+  }
 }
 
 template <bool kF16>
 __global__ void __launch_bounds__(kLanes* kGroups) bias_kernel(BiasParams p) {
-  __shared__ float2 sums[kGroups][kLanes];
+  __shared__ float sums[kGroups][kColumns];
   const int lane = threadIdx.x % kLanes, group = threadIdx.x / kLanes;
-  const int column = (blockIdx.x * kLanes + lane) * 2;
+  const int first = blockIdx.x * kColumns + lane * kWidth;
   const int64_t rows = p.range.count();
-  float2 sum{0, 0};
-  if (column < p.vocab) {
+  const auto* buffer = static_cast<const uint16_t*>(p.buffer) + first;
+  float own[kWidth] = {};
+  if (first < p.vocab) {
 #pragma unroll 4
     for (int64_t row = group; row < rows; row += kGroups) {
-      const float f = p.rows.factor[row] * over_scale(p.scale, p.rows, row);
-      float2 both = load_pair<kF16>(p.buffer, row * p.stride + column);
-      if (p.term_offset > 0) {
-        const float2 rest = load_pair<kF16>(p.buffer, row * p.stride + p.term_offset + column);
-        both.x += rest.x, both.y += rest.y;
-      }
-      sum.x = fmaf(f, both.x, sum.x), sum.y = fmaf(f, both.y, sum.y);
+      const float f = p.db_factor[row];
+      add_piece<kF16>(buffer + row * p.stride, f, own);
+      if (p.term_offset > 0) add_piece<kF16>(buffer + row * p.stride + p.term_offset, f, own);
     }
   }
-  sums[group][lane] = sum;
+#pragma unroll
+  for (int i = 0; i < kWidth; ++i) sums[group][lane * kWidth + i] = own[i];
   __syncthreads();
-  if (group != 0 || column >= p.vocab) return;
-  double x = p.first ? 0.0 : p.db[column];
-  const bool two = column + 1 < p.vocab;
-  double y = p.first || !two ? 0.0 : p.db[column + 1];
-  for (int g = 0; g < kGroups; ++g) x += sums[g][lane].x, y += sums[g][lane].y;
-  p.db[column] = x;
-  if (two) p.db[column + 1] = y;
+  const int column = blockIdx.x * kColumns + threadIdx.x;
+  if (threadIdx.x >= kColumns || column >= p.vocab) return;
+  double all = p.first ? 0.0 : p.db[column];
+  for (int g = 0; g < kGroups; ++g) all += sums[g][threadIdx.x];
+  p.db[column] = all;
 }
 
 __global__ void target_kernel(BiasEndParams p) {
@@ -86,7 +96,7 @@ __global__ void end_kernel(BiasEndParams p) {
 
 void add_bias_gradient(const BiasParams& p, cudaStream_t stream) {
   if (p.vocab == 0) return;
-  const auto blocks = static_cast<unsigned>((p.vocab + 2 * kLanes - 1) / (2 * kLanes));
+  const auto blocks = static_cast<unsigned>((p.vocab + kColumns - 1) / kColumns);
   auto* kernel = p.f16 ? bias_kernel<true> : bias_kernel<false>;
   kernel<<<blocks, kLanes * kGroups, 0, stream>>>(p);
   device::check_launch("add_bias_gradient");

@@ -48,6 +48,7 @@ FinishParams finish_params(const Run& r, const Chunk& k) {
   f.row_loss = r.b.row_loss + k.begin;
   f.hidden = r.p.hidden;
   f.zeroed = r.b.tickets;
+  f.db_factor = r.b.db_factor;
   return f;
 }
 
@@ -75,10 +76,15 @@ void folded_logits(const Run& r, const Chunk& k) {
   q.tile_sums = r.b.tile_sums, q.tile_shifted = r.b.tile_shifted;
   q.tile_sums_stride = r.c.chunk_rows;
   q.rule = r.rule();
-  q.general = r.c.general;
+  q.tile_classes = r.b.tile_classes, q.tile_peaks = r.b.tile_peaks;
+  q.class_weight = r.b.class_weight;
+  q.general = r.c.general, q.full = r.c.full;
+  q.plain = r.c.transform || !r.p.backward();
   q.kind = LogitsCall::Kind::sums;
   if (r.b.exp) q.kind = LogitsCall::Kind::store, q.exp = buffer(r);
+  if (r.c.online) q.kind = LogitsCall::Kind::online;
   logits_product(q, r.launch());
+  if (r.c.online) return;
   q.repair = true;  // ends at once where every row is within reach of its shift
   logits_product(q, r.launch());
 }
@@ -93,27 +99,59 @@ void smoothing_dots(const Run& r, const Chunk& k) {
   row_dots(d, r.stream);
 }
 
+// The best words are found while the gathered rows are as they came.
+void best_words(const Run& r, const Chunk& k) {
+  BestParams q;
+  q.buffer = r.b.exp, q.stride = r.c.exp_stride;
+  q.range = k.range;
+  q.rows = r.b.rows.from(k.begin);
+  q.rule = r.rule();
+  q.vocab = static_cast<int>(r.p.vocab_local), q.vocab_begin = r.p.vocab_begin;
+  q.tile_peaks = r.b.tile_peaks, q.tile_stride = r.c.chunk_rows;
+  q.tiles = static_cast<int>(r.c.tiles), q.tile_columns = kLogitsTile;
+  q.x = r.b.x, q.hidden = r.p.hidden;
+  q.weight = r.weight().data, q.weight_stride = r.weight().stride;
+  rank_rows(q, r.c.kept, r.b.own_best, r.stream);
+}
+
+void transform(const Run& r, const Chunk& k) {
+  transform_rows({r.b.exp, r.c.exp_stride, k.range, r.b.rows.target + k.begin, r.b.factors,
+                  static_cast<float>(r.p.options.softcap), r.b.class_weight,
+                  static_cast<int>(r.p.vocab_local), r.p.has_upstream_entropy},
+                 r.stream);
+}
+
+void rank_words(const Run& r, const Chunk& k);
+
 void folded_states(const Run& r, const Chunk& k) {
   folded_logits(r, k);
+  if (r.c.kept > 0) best_words(r, k);
   if (r.c.smoothing) smoothing_dots(r, k);
   FinishParams f = finish_params(r, k);
   f.tile_sums = r.b.tile_sums, f.tile_shifted = r.b.tile_shifted;
+  f.tile_classes = r.b.tile_classes;
+  if (r.c.online) f.tile_maxima = r.b.tile_peaks;
   f.tile_sums_stride = r.c.chunk_rows, f.tiles = static_cast<int>(r.c.tiles);
-  if (r.c.smoothing)
-    f.row_class_sum = r.b.row_class_sum + k.begin, f.row_smooth = r.b.row_smooth + k.begin;
+  f.row_lse = r.b.row_lse;
+  if (r.c.transform) f.factors = r.b.factors;
+  const bool scales = r.p.wants_dw && !r.c.transform, rank_one = r.c.smoothing && !r.c.transform;
+  if (r.c.smoothing) f.row_class_sum = r.b.row_class_sum + k.begin;
+  if (rank_one) f.row_smooth = r.b.row_smooth + k.begin;
   if (!r.exchanged()) {
-    f.scaled = r.p.wants_dw ? r.b.x : nullptr;
+    f.scaled = scales ? r.b.x : nullptr;
     finish_rows(f, r.stream);
   } else {
     f.own_states = r.b.own_states;
     finish_rows(f, r.stream);
     f.own_states = nullptr;
     finish_states(r, f);
-    if (r.p.wants_dw)
+    if (scales)
       scale_rows({r.b.x, false, r.p.hidden, k.range, f.rows.factor, nullptr, nullptr, nullptr},
                  r.stream);
   }
-  if (r.c.smoothing && r.p.wants_dw)
+  rank_words(r, k);
+  if (r.c.transform) transform(r, k);
+  if (rank_one && r.p.wants_dw)
     weighted_rows(
         {r.hidden().data, r.hidden().stride, r.p.hidden, r.b.rows.index + k.begin, r.b.facts,
          k.begin, k.capacity, r.b.row_smooth + k.begin, r.b.weight_parts, r.b.smooth_row},
@@ -217,7 +255,8 @@ void dx_of(const Run& r, const Chunk& k) {
     q.dx = {r.call.out.dx.data, r.p.tokens, r.p.hidden, r.call.out.dx.stride[0]};
     q.f32_out = r.p.dx_dtype == DType::f32;
   }
-  if (r.c.smoothing) q.smooth_row = r.b.weight_sum, q.smooth_factor = r.b.row_smooth + k.begin;
+  if (r.c.smoothing && !r.c.transform)
+    q.smooth_row = r.b.weight_sum, q.smooth_factor = r.b.row_smooth + k.begin;
   if (r.multiplies())
     dx_product(q, {r.stream, r.c.dx_blocks});
   else
@@ -240,7 +279,8 @@ void dw_of(const Run& r, const Chunk& k, bool first) {
   q.rounds = r.c.direct_dw, q.sorted = r.b.sorted, q.rows = r.b.rows;
   q.hidden = r.hidden();
   q.early = r.c.dw_early, q.head_start = r.c.dw_head_start, q.tickets = r.b.tickets;
-  if (r.c.smoothing) q.smooth_row = r.b.smooth_row, q.class_weight = r.b.class_weight;
+  if (r.c.smoothing && !r.c.transform)
+    q.smooth_row = r.b.smooth_row, q.class_weight = r.b.class_weight;
   dw_product(q, r.launch());
 }
 
@@ -263,9 +303,8 @@ void run_chunk(const Run& r, int64_t begin, bool first) {
   if (!r.multiplies()) return;
   if (r.p.wants_dw) dw_of(r, k, first);
   if (r.p.wants_db)
-    add_bias_gradient({r.b.exp, r.c.exp_stride, r.c.f16, k.range, r.b.rows.from(begin),
-                       static_cast<int>(r.p.vocab_local), terms(r).offset, r.p.options.logit_scale,
-                       first, r.b.db},
+    add_bias_gradient({r.b.exp, r.c.exp_stride, r.c.f16, k.range, static_cast<int>(r.p.vocab_local),
+                       terms(r).offset, r.b.db_factor, first, r.b.db},
                       r.stream);
 }
 

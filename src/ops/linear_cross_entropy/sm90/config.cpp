@@ -14,6 +14,8 @@ namespace talea::lce::sm90 {
 namespace {
 
 constexpr int64_t round_up(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
+// Under a larger cap exp(z - shift) could underflow where smoothing still needs the logit.
+constexpr double kLargestSmoothedCap = 43;
 constexpr int64_t kSmallWeight = int64_t{1} << 17;  // elements
 constexpr int64_t kPairRows = 256;  // rows of the two stacked tiles of a pair of blocks
 
@@ -38,20 +40,29 @@ double cost(const Problem& p, const DeviceFacts& device, int64_t rows) {
   return static_cast<double>(full) * chunk_ms(rows) + (rest > 0 ? chunk_ms(rest) : 0.0);
 }
 
-// How dX and dW share the device. Short chunks make dW wait for memory, so there dX takes about
-// half of the multiprocessors, in whole waves, and dW the rest from the start. Long chunks let dX
-// use all of them, and dW fills the last wave.
+// How dX and dW share the device. Short chunks make dW wait for memory, so there dX takes some of
+// the multiprocessors, in whole waves, and dW the rest from the start. Long chunks let dX use all
+// of them, and dW fills the last wave.
 void share_device(const Problem& p, Config& c) {
   const int64_t pairs = c.blocks / 2;
   const int64_t tiles = (c.chunk_rows + kPairRows - 1) / kPairRows * ((p.hidden + 255) / 256);
   int64_t dx_pairs = pairs, waves = (tiles + pairs - 1) / pairs;
   if (c.chunk_rows <= 1024) {
+    // Milliseconds on one H200; only their proportions matter. A wave of dX takes as long on few
+    // multiprocessors as on many; dW's additions have a rate of their own.
+    const double d = static_cast<double>(p.hidden), v = static_cast<double>(p.vocab_local);
+    const double wave = 2 * 256.0 * 256.0 * v / 10.0e9, additions = 8 * d * v / 2.55e9;
+    const double products = 2 * static_cast<double>(c.chunk_rows) * d * v / 665e9;
+    const double alone = std::max(products, additions) + 0.15 * std::min(products, additions);
     double best = 0;
-    for (int64_t w = waves; w <= 8 * waves; ++w) {
+    const int64_t least = waves;
+    for (int64_t w = least; w <= 8 * least; ++w) {
       const int64_t needed = (tiles + w - 1) / w;
-      if (needed > pairs * 36 / 66 || needed < pairs * 24 / 66) continue;
-      const double full = static_cast<double>(tiles) / static_cast<double>(w * needed);
-      if (full > best) best = full, dx_pairs = needed, waves = w;
+      const double beside = static_cast<double>(pairs - needed) / static_cast<double>(pairs);
+      const double rate = std::min(beside / products, 1 / additions);
+      const double dx = static_cast<double>(w) * wave;
+      const double total = dx + std::max(0.0, 1 - dx * rate) * alone;
+      if (w == least || total < best) best = total, dx_pairs = needed, waves = w;
     }
   }
   c.dx_blocks = static_cast<int>(2 * dx_pairs);
@@ -77,7 +88,7 @@ int64_t choose_chunk(const Problem& p, const DeviceFacts& device, const Config& 
   double best_cost = 0;
   for (int64_t rows = kPairRows; rows <= std::min<int64_t>(most, 65536); rows += kPairRows) {
     if (rows > kPairRows && workspace_with(p, c, rows) > p.options.workspace_limit_bytes) break;
-    if (!p.backward() && !c.wide) {
+    if (c.exp_stride == 0) {
       // Nothing of the size of the logits is stored: 2048 rows already fill the device.
       if (rows <= 2048) best = rows;
       continue;
@@ -157,20 +168,24 @@ Config config(const Problem& p, const DeviceFacts& device) {
   c.blocks = std::max(2, device.sm_count / 2 * 2);
   c.f16 = p.hidden_dtype == DType::f16;
   c.kept = candidates_kept(p);
-  c.wide = c.f16 || !p.has_targets || p.has_upstream_entropy || c.kept > 0 ||
-           (o.label_smoothing > 0 && o.softcap > 0);
+  const bool smooth = o.label_smoothing > 0, capped = o.softcap > 0;
+  c.wide = c.f16 || !p.has_targets || (smooth && o.softcap > kLargestSmoothedCap);
   // Not by the number of tokens: a row's dX must not depend on the others.
   c.two_terms = p.vocab * p.hidden <= kSmallWeight;
   c.wide = c.wide || c.two_terms;
-  c.general =
-      p.has_bias || o.softcap > 0 || p.has_token_scale || o.logit_scale <= 0 || p.wants_entropy;
-  c.smoothing = o.label_smoothing > 0 && !c.wide;
+  c.transform =
+      !c.wide && p.backward() && (p.has_upstream_entropy || (capped && (smooth || c.kept > 0)));
+  c.full = !c.wide && (c.kept > 0 || c.transform || (smooth && capped));
+  c.general = p.has_bias || o.softcap > 0 || p.has_token_scale || o.logit_scale <= 0 ||
+              p.wants_entropy || p.has_upstream_entropy;
+  c.online = !c.wide && !c.full && !p.backward() && p.tokens <= 128;
+  c.smoothing = smooth && !capped && !c.wide;
   c.gather_tokens = p.world > 1 && p.sequence_parallel;
   c.exchange_dx = p.world > 1 && !p.sequence_parallel && p.wants_dx;
   if (p.has_targets && (p.wants_dw || p.wants_db)) c.sort_bytes = sort_scratch_bytes(p.tokens);
   auto sized = [&](const Problem& q, Config to) {
     to.tiles = (q.vocab_local + kLogitsTile - 1) / kLogitsTile;
-    if (p.backward() || c.wide)
+    if (p.backward() || c.wide || c.kept > 0)
       to.exp_stride = round_up(q.vocab_local, 64) * (c.two_terms ? 3 : c.wide ? 2 : 1);
     return to;
   };

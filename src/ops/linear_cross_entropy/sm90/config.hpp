@@ -28,6 +28,11 @@ struct Config {
   // Small weights: da is kept in two 16-bit terms, since in a gradient of few terms one rounding
   // shows. Large ones: one.
   bool two_terms = false;
+  // The buffer's exp(z - shift) becomes da in place before the products: the gradient of the
+  // entropy, and a softcap together with smoothing or with the best words.
+  bool transform = false;
+  bool online = false;  // up to 128 rows, loss only: sums relative to each tile's own maximum
+  bool full = false;    // the logits epilogue that also leaves sums and maxima per tile
   bool f16 = false;
   int64_t kept = 0;            // candidates of a row for argmax and top-k
   bool gather_tokens = false;  // sequence parallel: the rows of all ranks are gathered first
@@ -38,7 +43,7 @@ struct Config {
   int dx_blocks = 0;
   int dw_early = 0, dw_head_start = 0;  // pairs that start first, tiles they take beforehand
   bool general = false;    // the logits epilogue with bias, softcap, per-token scale, entropy
-  bool smoothing = false;  // as a rank-one term: without softcap, in the folded path
+  bool smoothing = false;  // by sums of the weight: without softcap, not in the wide path
   bool direct_dw = false;  // one chunk holds every row: 16-bit dW leaves the product rounded
   bool round_dw = false;   // dW accumulates in the workspace and is rounded once at the end
   int64_t sort_bytes = 0;
@@ -54,6 +59,7 @@ struct Buffers {
   RowBuffers rows;
   float *row_class_weight = nullptr, *row_class_sum = nullptr, *row_smooth = nullptr;
   float *bias = nullptr, *class_weight = nullptr;  // fp32, local columns
+  float* db_factor = nullptr;
   double *row_loss = nullptr, *row_lse = nullptr, *db = nullptr;
   int8_t* hit = nullptr;
   int* least_exponent = nullptr;
@@ -71,7 +77,8 @@ struct Buffers {
   double* bias_sum = nullptr;
   uint16_t *x = nullptr, *exp = nullptr;
   float* logits = nullptr;  // wide: where exp lies
-  float *tile_sums = nullptr, *tile_shifted = nullptr, *dw = nullptr;
+  float *tile_sums = nullptr, *tile_shifted = nullptr, *tile_classes = nullptr;
+  float *tile_peaks = nullptr, *dw = nullptr;
 };
 
 }  // namespace talea::lce::sm90

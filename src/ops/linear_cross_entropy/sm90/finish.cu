@@ -1,18 +1,31 @@
 // From partial sums or states to losses and gradient factors, and the targets' own share of dW.
 // Exists so that the lane ends a row by the algebra of dist/row_state.hpp, in fp64.
 // Never forms p - 1 by subtraction and never adds in an order that timing could change.
+#include <algorithm>
 #include <cub/block/block_reduce.cuh>
 
 #include "device/common/cuda_check.hpp"
+#include "device/common/reduce.cuh"
 #include "ops/linear_cross_entropy/sm90/device_vector.cuh"
 
 namespace talea::lce {
 namespace {
 
+constexpr int kLargestExponent = 100;   // of a row's storage in fp16
 constexpr int kRows = 16, kLanes = 16;  // a block: 16 rows x 16 partial summations
 
-__device__ RowState<double> state_of(const FinishParams& p, int row, double sum, double shifted,
+// What the tiles say of a row: sums over v != target.
+struct TileSums {
+  double sum, shifted, classes;
+
+  __device__ void add(const TileSums& o) {
+    sum += o.sum, shifted += o.shifted, classes += o.classes;
+  }
+};
+
+__device__ RowState<double> state_of(const FinishParams& p, int row, const TileSums& tiles,
                                      double shift) {
+  const double sum = tiles.sum, shifted = tiles.shifted;
   RowState<double> s;
   s.has_target = p.rows.target[row] >= 0 ? 1.0 : 0.0;
   s.target = p.rows.target_logit[row];
@@ -27,6 +40,10 @@ __device__ RowState<double> state_of(const FinishParams& p, int row, double sum,
   s.shifted = rescaled * (shifted + sum * (shift - s.max));
   if (sum == 0.0) s.shifted = 0.0;
   if (p.row_class_sum) s.class_sum = p.row_class_sum[row];
+  if (p.tile_classes) {
+    s.class_sum = tiles.classes;
+    if (s.has_target != 0.0) s.class_sum += p.row_class_weight[row] * s.target;
+  }
   return s;
 }
 
@@ -49,13 +66,13 @@ __device__ void write_factors(const FinishParams& p, int row, const RowState<dou
     // fp16 ends at 65504 and thins out below 6e-5: the row's largest possible element goes to
     // 2^11 .. 2^12.
     const double weight = p.facts->class_weight_max;
-    const double bound = fabs(scale) * (fabs(r.prob) + fabs(r.smooth) * weight +
+    const double bound = fabs(scale) * (fabs(r.prob) + fabs(r.target) + fabs(r.smooth) * weight +
                                         fabs(r.soft) * fmax(weight, fabs(state.soft_mass)) +
                                         fabs(r.entropy_up) * (1 + log(p.terms.vocab)));
-    int exponent = 0;
+    int exponent = bound == 0 ? kLargestExponent : 0;  // a row of zeros asks nothing of the others
     if (bound > 0 && !isinf(bound)) {
       frexp(bound, &exponent);  // bound < 2^exponent
-      exponent = max(-100, min(100, 12 - exponent));
+      exponent = max(-kLargestExponent, min(kLargestExponent, 12 - exponent));
     }
     f.exponent = exponent;
     atomicMin(p.least_exponent, exponent);
@@ -100,12 +117,12 @@ __device__ float finish_one(const FinishParams& p, int row, const RowState<doubl
     target *= 1.0 - (state.target / p.softcap) * (state.target / p.softcap);
   p.rows.target_factor[row] = static_cast<float>(here ? target * scale : 0.0);
   if (p.row_smooth) p.row_smooth[row] = static_cast<float>(r.smooth * scale);
-  if (p.factors) {
+  float factor = 1.f;
+  if (p.factors)
     write_factors(p, row, state, summary, r, shift, scale);
-    return 1.f;
-  }
-  const auto factor = static_cast<float>(r.prob * scale * exp(shift - summary.lse));
-  p.rows.factor[row] = factor;
+  else
+    factor = p.rows.factor[row] = static_cast<float>(r.prob * scale * exp(shift - summary.lse));
+  if (p.db_factor) p.db_factor[row] = static_cast<float>(p.rows.factor[row] / scale);
   return factor;
 }
 
@@ -116,40 +133,42 @@ __device__ double shift_of(const FinishParams& p, int row) {
 }
 
 // The row of a thread's block of rows: its state alone, or everything that follows from it.
-__device__ float end_row(const FinishParams& p, int row, double sum, double shifted) {
+__device__ float end_row(const FinishParams& p, int row, const TileSums& tiles) {
   const double shift = shift_of(p, row);
   if (p.states) {
     RowState<double> state = p.states[row];
     for (int i = 1; i < p.parts; ++i) state = merge(state, p.states[i * p.range.rows + row]);
     return finish_one(p, row, state, shift);
   }
-  const RowState<double> state = state_of(p, row, sum, shifted, shift);
+  const RowState<double> state = state_of(p, row, tiles, shift);
   if (!p.own_states) return finish_one(p, row, state, shift);
   p.own_states[row] = state;
   return 0.f;
 }
 
 __global__ void __launch_bounds__(kRows* kLanes) finish_kernel(FinishParams p) {
-  __shared__ double sums[kLanes][kRows], shifts[kLanes][kRows];
+  __shared__ TileSums sums[kLanes][kRows];
   __shared__ float factors[kRows];
   if (p.zeroed && blockIdx.x == 0 && threadIdx.x == 0) *p.zeroed = 0;
   const int lane = threadIdx.x / kRows, r = threadIdx.x % kRows;
   const int row = blockIdx.x * kRows + r;
   const int rows = static_cast<int>(p.range.count());
   if (blockIdx.x * kRows >= rows) return;
-  double sum = 0, shifted = 0;
+  TileSums own{0, 0, 0};
   if (row < rows && !p.states) {
+#pragma unroll 4
     for (int tile = lane; tile < p.tiles; tile += kLanes) {
-      sum += p.tile_sums[tile * p.tile_sums_stride + row];
-      if (p.tile_shifted) shifted += p.tile_shifted[tile * p.tile_sums_stride + row] * kLn2;
+      const int64_t at = tile * p.tile_sums_stride + row;
+      own.sum += p.tile_sums[at];
+      if (p.tile_shifted) own.shifted += p.tile_shifted[at] * kLn2;
+      if (p.tile_classes) own.classes += p.tile_classes[at] * kLn2;
     }
   }
-  sums[lane][r] = sum;
-  shifts[lane][r] = shifted;
+  sums[lane][r] = own;
   __syncthreads();
   if (lane == 0) {
-    for (int i = 1; i < kLanes; ++i) sum += sums[i][r], shifted += shifts[i][r];
-    factors[r] = row < rows ? end_row(p, row, sum, shifted) : 0.f;
+    for (int i = 1; i < kLanes; ++i) own.add(sums[i][r]);
+    factors[r] = row < rows ? end_row(p, row, own) : 0.f;
   }
   __syncthreads();
   if (!p.scaled) return;
@@ -168,6 +187,32 @@ __global__ void __launch_bounds__(kRows* kLanes) finish_kernel(FinishParams p) {
       x[v] = four;
     }
   }
+}
+
+// A block a row: few rows whose tiles have maxima of their own.
+__global__ void __launch_bounds__(256) online_kernel(FinishParams p) {
+  __shared__ float floats[8];
+  __shared__ double doubles[8];
+  const int row = blockIdx.x;
+  if (row >= p.range.count()) return;
+  float most = -INFINITY;
+  for (int tile = threadIdx.x; tile < p.tiles; tile += 256)
+    most = fmaxf(most, p.tile_maxima[tile * p.tile_sums_stride + row]);
+  most = device::block_reduce(most, device::Max(), floats);
+  TileSums own{0, 0, 0};
+  for (int tile = threadIdx.x; tile < p.tiles; tile += 256) {
+    const int64_t at = tile * p.tile_sums_stride + row;
+    const bool none = most == -INFINITY;
+    const double x = none ? 0.0 : p.tile_maxima[at] - static_cast<double>(most), f = exp2(x);
+    const double sum = p.tile_sums[at];
+    own.sum += f * sum;
+    if (p.tile_shifted && f > 0) own.shifted += f * kLn2 * (p.tile_shifted[at] + sum * x);
+  }
+  own.sum = device::block_reduce(own.sum, device::Sum(), doubles);
+  own.shifted = device::block_reduce(own.shifted, device::Sum(), doubles);
+  if (threadIdx.x != 0) return;
+  p.rows.shift[row] = most;
+  end_row(p, row, own);
 }
 
 __global__ void __launch_bounds__(1024) reduce_kernel(ReduceParams p) {
@@ -224,6 +269,11 @@ __global__ void scatter_kernel(ScatterParams p) {
 void finish_rows(const FinishParams& p, cudaStream_t stream) {
   const int64_t blocks = (p.range.rows + kRows - 1) / kRows;
   if (blocks == 0) return;
+  if (p.tile_maxima && !p.states) {
+    online_kernel<<<static_cast<unsigned>(std::min<int64_t>(p.range.rows, 128)), 256, 0, stream>>>(
+        p);
+    return device::check_launch("finish_rows");
+  }
   finish_kernel<<<static_cast<unsigned>(blocks), kRows * kLanes, 0, stream>>>(p);
   device::check_launch("finish_rows");
 }

@@ -35,7 +35,7 @@ void report(const Run& r) {
   said.denominator = NAN;
   if (said.valid_tokens >= 0) return;  // counted under target_check = checked
   said.notes.push_back(fmt::format(
-      "token counts stay on the device: int32 valid, out_of_range, ignored, in_partition at "
+      "token counts stay on the device: int64 valid, ignored, out_of_range, in_partition at "
       "workspace byte {}, readable once the stream has run",
       reinterpret_cast<const char*>(r.b.facts) - static_cast<const char*>(r.call.workspace.data)));
 }
@@ -67,7 +67,9 @@ std::vector<std::string> details(const Problem& p, const DeviceFacts& device) {
   return {fmt::format("chunk_rows = {}", c.chunk_rows),
           fmt::format("chunks = {}", c.chunks),
           fmt::format("blocks = {} (pairs sharing the B tile)", c.blocks),
-          fmt::format("path = {}", c.wide ? "wide" : "folded"),
+          fmt::format("path = {}", c.wide        ? "wide"
+                                   : c.transform ? "folded, then transformed"
+                                                 : "folded"),
           fmt::format("logits tile = 128 x {} x 64, ping-pong, 5 stages", kLogitsTile),
           "dx tile = 128 x 256 x 64, cooperative, 4 stages",
           "dw tile = 192 x 128 x 64, ping-pong, 5 stages, reduce-add",

@@ -34,6 +34,7 @@ inline Buffers lay_out(const Problem& p, const Config& c, Arena& arena) {
   if (p.has_bias) b.bias = arena.take<float>(p.vocab_local);
   if (p.has_class_weight) b.class_weight = arena.take<float>(p.vocab_local);
   if (p.wants_db) b.db = arena.take<double>(p.vocab_local);
+  if (p.wants_db) b.db_factor = arena.take<float>(c.chunk_rows);
   if (c.sort_bytes > 0) {
     b.keys = arena.take<uint64_t>(n);
     b.sorted = arena.take<uint64_t>(n);
@@ -51,17 +52,23 @@ inline Buffers lay_out(const Problem& p, const Config& c, Arena& arena) {
   if (c.exp_stride > 0) b.exp = arena.take<uint16_t>(c.chunk_rows * c.exp_stride);
   if (c.wide) {
     b.logits = reinterpret_cast<float*>(b.exp);
-    b.factors = arena.take<RowFactors>(c.chunk_rows);
-    b.row_lse = arena.take<double>(c.chunk_rows);
     b.least_exponent = arena.take<int>(1);
     b.undo = arena.take<float>(1);
-    b.own_best = arena.take<Candidate<float>>(c.chunk_rows * c.kept);
-    if (p.world > 1) b.all_best = arena.take<Candidate<float>>(c.chunk_rows * c.kept * p.world);
     b.target_slope = arena.take<float>(c.chunk_rows);
     b.sparse_logits = arena.take<float>(c.chunk_rows * p.soft_k);
   } else {
     b.tile_sums = arena.take<float>(c.tiles * c.chunk_rows);
-    if (p.wants_entropy) b.tile_shifted = arena.take<float>(c.tiles * c.chunk_rows);
+    if (p.wants_entropy || p.has_upstream_entropy)
+      b.tile_shifted = arena.take<float>(c.tiles * c.chunk_rows);
+    if (p.options.label_smoothing > 0 && !c.smoothing)
+      b.tile_classes = arena.take<float>(c.tiles * c.chunk_rows);
+    if (c.kept > 0 || c.online) b.tile_peaks = arena.take<float>(c.tiles * c.chunk_rows);
+  }
+  if (c.wide || c.transform) b.factors = arena.take<RowFactors>(c.chunk_rows);
+  if (c.kept > 0) {
+    b.row_lse = arena.take<double>(c.chunk_rows);
+    b.own_best = arena.take<Candidate<float>>(c.chunk_rows * c.kept);
+    if (p.world > 1) b.all_best = arena.take<Candidate<float>>(c.chunk_rows * c.kept * p.world);
   }
   if (c.wide || p.world > 1) b.own_states = arena.take<RowState<double>>(c.chunk_rows);
   if (p.world > 1) b.all_states = arena.take<RowState<double>>(c.chunk_rows * p.world);

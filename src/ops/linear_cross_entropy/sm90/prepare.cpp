@@ -42,15 +42,16 @@ void compact(const Run& r) {
   q.row_class_weight = r.b.row_class_weight;
   q.facts = r.b.facts;
   q.sort_keys = r.b.keys;
+  Communicator& batch = r.call.batch;
+  const bool global = r.p.options.denominator_scope == DenominatorScope::global && batch.size() > 1;
+  q.denominator =
+      r.p.options.reduction == Reduction::mean ? static_cast<int>(r.p.options.denominator) : 3;
+  q.given = r.p.options.denominator_value;
+  q.forms_denominator = !r.p.has_class_weight && !global;
   compact_rows(q, r.stream);
   if (r.p.has_class_weight) sum_class_weights(q.class_weight, r.p.vocab, r.b.facts, r.stream);
-  Communicator& batch = r.call.batch;
-  if (r.p.options.denominator_scope == DenominatorScope::global && batch.size() > 1)
-    batch.all_reduce_sum(r.b.facts->weights, 3, DType::f64, r.call.stream);
-  form_denominator(
-      r.b.facts,
-      r.p.options.reduction == Reduction::mean ? static_cast<int>(r.p.options.denominator) : 3,
-      r.p.options.denominator_value, r.stream);
+  if (global) batch.all_reduce_sum(r.b.facts->weights, 3, DType::f64, r.call.stream);
+  if (!q.forms_denominator) form_denominator(r.b.facts, q.denominator, q.given, r.stream);
   if (r.b.keys)
     sort_keys(r.b.keys, r.b.sorted, r.p.tokens, r.b.sort_scratch, r.c.sort_bytes, r.stream);
 }
@@ -83,11 +84,15 @@ void check_data(const Run& r) {
 
 void blank(const Run& r) {
   const Outputs& out = r.call.out;
+  const bool scalar = r.p.options.reduction != Reduction::none;
+  if (scalar && !out.lse && !out.target_logprob && !out.entropy && !out.argmax && r.p.top_k == 0 &&
+      !out.dx)
+    return;
   BlankParams q;
   q.tokens = r.p.tokens;
   q.rule = r.target_rule();
   q.hidden = r.p.hidden;
-  if (r.p.options.reduction == Reduction::none) q.loss = device_vector(out.loss);
+  if (!scalar) q.loss = device_vector(out.loss);
   q.lse = device_vector(out.lse);
   q.logprob = device_vector(out.target_logprob);
   q.entropy = device_vector(out.entropy);
@@ -120,7 +125,7 @@ void prepare(const Run& r) {
     convert_vector(device_vector(in.class_weight), r.p.vocab_begin, r.p.vocab_local,
                    r.b.class_weight, r.stream);
   if (r.c.gather_tokens) gather_tokens(r);
-  if (!r.c.wide) find_shifts(r);
+  if (!r.c.wide && !r.c.online) find_shifts(r);
   compact(r);
   if (r.p.options.target_check == TargetCheck::checked) check_data(r);
   blank(r);

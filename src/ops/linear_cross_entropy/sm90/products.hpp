@@ -37,10 +37,13 @@ struct LogitsCall {
   RowBuffers rows;
   float* tile_sums = nullptr;
   float* tile_shifted = nullptr;
+  float *tile_classes = nullptr, *tile_peaks = nullptr;  // of a full epilogue, where wanted
+  const float* class_weight = nullptr;
+  bool full = false, plain = false;
   int64_t tile_sums_stride = 0;
   LogitRule rule;
-  bool general = false;  // bias, softcap, per-token scale or a scale <= 0
-  enum class Kind { shift, store, sums } kind = Kind::store;
+  bool general = false;  // bias, softcap, per-token scale, entropy or a scale <= 0
+  enum class Kind { shift, store, sums, online } kind = Kind::store;
   bool repair = false;
 };
 void logits_product(const LogitsCall& call, const Launch& launch);

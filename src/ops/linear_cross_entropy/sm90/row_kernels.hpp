@@ -20,6 +20,7 @@ DeviceVector device_vector(const Tensor& t);  // rank 0 or 1
 
 // What the targets say about the batch; everything after reads it.
 struct BatchFacts {
+  int64_t counts[4];  // valid, ignored, out of range, in partition: for the caller
   int valid, poisoned, ignored, in_partition;
   int first_bad,
       first_bad_scale;  // token, or INT_MAX: a foreign target, a scale of 0 or not finite
@@ -58,6 +59,10 @@ struct CompactParams {
   float* row_class_weight = nullptr;  // c_y per compacted row
   BatchFacts* facts = nullptr;
   uint64_t* sort_keys = nullptr;  // (target, compacted row) of every row; unused entries ~0
+  // The denominator, where nothing has to be added to the facts before it: as form_denominator.
+  bool forms_denominator = false;
+  int denominator = 3;
+  double given = 0;
 };
 void compact_rows(const CompactParams& p, cudaStream_t stream);
 
@@ -134,6 +139,8 @@ struct FinishParams {
   // Either the sums of the tiles, or complete states, [parts][range.rows].
   const float* tile_sums = nullptr;
   const float* tile_shifted = nullptr;  // for the entropy, or null
+  const float* tile_classes = nullptr;  // sums of c z, or null
+  const float* tile_maxima = nullptr;   // given: what each tile's sums are relative to, log2 units
   int64_t tile_sums_stride = 0;
   int tiles = 0;
   const RowState<double>* states = nullptr;
@@ -151,6 +158,7 @@ struct FinishParams {
   const float* row_class_sum = nullptr;      // per compacted row, with rank-one smoothing
   float* row_smooth = nullptr;               // s G_t eps / V, with rank-one smoothing
   const float* target_slope = nullptr;       // [range.rows], or from the target's logit
+  float* db_factor = nullptr;                // [range.rows]: factor over logit scale, or null
   RowFactors* factors = nullptr;             // for a pass that forms da, or null
   int* least_exponent = nullptr;             // fp16
   void* scaled = nullptr;                    // the gathered rows, multiplied in place by f; or null

@@ -13,10 +13,6 @@ namespace {
 
 constexpr int kBlock = 1024;
 
-struct Least {
-  __device__ int operator()(int a, int b) const { return a < b ? a : b; }
-};
-
 __device__ void write_row(const CompactParams& p, int place, int64_t t, int64_t target) {
   const int64_t local = target - p.rule.vocab_begin;
   const bool here = p.rule.targets.data && local >= 0 && local < p.rule.vocab_local;
@@ -34,10 +30,19 @@ __device__ void write_row(const CompactParams& p, int place, int64_t t, int64_t 
   }
 }
 
-// What one thread has seen of the batch.
+// What one thread, then the block, has seen of the batch.
 struct Seen {
   int poisoned = 0, ignored = 0, in_partition = 0, bad = INT_MAX, bad_scale = INT_MAX;
   double valid = 0, weighted = 0;
+
+  __device__ Seen operator+(const Seen& o) const {
+    Seen s;
+    s.poisoned = poisoned + o.poisoned, s.ignored = ignored + o.ignored;
+    s.in_partition = in_partition + o.in_partition;
+    s.bad = min(bad, o.bad), s.bad_scale = min(bad_scale, o.bad_scale);
+    s.valid = valid + o.valid, s.weighted = weighted + o.weighted;
+    return s;
+  }
 
   __device__ void add(const CompactParams& p, int64_t t, TokenKind kind, int64_t target) {
     ignored += kind == TokenKind::ignored;
@@ -67,12 +72,16 @@ __device__ T over_block(T value, Op op) {
   return all;
 }
 
-struct Plus {
-  template <class T>
-  __device__ T operator()(T a, T b) const {
-    return a + b;
-  }
-};
+__device__ void set_denominator(BatchFacts& facts, int denominator, double given) {
+  facts.denominator = denominator == 3   ? 1.0
+                      : denominator == 2 ? given
+                                         : facts.weights[denominator];
+  facts.empty = facts.weights[2] == 0;
+  // A class weight out of contract reaches the gradient of every reduction.
+  facts.inverse = facts.first_bad_weight >= 0 ? static_cast<double>(NAN)
+                  : facts.valid == 0          ? 0.0
+                                              : 1.0 / facts.denominator;
+}
 
 // One block: the batch is a few thousand tokens and the order of the sums must not change.
 __global__ void __launch_bounds__(kBlock) compact_kernel(CompactParams p) {
@@ -96,13 +105,14 @@ __global__ void __launch_bounds__(kBlock) compact_kernel(CompactParams p) {
     for (int64_t i = used + threadIdx.x; i < p.tokens; i += kBlock) p.sort_keys[i] = ~uint64_t{0};
   BatchFacts facts;
   facts.valid = used;
-  facts.poisoned = over_block(seen.poisoned, Plus());
-  facts.ignored = over_block(seen.ignored, Plus());
-  facts.in_partition = over_block(seen.in_partition, Plus());
-  facts.first_bad = over_block(seen.bad, Least());
-  facts.first_bad_scale = over_block(seen.bad_scale, Least());
-  facts.weights[0] = over_block(seen.valid, Plus());
-  facts.weights[1] = over_block(seen.weighted, Plus());
+  const Seen all = over_block(seen, [](const Seen& x, const Seen& y) { return x + y; });
+  facts.poisoned = all.poisoned;
+  facts.ignored = all.ignored;
+  facts.in_partition = all.in_partition;
+  facts.first_bad = all.bad;
+  facts.first_bad_scale = all.bad_scale;
+  facts.weights[0] = all.valid;
+  facts.weights[1] = all.weighted;
   if (threadIdx.x != 0) return;
   facts.weights[2] = static_cast<double>(facts.valid) + facts.poisoned;
   facts.first_bad_value = facts.first_bad != INT_MAX && p.rule.targets.data
@@ -111,8 +121,9 @@ __global__ void __launch_bounds__(kBlock) compact_kernel(CompactParams p) {
   facts.first_bad_weight = -1;
   facts.class_weight_sum = static_cast<double>(p.rule.vocab);
   facts.class_weight_max = 1;
-  facts.denominator = facts.inverse = 1;
-  facts.empty = 0;
+  set_denominator(facts, p.forms_denominator ? p.denominator : 3, p.given);
+  facts.counts[0] = facts.valid, facts.counts[1] = facts.ignored;
+  facts.counts[2] = facts.poisoned, facts.counts[3] = facts.in_partition;
   *p.facts = facts;
 }
 
@@ -126,8 +137,8 @@ __global__ void __launch_bounds__(kBlock)
     sum += c;
     most = fmax(most, c);
   }
-  sum = over_block(sum, Plus());
-  bad = over_block(bad, Least());
+  sum = over_block(sum, [](double a, double b) { return a + b; });
+  bad = over_block(bad, [](int a, int b) { return min(a, b); });
   most = over_block(most, [](double a, double b) { return fmax(a, b); });
   if (threadIdx.x != 0) return;
   facts->class_weight_sum = sum;
@@ -138,14 +149,7 @@ __global__ void __launch_bounds__(kBlock)
 }
 
 __global__ void denominator_kernel(BatchFacts* facts, int denominator, double given) {
-  facts->denominator = denominator == 3   ? 1.0
-                       : denominator == 2 ? given
-                                          : facts->weights[denominator];
-  facts->empty = facts->weights[2] == 0;
-  // A class weight out of contract reaches the gradient of every reduction.
-  facts->inverse = facts->first_bad_weight >= 0 ? static_cast<double>(NAN)
-                   : facts->valid == 0          ? 0.0
-                                                : 1.0 / facts->denominator;
+  set_denominator(*facts, denominator, given);
 }
 
 __global__ void token_kernel(TokenParams p) {

@@ -65,6 +65,95 @@ __global__ void __launch_bounds__(kThreads) rank_kernel(WideParams p, int64_t ke
   if (lane < kept) best[row * kept + lane] = list.own;
 }
 
+// The whole warp: x . w of one word, then its logit.
+__device__ float logit_of(const BestParams& p, int64_t row, float scale, int column) {
+  float sum = 0;
+  for (int64_t d = threadIdx.x % 32 * 8; d < p.hidden; d += 256) {
+    const auto* x = static_cast<const uint16_t*>(p.x) + row * p.hidden + d;
+    const auto* w = static_cast<const uint16_t*>(p.weight) + column * p.weight_stride + d;
+    const uint4 a = *reinterpret_cast<const uint4*>(x), b = *reinterpret_cast<const uint4*>(w);
+    const uint32_t as[4] = {a.x, a.y, a.z, a.w}, bs[4] = {b.x, b.y, b.z, b.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float2 u = unpack<false>(as[i]), v = unpack<false>(bs[i]);
+      sum = fmaf(u.x, v.x, fmaf(u.y, v.y, sum));
+    }
+  }
+  for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(kWarp, sum, step);
+  float slope;
+  return p.rule.capped(fmaf(sum, scale, p.rule.bias_at(column)), slope);
+}
+
+__device__ __forceinline__ float peak_of(const BestParams& p, int64_t row, int tile) {
+  return p.tile_peaks[tile * p.tile_stride + row];
+}
+
+// The k-th largest of the tiles' maxima: no word of a tile below it is among the k best.
+__device__ float least_peak(const BestParams& p, int64_t row, int64_t kept, Best (*lists)[32]) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  List list;
+  for (int first = warp * 32; first < p.tiles; first += kThreads) {
+    const int tile = first + lane;
+    const bool exists = tile < p.tiles;
+    list.offer({exists ? peak_of(p, row, tile) : 0.f, tile}, exists, kept);
+  }
+  lists[warp][lane] = list.own;
+  __syncthreads();
+  for (int w = 0; w < kWarps; ++w) {
+    if (w == warp) continue;
+    const Best other = lists[w][lane];
+    list.offer(other, lane < kept && other.id != INT64_MAX, kept);
+  }
+  __syncthreads();
+  return list.at(static_cast<int>(kept) - 1).value;
+}
+
+// This warp's share of the words that can be among the best.
+__device__ void find_words(const BestParams& p, int64_t row, int64_t kept, float least,
+                           List& list) {
+  const int lane = threadIdx.x % 32, target = p.rows.target[row];
+  const float scale = p.rule.scale * (p.rows.scale ? p.rows.scale[row] : 1.f);
+  float e;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(least));
+  const uint32_t floor = pack<false>(e, 0.f) & 0xffff;
+  const uint16_t* words = p.buffer + row * p.stride;
+  for (int tile = threadIdx.x / 32; tile < p.tiles; tile += kWarps) {
+    if (!(peak_of(p, row, tile) >= least)) continue;
+    for (int first = tile * p.tile_columns; first < (tile + 1) * p.tile_columns; first += 32) {
+      const int column = first + lane;
+      const bool is = column < p.vocab && column != target && words[column] >= floor;
+      unsigned able = __ballot_sync(kWarp, is);
+      while (able != 0) {
+        const int chosen = first + __ffs(able) - 1;
+        able &= able - 1;
+        const Best c{logit_of(p, row, scale, chosen), p.vocab_begin + chosen};
+        list.offer(c, lane == 0, kept);
+      }
+    }
+  }
+  // The target's own logit is kept apart from its tile.
+  if (threadIdx.x < 32 && target >= 0)
+    list.offer({p.rows.target_logit[row], p.vocab_begin + target}, lane == 0, kept);
+}
+
+__global__ void __launch_bounds__(kThreads) best_kernel(BestParams p, int64_t kept, Best* best) {
+  __shared__ Best lists[kWarps][32];
+  const int64_t row = blockIdx.x;
+  if (row >= p.range.count()) return;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const float least = least_peak(p, row, kept, lists);
+  List list;
+  find_words(p, row, kept, least, list);
+  lists[warp][lane] = list.own;
+  __syncthreads();
+  if (warp != 0) return;
+  for (int w = 1; w < kWarps; ++w) {
+    const Best other = lists[w][lane];
+    list.offer(other, lane < kept && other.id != INT64_MAX, kept);
+  }
+  if (lane < kept) best[row * kept + lane] = list.own;
+}
+
 // One warp a row.
 __global__ void write_kernel(RankedParams p) {
   const int64_t row = (blockIdx.x * int64_t{blockDim.x} + threadIdx.x) / 32;
@@ -95,6 +184,12 @@ __global__ void write_kernel(RankedParams p) {
 void rank_rows(const WideParams& p, int64_t kept, Candidate<float>* best, cudaStream_t stream) {
   if (p.range.rows == 0 || kept == 0) return;
   rank_kernel<<<static_cast<unsigned>(p.range.rows), kThreads, 0, stream>>>(p, kept, best);
+  device::check_launch("rank_rows");
+}
+
+void rank_rows(const BestParams& p, int64_t kept, Candidate<float>* best, cudaStream_t stream) {
+  if (p.range.rows == 0 || kept == 0) return;
+  best_kernel<<<static_cast<unsigned>(p.range.rows), kThreads, 0, stream>>>(p, kept, best);
   device::check_launch("rank_rows");
 }
 

@@ -1,6 +1,6 @@
 // Row states and da from a chunk's fp32 logits.
 // Exists so that every option sees the fp32 accumulator; da is rounded once.
-// Never lets the target's own element into the 16-bit buffer: it enters the products in fp32.
+// Never lets the target's own element into a 16-bit buffer of one term: it enters in fp32.
 #include "device/common/cuda_check.hpp"
 #include "device/common/reduce.cuh"
 #include "ops/linear_cross_entropy/sm90/device_vector.cuh"
@@ -172,6 +172,15 @@ __device__ __forceinline__ uint4 left_over(const float (&x)[8], const uint4& pac
   return packed_eight<kF16>(rest);
 }
 
+// Two terms keep the digits of the target's element as well, and equal elements of a row then
+// cancel in the products: it goes into the buffer, and nothing is left to add beside them.
+__device__ __forceinline__ float take_target(const WideParams& p, const RowFactors& f,
+                                             int64_t row) {
+  const float own = ldexpf(p.rows.target_factor[row], f.exponent);
+  p.rows.target_factor[row] = 0.f;
+  return own;
+}
+
 constexpr int kWidth = 8, kGradientThreads = 128, kGradientStep = kWidth * kGradientThreads;
 
 // One block a row, from the left. A 16-bit row starts where its fp32 row started, so a step writes
@@ -211,6 +220,7 @@ __global__ void __launch_bounds__(kGradientThreads) gradient_kernel(WideParams p
     for (int i = 0; i < kWidth; ++i) {
       const int column = first + i;
       da[i] = 0;
+      if (p.two_terms && column == target) da[i] = take_target(p, f, row);
       if (column >= p.vocab || column == target) continue;
       const float q = dense ? static_cast<float>(soft_at(p, token, column)) : 0.f;
       da[i] = gradient_of(p, f, raw[i], scale, column, q);

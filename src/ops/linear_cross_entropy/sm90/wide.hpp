@@ -1,6 +1,6 @@
 // The passes over a chunk whose logits lie in fp32: row states, da in place, candidates, db.
-// Exists for what needs every logit after the row is known: fp16, soft targets, the gradient of the
-// entropy. Never runs where the folded path can: it costs a pass and half of the chunk's rows.
+// Exists for what needs every logit after the row is known: fp16, soft targets, small
+// weights. Never runs where the folded path can: it costs a pass and half of the chunk's rows.
 #pragma once
 #include "ops/linear_cross_entropy/sm90/row_kernels.hpp"
 
@@ -35,6 +35,38 @@ void rank_rows(const WideParams& p, int64_t kept, Candidate<float>* best, cudaSt
 // Logits become da, in place; rows past those in use become 0.
 void form_gradient(const WideParams& p, cudaStream_t stream);
 
+// exp(z - shift) in bf16 becomes da, in place.
+struct TransformParams {
+  uint16_t* buffer = nullptr;
+  int64_t stride = 0;
+  RowRange range;
+  const int* target = nullptr;  // at the chunk's first row
+  const RowFactors* factors = nullptr;
+  float softcap = 0;
+  const float* class_weight = nullptr;  // local, or null
+  int vocab = 0;
+  bool entropy = false;  // its gradient is wanted
+};
+void transform_rows(const TransformParams& p, cudaStream_t stream);
+
+// The k best words where the buffer holds exp(z - shift): the maxima of the tiles say where they
+// can be, the buffer which they can be, and a product of the row and the word's weight their logit.
+struct BestParams {
+  const uint16_t* buffer = nullptr;
+  int64_t stride = 0;
+  RowRange range;
+  RowBuffers rows;  // at the chunk's first row
+  LogitRule rule;
+  int vocab = 0;
+  int64_t vocab_begin = 0;
+  const float* tile_peaks = nullptr;
+  int64_t tile_stride = 0;
+  int tiles = 0, tile_columns = 0;
+  const void *x = nullptr, *weight = nullptr;  // bf16; x: the chunk's gathered rows
+  int64_t hidden = 0, weight_stride = 0;
+};
+void rank_rows(const BestParams& p, int64_t kept, Candidate<float>* best, cudaStream_t stream);
+
 // The candidates of all ranks, [parts][rows][kept], become the outputs of the rows.
 struct RankedParams {
   RowRange range;
@@ -49,17 +81,16 @@ struct RankedParams {
 };
 void write_ranked(const RankedParams& p, cudaStream_t stream);
 
-// db[v] += sum over the chunk's rows of the buffer's element times factor / scale.
+// db[v] += sum over the chunk's rows of the buffer's element times the row's factor.
 struct BiasParams {
   const void* buffer = nullptr;  // 16-bit [rows][stride]
   int64_t stride = 0;
   bool f16 = false;
   RowRange range;
-  RowBuffers rows;
   int vocab = 0;
-  int term_offset = 0;  // of a second term; 0: none
-  double scale = 1;
-  bool first = false;  // overwrites
+  int term_offset = 0;               // of a second term; 0: none
+  const float* db_factor = nullptr;  // per row of the chunk: from the buffer's element to da
+  bool first = false;                // overwrites
   double* db = nullptr;
 };
 void add_bias_gradient(const BiasParams& p, cudaStream_t stream);

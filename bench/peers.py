@@ -1,18 +1,39 @@
-"""What: times training steps of the fused loss: Talea's lanes and the libraries people use today.
+"""What: training steps of the fused loss: Talea's lanes and the libraries people use today.
 Why: ratios are worth something only from one process, one chip and interleaved samples.
-Never: hides a missing or failing peer: its reason stands in the receipt."""
+Never: hides a missing or failing peer: its reason stands in the receipt.
+
+usage: TALEA_LIBRARY=build/cuda/lib/libtalea.so PYTHONPATH=python python3 bench/peers.py
+       --receipt receipts/h200/peers.json
+"""
 
 import argparse
+import datetime
 import importlib.metadata
 import json
+import os
+import platform
 import statistics
+import subprocess
 import sys
+import tempfile
 
+import talea
 import torch
 import torch.nn.functional as F
-from talea_ctypes import Library
+from talea._call import Config
+from talea._torch import call
 
 MIB = 1 << 20
+# lane, workspace limit in MiB, fp32 main gradient
+LANES = [
+    ("sm90", 1050, True),
+    ("sm90", 530, True),
+    ("sm90", 265, True),
+    ("sm90", 135, True),
+    ("sm90", 2100, False),
+    ("cuda", 1060, True),
+    ("cuda", 530, True),
+]
 
 
 def eager(x, w, y):
@@ -34,16 +55,29 @@ def make_liger():
     return lambda x, w, y: loss(w, x, y)
 
 
-def make_quack():
-    from quack.linear_cross_entropy import chunked_linear_cross_entropy
+def make_liger_fp32():
+    from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
 
-    return lambda x, w, y: chunked_linear_cross_entropy(x, w, y, chunk_size=4096)
+    loss = LigerFusedLinearCrossEntropyLoss(accum_dtype=torch.float32)
+    return lambda x, w, y: loss(w, x, y)
 
 
-def make_cce():
-    from cut_cross_entropy import linear_cross_entropy
+def make_quack(chunk):
+    def make():
+        from quack.linear_cross_entropy import chunked_linear_cross_entropy
 
-    return lambda x, w, y: linear_cross_entropy(x, w, y)
+        return lambda x, w, y: chunked_linear_cross_entropy(x, w, y, chunk_size=chunk)
+
+    return make
+
+
+def make_cce(impl):
+    def make():
+        from cut_cross_entropy import linear_cross_entropy
+
+        return lambda x, w, y: linear_cross_entropy(x, w, y, impl=impl)
+
+    return make
 
 
 def make_fla():
@@ -56,22 +90,30 @@ def make_fla():
 PEERS = {
     "torch eager": (lambda: eager, "torch"),
     "torch eager, logits upcast": (lambda: eager_upcast, "torch"),
-    "torch.compile": (make_compile, "torch"),
-    "liger": (make_liger, "liger-kernel"),
-    "quack": (make_quack, "quack-kernels"),
-    "cut-cross-entropy": (make_cce, "cut-cross-entropy"),
-    "fla": (make_fla, "flash-linear-attention"),
+    "torch.compile, logits upcast": (make_compile, "torch"),
+    "Liger": (make_liger, "liger-kernel"),
+    "Liger, fp32 dW": (make_liger_fp32, "liger-kernel"),
+    "quack, chunk 8192": (make_quack(8192), "quack-kernels"),
+    "quack, chunk 2048": (make_quack(2048), "quack-kernels"),
+    "CCE": (make_cce("cce"), "cut-cross-entropy"),
+    "CCE exact": (make_cce("cce_exact"), "cut-cross-entropy"),
+    "FLA": (make_fla, "flash-linear-attention"),
 }
 
 
 class Peer:
     """A library with autograd: returns gradients in the inputs' dtype."""
 
+    lane = None
+
     def __init__(self, name, x, w, y):
         make, package = PEERS[name]
         self.name, self.loss_of, self.y = name, make(), y
-        self.version = importlib.metadata.version(package)
+        self.version = f"{package} {importlib.metadata.version(package)}"
         self.x, self.w = x.detach().requires_grad_(), w.detach().requires_grad_()
+
+    def use(self, x, y):
+        self.x, self.y = x.detach().requires_grad_(), y
 
     def step(self):
         self.x.grad = self.w.grad = None
@@ -86,35 +128,27 @@ class Peer:
         self.x.grad = self.w.grad = None
 
 
-class Lane:
-    """Talea; dW added into an fp32 main gradient or returned in the weight's dtype."""
+class Talea:
+    """dW added into an fp32 main gradient, or returned in the weight's dtype."""
 
-    def __init__(self, library, lane, limit_mib, main_grad, x, w, y):
-        self.name = f"talea {lane}, limit {limit_mib} MiB, dW " + (
-            "fp32" if main_grad else "16-bit"
-        )
-        self.version = "this build"
-        self.library, self.lane, self.limit, self.main = library, lane, limit_mib * MIB, main_grad
+    def __init__(self, lane, limit_mib, main_grad, x, w, y, buffers):
+        self.name = f"Talea {lane}, {limit_mib} MiB" + ("" if main_grad else ", dW bf16")
+        self.version, self.lane, self.main = f"talea {talea.__version__}", lane, main_grad
+        self.config = Config(lane=lane, workspace_limit_bytes=limit_mib * MIB)
         self.x, self.w, self.y = x, w, y
-        self.dw = torch.zeros(
-            w.shape, dtype=torch.float32 if main_grad else w.dtype, device=w.device
-        )
-        self.dx = torch.empty_like(x)
+        self.dw, self.dx = buffers[main_grad], buffers["dx"]
         self.loss = torch.empty((), device=x.device)
 
+    def use(self, x, y):
+        self.x, self.y = x, y
+
     def step(self):
-        stream = torch.cuda.current_stream().cuda_stream
-        args = self.library.prepare(
+        call(
+            self.config,
             {"hidden": self.x, "weight": self.w, "targets": self.y},
             {"loss": self.loss, "dx": self.dx, "dw": self.dw},
-            self.lane,
-            self.limit,
-            self.main,
-            stream,
+            accumulate_dw=self.main,
         )
-        workspace = torch.empty(args.workspace_bytes, dtype=torch.uint8, device=self.x.device)
-        args.workspace = workspace.data_ptr()
-        self.library.run(args)
         return self.loss, self.dx, self.dw
 
     def returned_bytes(self):
@@ -124,10 +158,10 @@ class Lane:
         pass
 
 
-def timed(call):
+def timed(work):
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     begin.record()
-    call()
+    work()
     end.record()
     end.synchronize()
     return begin.elapsed_time(end)
@@ -137,10 +171,8 @@ def relative_l2(a, truth):
     return float((a.float() - truth).norm() / truth.norm())
 
 
-def reference(x, w, y, rows=256):
-    """fp32 loss and gradients, in chunks of rows."""
-    tf32 = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = False
+def reference(x, w, y, rows=512):
+    """Loss and gradients from fp32 products, in chunks of rows."""
     wf, n = w.float(), x.shape[0]
     dx, dw, loss = torch.empty(x.shape, device=x.device), torch.zeros_like(wf), 0.0
     for i in range(0, n, rows):
@@ -152,92 +184,258 @@ def reference(x, w, y, rows=256):
         p /= n
         dx[i : i + rows] = p @ wf
         dw += p.T @ xf
-    torch.backends.cuda.matmul.allow_tf32 = tf32
     return float(loss) / n, dx, dw
 
 
-def extra_mib(who):
+def confident(w, y, n, seed):
+    """Hidden rows whose target has a logit of 17 to 24 above a background of deviation 1."""
+    generator = torch.Generator(device=w.device).manual_seed(seed)
+    x = torch.randn(n, w.shape[1], device=w.device, generator=generator)
+    wy = w[y].float()
+    height = torch.linspace(17, 24, n, device=w.device)[:, None]
+    return (x + height * wy / (wy * wy).sum(-1, keepdim=True)).bfloat16()
+
+
+def confident_truth(x, w, y, rows):
+    """dX of the first rows in fp64, p - 1 as minus the others' share; and which have p > 0.999."""
+    w64 = w.double()
+    z = x[:rows].double() @ w64.T
+    e = torch.exp(z - z.max(-1, keepdim=True).values)
+    index = torch.arange(rows, device=x.device)
+    own = e[index, y[:rows]].clone()
+    e[index, y[:rows]] = 0
+    others = e.sum(-1)
+    e /= (own + others)[:, None]
+    e[index, y[:rows]] = -others / (own + others)
+    return e @ w64 / x.shape[0], own / (own + others) > 0.999
+
+
+def clocks():
+    import pynvml
+
+    pynvml.nvmlInit()
+    handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+    return {
+        "sm_mhz": pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM),
+        "power_watts": pynvml.nvmlDeviceGetPowerUsage(handle) / 1000,
+        "throttle_reasons": hex(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)),
+        "driver": pynvml.nvmlSystemGetDriverVersion(),
+    }
+
+
+def reason(error):
+    return f"{type(error).__name__}: {error}".splitlines()[0][:300]
+
+
+def assemble(x, w, y, missing):
+    buffers = {
+        True: torch.zeros(w.shape, device=w.device),
+        False: torch.empty_like(w),
+        "dx": torch.empty_like(x),
+    }
+    contenders = []
+    for lane, limit, main in LANES:
+        contenders.append(Talea(lane, limit, main, x, w, y, buffers))
+    for name in PEERS:
+        try:
+            contenders.append(Peer(name, x, w, y))
+        except Exception as error:  # a missing package is a row of the receipt
+            missing[name] = reason(error)
+    return contenders
+
+
+def examine(who, plain, sure, truth):
+    """Errors and memory of one contender, untimed; plain and sure: (hidden, targets)."""
+    if isinstance(who, Talea):
+        who.dw.zero_()
+    loss, dx, dw = who.step()
+    facts = {
+        "version": who.version,
+        "dx_relative_l2": relative_l2(dx, truth[1]),
+        "dw_relative_l2": relative_l2(dw, truth[2]),
+        "loss_error": abs(float(loss) - truth[0]),
+        "dw": "fp32 main gradient" if getattr(who, "main", False) else "weight dtype",
+    }
+    del loss, dx, dw
     who.release()
     torch.cuda.synchronize()
     base = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     who.step()
     torch.cuda.synchronize()
-    return (torch.cuda.max_memory_allocated() - base - who.returned_bytes()) / MIB
+    extra = torch.cuda.max_memory_allocated() - base - who.returned_bytes()
+    facts["extra_bytes"], facts["extra_mib"] = max(0, extra), max(0, extra) / MIB
+    who.release()
+    want, counted = truth[3]
+    who.use(*sure)
+    _, dx, _ = who.step()
+    error = (dx[: len(want)].double() - want).norm(dim=-1) / want.norm(dim=-1)
+    facts["confident_rows"] = int(counted.sum())
+    facts["confident_dx_median"] = float(error[counted].median())
+    facts["confident_dx_worst"] = float(error[counted].max())
+    who.release()
+    who.use(*plain)
+    return facts
 
 
-def assemble(args, x, w, y, missing):
-    contenders = []
-    if args.library:
-        library = Library(args.library)
-        for lane in args.lanes.split(","):
-            for limit in args.limits_mib:
-                for main_grad in (True, False):
-                    contenders.append(Lane(library, lane, limit, main_grad, x, w, y))
-    for name in PEERS:
-        try:
-            contenders.append(Peer(name, x, w, y))
-        except Exception as error:  # a missing package is a row of the receipt
-            missing[name] = f"{type(error).__name__}: {error}"
-    return contenders
-
-
-def measure(contenders, products, truth, samples, missing):
-    plain, times, facts = [], {}, {}
-    for who in list(contenders):
-        try:
-            loss, dx, dw = (t.clone() for t in who.step())
-            main = isinstance(who, Lane) and who.main
-            facts[who.name] = {
-                "version": who.version,
-                "extra_mib": round(extra_mib(who), 1),
-                "dx_relative_l2": relative_l2(dx, truth[1]),
-                "dw_relative_l2": relative_l2(dw, truth[2]),
-                "dw": "fp32 main gradient" if main else "weight dtype",
-                "loss_error": abs(float(loss) - truth[0]),
-            }
-            del loss, dx, dw
-        except Exception as error:
-            missing[who.name] = f"{type(error).__name__}: {error}"
-            contenders.remove(who)
-        who.release()
-        torch.cuda.empty_cache()
+def measure(contenders, products, samples, missing):
+    limits, times, ratios, seen = [], {}, {}, []
     for sample in range(samples + 1):
-        for who in contenders:
-            before = timed(products)
-            ms = timed(who.step)
+        before = timed(products)
+        for who in list(contenders):
+            try:
+                ms = timed(who.step)
+            except Exception as error:
+                missing[who.name] = reason(error)
+                contenders.remove(who)
+                continue
             who.release()
+            after = timed(products)
             if sample:  # the first round warms up
-                plain.append(before)
-                times.setdefault(who.name, []).append((ms, before))
-    for name, pairs in times.items():
-        facts[name]["median_ms"] = statistics.median(ms for ms, _ in pairs)
-        facts[name]["times_plain_products"] = statistics.median(ms / p for ms, p in pairs)
-        facts[name]["samples_ms"] = [round(ms, 4) for ms, _ in pairs]
-    return {"plain_products_median_ms": statistics.median(plain), "contenders": facts}
+                times.setdefault(who.name, []).append(ms)
+                ratios.setdefault(who.name, []).append(2 * ms / (before + after))
+                limits.append(after)
+                seen.append(clocks())
+            before = after
+    return limits, times, ratios, seen
+
+
+def quantile(values, share):
+    values = sorted(values)
+    place = share * (len(values) - 1)
+    low = int(place)
+    high = min(low + 1, len(values) - 1)
+    return values[low] + (place - low) * (values[high] - values[low])
+
+
+def time_stats(ms):
+    return {
+        "median_ms": quantile(ms, 0.5),
+        "p20_ms": quantile(ms, 0.2),
+        "p80_ms": quantile(ms, 0.8),
+        "n": len(ms),
+    }
+
+
+def git(*arguments):
+    try:
+        run = subprocess.run(["git", *arguments], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return run.stdout.strip()
+
+
+def provenance(revision, start, seen):
+    sm = [c["sm_mhz"] for c in seen]
+    dirty = git("status", "--porcelain", "--untracked-files=no")
+    return {
+        "version": talea.__version__,
+        "git_revision": revision or git("rev-parse", "HEAD") or "unknown",
+        "git_dirty": None if revision or dirty is None else bool(dirty),
+        "build": {
+            "compiler": "python " + platform.python_version(),
+            "type": "",
+            "flags": "",
+            "options": ["cuda"],
+        },
+        "argv": ["bench/peers.py", *sys.argv[1:]],
+        "host": {
+            "cpu": platform.processor() or platform.machine(),
+            "isa": platform.machine(),
+            "threads": os.cpu_count(),
+            "os": platform.platform(),
+        },
+        "device": {
+            "name": torch.cuda.get_device_name(0),
+            "driver": seen[-1]["driver"],
+            "runtime": f"CUDA {torch.version.cuda}",
+            "clocks": f"SM {min(sm)} to {max(sm)} MHz, median {statistics.median(sm):.0f}",
+            "throttle_reasons": "; ".join(sorted({c["throttle_reasons"] for c in seen})),
+        },
+        "libraries": {"torch": torch.__version__, "triton": importlib.metadata.version("triton")},
+        "environment": {},
+        "start_time": start,
+        "end_time": now(),
+    }
+
+
+def now():
+    return datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def write(path, document):
+    folder = os.path.dirname(path) or "."
+    with tempfile.NamedTemporaryFile("w", dir=folder, delete=False) as f:
+        json.dump(document, f, indent=1)
+        f.write("\n")
+        f.flush()
+        os.fsync(f.fileno())
+    os.chmod(f.name, 0o644)
+    os.replace(f.name, path)
+
+
+def runs_of(args, limits, times, ratios, facts):
+    shape = f"{args.tokens}x{args.hidden}x{args.vocab}"
+    first = {"name": "three plain products", "case": shape, "time": time_stats(limits)}
+    runs = [first | {"ratio": 1.0}]
+    for name, ms in times.items():
+        row = {"name": name, "case": shape, "time": time_stats(ms)}
+        if name.startswith("Talea"):
+            row["lane"] = name.split()[1].rstrip(",")
+        runs.append(row | {"ratio": statistics.median(ratios[name])} | facts[name])
+    return runs
+
+
+def show(runs, missing):
+    for row in runs:
+        if "extra_mib" not in row:
+            print(f"{row['name']:32s} {row['time']['median_ms']:8.2f} ms")
+            continue
+        print(
+            f"{row['name']:32s} {row['time']['median_ms']:8.2f} ms {row['ratio']:.3f} x "
+            f"{row['extra_mib']:8.1f} MiB  dX {row['dx_relative_l2']:.2e} "
+            f"dW {row['dw_relative_l2']:.2e}  p > 0.999: {row['confident_dx_median']:.1e} / "
+            f"{row['confident_dx_worst']:.1e}"
+        )
+    for name, why in missing.items():
+        print(f"{name:32s} not run: {why}")
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tokens", type=int, default=8192)
     parser.add_argument("--hidden", type=int, default=4096)
     parser.add_argument("--vocab", type=int, default=128256)
     parser.add_argument("--samples", type=int, default=7)
-    parser.add_argument("--library", help="libtalea.so; without it only the peers run")
-    parser.add_argument("--lanes", default="cuda")
-    parser.add_argument("--limits-mib", type=int, nargs="+", default=[530])
-    parser.add_argument("--out", help="receipt (JSON)")
+    parser.add_argument("--receipt", help="where to write it, .json")
+    parser.add_argument("--revision", help="of the library, where no checkout is at hand")
     args = parser.parse_args()
     if not torch.cuda.is_available():
         print("unavailable: no CUDA device", file=sys.stderr)
         return 3
+    start = now()
+    torch.backends.cuda.matmul.allow_tf32 = False
     torch.manual_seed(1)
     device = torch.device("cuda", 0)
     x = torch.randn(args.tokens, args.hidden, device=device).bfloat16()
-    w = (torch.randn(args.vocab, args.hidden, device=device) / 64).bfloat16()
+    w = (torch.randn(args.vocab, args.hidden, device=device) / args.hidden**0.5).bfloat16()
     y = torch.randint(args.vocab, (args.tokens,), device=device)
-    truth = reference(x, w, y)
-    z = torch.randn(args.tokens, args.vocab, device=device, dtype=torch.bfloat16)
+    order = torch.arange(args.tokens, device=device).view(-1, 32).T.reshape(-1)
+    sure = confident(w, y, args.tokens, 2)[order], y[order]  # rows of every height come first
+    truth = (*reference(x, w, y), confident_truth(sure[0], w, sure[1], 256))
+    missing, facts = {}, {}
+    contenders = assemble(x, w, y, missing)
+    torch.cuda.empty_cache()
+    for who in list(contenders):
+        try:
+            facts[who.name] = examine(who, (x, y), sure, truth)
+        except Exception as error:
+            missing[who.name] = reason(error)
+            contenders.remove(who)
+            who.release()
+        torch.cuda.empty_cache()
+    del truth, sure
+    z = torch.empty(args.tokens, args.vocab, device=device, dtype=torch.bfloat16)
     dx, dw = torch.empty_like(x), torch.empty_like(w)
 
     def products():
@@ -245,31 +443,26 @@ def main():
         torch.mm(z, w, out=dx)
         torch.mm(z.T, x, out=dw)
 
-    missing = {}
+    limits, times, ratios, seen = measure(contenders, products, args.samples, missing)
+    runs = runs_of(args, limits, times, ratios, facts)
     receipt = {
-        "what": "training step against the three plain products, interleaved in one process",
-        "device": torch.cuda.get_device_name(0),
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda,
-        "shape": {"tokens": args.tokens, "hidden": args.hidden, "vocab": args.vocab},
-        "dtype": "bfloat16",
-        "samples": args.samples,
+        "schema_version": 1,
+        "kind": "bench",
+        "title": f"Training step beside its peers: {args.tokens} tokens, hidden {args.hidden}, "
+        f"vocabulary {args.vocab}, bf16",
+        "verdict": "not_checked",
+        "provenance": provenance(args.revision, start, seen),
+        "bench": {
+            "limit": "three plain products (torch.mm, bf16) of the same process, before and after "
+            "each sample",
+            "runs": runs,
+            "not_run": missing,
+            "truth": "fp32 products of the bf16 inputs; confident rows in fp64",
+        },
     }
-    receipt |= measure(assemble(args, x, w, y, missing), products, truth, args.samples, missing)
-    receipt["not_run"] = missing
-    text = json.dumps(receipt, indent=1)
-    if args.out:
-        with open(args.out, "w", encoding="utf-8") as f:
-            f.write(text + "\n")
-    print(f"plain products {receipt['plain_products_median_ms']:.2f} ms")
-    for name, row in receipt["contenders"].items():
-        if "median_ms" in row:
-            print(
-                f"{name:44s} {row['times_plain_products']:.3f} x  {row['extra_mib']:8.1f} MiB  "
-                f"dX {row['dx_relative_l2']:.2e}  dW {row['dw_relative_l2']:.2e}"
-            )
-    for name, reason in missing.items():
-        print(f"{name:44s} not run: {reason[:90]}")
+    if args.receipt:
+        write(args.receipt, receipt)
+    show(runs, missing)
     return 0
 
 

@@ -1,4 +1,5 @@
-// What: `talea bench`: host lanes against the three plain products, interleaved in one process.
+// What: `talea bench`: lanes against the three plain products, interleaved in one process; the host
+// half, and the way to the device half.
 // Why: a ratio means something only beside its limit, measured just before and just after.
 // Never: compares with a number of another run.
 #include <omp.h>
@@ -8,6 +9,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "bench_device.hpp"
 #include "call.hpp"
 #include "core/fail.hpp"
 #include "core/half.hpp"
@@ -26,6 +28,9 @@ struct Flags {
   OptionFlags options;
   ShapeFlags shape;
   std::string dtypes = "fp32", lanes, ignored = "0", runs_from, receipt;
+  std::string limits, inputs, dw = "main_grad";
+  double spread = 1;
+  bool late_upstream = false;
   std::vector<std::string> outputs = {"loss,dx,dw"};
   int repeats = 5;
   uint64_t seed = 1;
@@ -111,6 +116,8 @@ struct Subject {
   std::vector<double> ms, ratios, to_first;  // a number a round
 };
 
+bool is_device_lane(const std::string& lane) { return lane == "cuda" || lane == "sm90"; }
+
 std::vector<std::string> wanted_lanes(const Flags& f) {
   std::vector<std::string> lanes =
       f.lanes.empty() ? std::vector<std::string>{"cpu", "unfused"} : split(f.lanes, ',');
@@ -118,8 +125,8 @@ std::vector<std::string> wanted_lanes(const Flags& f) {
   for (const std::string& lane : lanes) {
     require(std::find(known.begin(), known.end(), lane) != known.end(), ErrorKind::usage,
             "--lanes {}: no such lane", lane);
-    require(lane != "cuda" && lane != "sm90", ErrorKind::unavailable,
-            "--lanes {}: a device lane; this command times host lanes", lane);
+    require(!is_device_lane(lane), ErrorKind::usage,
+            "--lanes {}: host and device lanes cannot stand in one run", lane);
   }
   return lanes;
 }
@@ -254,11 +261,36 @@ void print_people(const Flags& f, const Workload& w, const std::vector<double>& 
   verdict(true, fmt::format("{}: {:.2f} x the plain products", best->name, middle(best->ratios)));
 }
 
+void run_on_device(Context& context, const Flags& f, const std::vector<std::string>& lanes) {
+  for (const std::string& lane : lanes)
+    require(is_device_lane(lane), ErrorKind::usage,
+            "--lanes {}: host and device lanes cannot stand in one run", lane);
+  require(f.outputs.size() == 1, ErrorKind::usage, "--outputs: once, with device lanes");
+  DeviceBench b;
+  b.options = f.options;
+  b.shape = f.shape;
+  b.dtype = f.dtypes;
+  b.outputs = f.outputs.front();
+  b.receipt = f.receipt;
+  b.lanes = lanes;
+  b.limits = split(f.limits.empty() ? f.options.workspace_limit : f.limits, ',');
+  if (!f.inputs.empty()) b.inputs = split(f.inputs, ',');
+  b.dw = f.dw;
+  b.late_upstream = f.late_upstream;
+  b.ignored = parse_number("--ignored-fraction", f.ignored);
+  b.spread = f.spread;
+  b.repeats = f.repeats;
+  b.seed = f.seed;
+  run_device_bench(context, b);
+}
+
 void run(Context& context, const Flags& f) {
   if (!f.runs_from.empty()) return record(context, ReceiptKind::bench, f.runs_from, f.receipt);
   require(f.shape.tokens > 0 && f.shape.hidden > 0 && f.shape.vocab > 0, ErrorKind::usage,
           "--tokens {} --hidden {} --vocab {}: a benchmark needs all above 0", f.shape.tokens,
           f.shape.hidden, f.shape.vocab);
+  if (const auto lanes = split(f.lanes, ','); is_device_lane(lanes.front()))
+    return run_on_device(context, f, lanes);
   // The plain products have no argument for their threads: both sides take OpenMP's number.
   if (f.options.threads > 0) omp_set_num_threads(f.options.threads);
   Receipt receipt(ReceiptKind::bench, provenance_of(context));
@@ -286,7 +318,19 @@ void register_bench(CLI::App& app, Context& context) {
        "talea bench --tokens 256 --hidden 256 --vocab 8000 --dtype fp32 --repeats 3", ""});
   f->shape.add(*sub);
   sub->add_option("--dtype", f->dtypes, "one or more, parted by commas")->capture_default_str();
-  sub->add_option("--lanes", f->lanes, "host lanes, parted by commas; default cpu,unfused");
+  sub->add_option("--lanes", f->lanes,
+                  "host lanes or device lanes, parted by commas; default cpu,unfused");
+  sub->add_option("--limits", f->limits,
+                  "device lanes: workspace limits, parted by commas; each lane runs at each");
+  sub->add_option("--inputs", f->inputs,
+                  "device lanes: of bias, token_weight, upstream, parted by commas");
+  sub->add_option("--dw", f->dw, "device lanes: what dW is: added into fp32, or returned")
+      ->check(CLI::IsMember({"main_grad", "fp32", "weight"}))
+      ->capture_default_str();
+  sub->add_flag("--late-upstream", f->late_upstream,
+                "device lanes: the loss first, then a second call with upstream and gradients");
+  sub->add_option("--spread", f->spread, "device lanes: standard deviation of the logits")
+      ->capture_default_str();
   sub->add_option("--ignored-fraction", f->ignored, "one or more, parted by commas")
       ->capture_default_str();
   sub->add_option("--outputs", f->outputs, "as of loss; give it again for another run beside it")

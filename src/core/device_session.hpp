@@ -39,15 +39,20 @@ class DeviceSession {
   virtual void synchronise() = 0;
   // What `work` queues on stream(), between two events, in milliseconds. Waits for it.
   virtual double time_ms(const std::function<void()>& work) = 0;
+  // Within the device, on stream().
+  virtual void queue_copy(void* to, const void* from, int64_t bytes) = 0;
   virtual int64_t free_bytes() = 0;
   virtual DeviceClocks clocks() = 0;
+  virtual std::string name() = 0;
+  virtual std::string runtime() = 0;  // versions of the CUDA runtime and of cuBLASLt
 };
 
 // The three products of a problem as a plain library would run them, whole: logits (16-bit or fp32
 // as the inputs), dX and dW in the inputs' dtype. The limit that every lane is measured against.
 struct PlainProducts {
   Tensor hidden, weight;  // [N, D], [V, D], dense
-  Tensor logits;          // [N, V] of the same dtype: product 1 writes it, 2 and 3 read it
+  Tensor logits;          // [N, V] of the same dtype: product 1 writes it, 2 and 3 read it;
+                          // rows may be padded, so that no limit pays for an odd vocabulary
   Tensor dx, dw;          // [N, D], [V, D]
   void* workspace = nullptr;
 };

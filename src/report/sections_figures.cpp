@@ -157,7 +157,9 @@ std::string mutant_table(const json& mutants) {
   std::vector<std::string> columns;
   for (const json& m : mutants)
     for (const json& by : m["killed_by"])
-      if (std::find(columns.begin(), columns.end(), by) == columns.end()) columns.push_back(by);
+      if (const auto name = by.get<std::string>();
+          std::find(columns.begin(), columns.end(), name) == columns.end())
+        columns.push_back(name);
   const bool wide = columns.size() > 12;  // then the names are listed instead
   Table t;
   const auto killed = std::count_if(mutants.begin(), mutants.end(),

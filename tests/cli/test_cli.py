@@ -388,6 +388,15 @@ class Others(Case):
             json.loads(pathlib.Path(self.at("r.json")).read_text())["verdict"], "failed"
         )
 
+    def test_bench_keeps_host_and_device_lanes_apart(self):
+        small = "bench --tokens 8 --hidden 8 --vocab 32 --repeats 1 --lanes".split()
+        self.talea(*small, "cpu,cuda", code=2)
+        self.talea(*small, "cuda,cpu", code=2)
+        lanes = json.loads(self.talea("explain", "--json").stdout)["lanes"]
+        reason = next(lane["reason"] for lane in lanes if lane["name"] == "cuda")
+        if "host memory" not in reason:  # not built, or no device
+            self.assertIn("CUDA", self.talea(*small, "cuda", code=3).stderr)
+
     def test_explain_and_doctor(self):
         lanes = {
             lane["name"]: lane

@@ -81,11 +81,22 @@ TEST_P(Manners, CountsAreReadableLater) {
     if (n.find("at workspace byte ") != std::string::npos) note = n;
   ASSERT_FALSE(note.empty());
   const auto offset = std::stoll(note.substr(note.find("at workspace byte ") + 18));
-  int64_t counts[4];
-  b.session().download(counts, static_cast<char*>(b.workspace.data) + offset, sizeof(counts));
-  EXPECT_EQ(counts[0], 297);
-  EXPECT_EQ(counts[1], 1);
-  EXPECT_EQ(counts[2], 2);
+  char bytes[32];
+  b.session().download(bytes, static_cast<char*>(b.workspace.data) + offset, sizeof(bytes));
+  int64_t wide[4];
+  int32_t narrow[4];
+  std::memcpy(wide, bytes, sizeof(wide));
+  std::memcpy(narrow, bytes, sizeof(narrow));
+  if (note.find("int64 valid, ignored, out_of_range") != std::string::npos) {
+    EXPECT_EQ(wide[0], 297);
+    EXPECT_EQ(wide[1], 1);
+    EXPECT_EQ(wide[2], 2);
+  } else {
+    ASSERT_NE(note.find("int32 valid, out_of_range, ignored"), std::string::npos) << note;
+    EXPECT_EQ(narrow[0], 297);
+    EXPECT_EQ(narrow[1], 2);
+    EXPECT_EQ(narrow[2], 1);
+  }
 }
 
 TEST_P(Manners, AllocatesNothing) {

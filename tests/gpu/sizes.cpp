@@ -37,6 +37,27 @@ TEST_P(Sizes, WorkspaceLimitChangesNoBitOfLossAndDx) {
   }
 }
 
+// Wide rows: dX is cut into products of different tiles, depending on the rows of a chunk.
+TEST_P(Sizes, WorkspaceLimitChangesNoBitOfWideRows) {
+  std::vector<std::byte> loss, dx;
+  for (const int64_t mib : {12, 34, 60, 400}) {
+    Batch b({.tokens = 2500,
+             .hidden = 4096,
+             .vocab = 2048,
+             .workspace_limit_bytes = mib << 20,
+             .top_k = 0},
+            GetParam());
+    b.run();
+    const auto this_loss = b.bytes_of(b.out.loss), this_dx = b.bytes_of(b.out.dx);
+    if (loss.empty()) {
+      loss = this_loss;
+      dx = this_dx;
+    }
+    EXPECT_EQ(this_loss, loss) << mib << " MiB";
+    EXPECT_TRUE(this_dx == dx) << mib << " MiB";
+  }
+}
+
 TEST_P(Sizes, OtherRowsChangeNoBitOfARow) {
   for (const DType dtype : {DType::bf16, DType::f16}) {
     if (!must_accept(GetParam(), dtype)) continue;

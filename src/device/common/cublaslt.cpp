@@ -144,10 +144,11 @@ bool whole_inner_dimension(const cublasLtMatmulAlgo_t& algo) {
   return splits >= 0 && splits <= 1 && scheme == CUBLASLT_REDUCTION_SCHEME_NONE;
 }
 
-bool middle_tile(const cublasLtMatmulAlgo_t& algo) {
+bool preferred_tile(const cublasLtMatmulAlgo_t& algo, Product::Tiles tiles) {
   uint32_t tile = 0;
   size_t written = 0;
   library().algo_get(&algo, CUBLASLT_ALGO_CONFIG_TILE_ID, &tile, sizeof(tile), &written);
+  if (tiles == Product::Tiles::narrow) return tile == CUBLASLT_MATMUL_TILE_128x160;
   switch (tile) {
     case CUBLASLT_MATMUL_TILE_128x128:
     case CUBLASLT_MATMUL_TILE_136x128:
@@ -172,7 +173,7 @@ Proposals propose(cublasLtHandle_t handle, const Product& p, const Described& d)
     check(l.preference_set(preference, which, &value, sizeof(value)),
           "MatmulPreferenceSetAttribute");
   };
-  set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<uint64_t>(product_workspace_bytes));
+  set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<uint64_t>(p.workspace_bytes));
   set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
       static_cast<uint32_t>(CUBLASLT_REDUCTION_SCHEME_NONE));
   set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, static_cast<uint32_t>(p.alignment_a));
@@ -194,10 +195,10 @@ Proposals propose(cublasLtHandle_t handle, const Product& p, const Described& d)
           "addresses aligned to {}, {}, {} bytes",
           name_of(p.in), p.m, p.n, p.k, p.lda, p.ldb, p.ldc, p.alignment_a, p.alignment_b,
           p.alignment_c);
-  if (p.middle_tiles)
-    std::stable_partition(found.begin(), found.end(), [](const cublasLtMatmulHeuristicResult_t& r) {
-      return middle_tile(r.algo);
-    });
+  if (p.tiles != Product::Tiles::library)
+    std::stable_partition(
+        found.begin(), found.end(),
+        [&](const cublasLtMatmulHeuristicResult_t& r) { return preferred_tile(r.algo, p.tiles); });
   return found;
 }
 
@@ -245,10 +246,10 @@ int current_device() {
   return device;
 }
 
-void matmul(cublasLtHandle_t handle, const Described& d, const cublasLtMatmulAlgo_t& algo,
-            const ProductBuffers& x, cudaStream_t stream) {
+void matmul(cublasLtHandle_t handle, const Product& p, const Described& d,
+            const cublasLtMatmulAlgo_t& algo, const ProductBuffers& x, cudaStream_t stream) {
   check(library().matmul(handle, d.desc, x.alpha, x.a, d.a, x.b, d.b, x.beta, x.c, d.c, x.c, d.c,
-                         &algo, x.workspace, static_cast<size_t>(product_workspace_bytes), stream),
+                         &algo, x.workspace, static_cast<size_t>(p.workspace_bytes), stream),
         "cublasLtMatmul");
 }
 
@@ -277,9 +278,9 @@ void run_product(const Product& p, const ProductBuffers& buffers, cudaStream_t s
     cublasLtMatmulHeuristicResult_t fits;
     if (library().algo_check(handle, d.desc, d.a, d.b, d.c, d.c, &proposal.algo, &fits) !=
             CUBLAS_STATUS_SUCCESS ||
-        fits.workspaceSize > static_cast<size_t>(product_workspace_bytes))
+        fits.workspaceSize > static_cast<size_t>(p.workspace_bytes))
       continue;
-    return matmul(handle, d, proposal.algo, buffers, stream);
+    return matmul(handle, p, d, proposal.algo, buffers, stream);
   }
   fail(ErrorKind::unavailable, "no cuBLASLt algorithm of {} x {} x {} fits {} x {} x {}", p.m,
        p.canonical_n, p.canonical_k, p.m, p.n, p.k);
@@ -316,7 +317,7 @@ void run_proposed(const Product& p, int which, const ProductBuffers& buffers, cu
   const int device = current_device();
   const cublasLtHandle_t handle = kept().handle(device);
   const Described d(p, false);
-  matmul(handle, d, kept().proposals(device, handle, p).at(static_cast<size_t>(which)).algo,
+  matmul(handle, p, d, kept().proposals(device, handle, p).at(static_cast<size_t>(which)).algo,
          buffers, stream);
 }
 

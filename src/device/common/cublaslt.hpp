@@ -10,6 +10,8 @@
 
 namespace talea::device {
 
+inline constexpr int64_t product_workspace_bytes = int64_t{4} << 20;
+
 // c = alpha * op(a) op(b) + beta * c, column-major as cuBLAS counts: a row-major matrix of row
 // stride s is a column-major one with rows and columns exchanged and leading dimension s.
 // Accumulates in fp32. in: fp32 (true fp32 arithmetic), bf16 or fp16; out: fp32 or `in`.
@@ -24,14 +26,16 @@ struct Product {
   int64_t canonical_n = 0, canonical_k = 0;
   // alpha and beta are fp32 numbers in device memory.
   bool device_scalars = false;
-  // Prefer middle-sized tiles: where fp32 output is a large share of the work, a tile whose store
-  // overlaps the next tile's main loop beats a larger one (measured on an H200: 22 % for beta = 1).
-  bool middle_tiles = false;
+  // Which tiles stand first among the library's proposals. middle: where fp32 output is a large
+  // share of the work, a tile whose store overlaps the next tile's main loop beats a larger one
+  // (measured on an H200: 22 % for beta = 1). narrow: 128 x 160, for what is left over after whole
+  // waves of larger tiles.
+  enum class Tiles : int32_t { library, middle, narrow };
+  Tiles tiles = Tiles::library;
+  int64_t workspace_bytes = product_workspace_bytes;  // of ProductBuffers::workspace
 
   auto operator<=>(const Product&) const = default;
 };
-
-inline constexpr int64_t product_workspace_bytes = int64_t{4} << 20;
 
 struct ProductBuffers {
   const void* a = nullptr;
@@ -39,7 +43,7 @@ struct ProductBuffers {
   void* c = nullptr;
   const float* alpha = nullptr;
   const float* beta = nullptr;
-  void* workspace = nullptr;  // product_workspace_bytes, 256-byte aligned
+  void* workspace = nullptr;  // of Product::workspace_bytes, 256-byte aligned
 };
 
 // Empty where cuBLASLt can be loaded; otherwise what is missing.

@@ -76,6 +76,10 @@ class CudaSession final : public DeviceSession {
     check(cudaEventElapsedTime(&ms, begin_, end_), "cudaEventElapsedTime");
     return ms;
   }
+  void queue_copy(void* to, const void* from, int64_t bytes) override {
+    check(cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDeviceToDevice, stream_),
+          "cudaMemcpyAsync");
+  }
   int64_t free_bytes() override {
     const device::DeviceGuard current(index_);
     size_t free = 0, total = 0;
@@ -83,6 +87,17 @@ class CudaSession final : public DeviceSession {
     return static_cast<int64_t>(free);
   }
   DeviceClocks clocks() override { return device::read_clocks(bus_); }
+  std::string name() override {
+    cudaDeviceProp properties;
+    check(cudaGetDeviceProperties(&properties, index_), "cudaGetDeviceProperties");
+    return properties.name;
+  }
+  std::string runtime() override {
+    int version = 0;
+    check(cudaRuntimeGetVersion(&version), "cudaRuntimeGetVersion");
+    return fmt::format("CUDA {}.{}, cuBLASLt {}", version / 1000, version % 1000 / 10,
+                       device::cublaslt_version());
+  }
 
  private:
   void copy(void* to, const void* from, int64_t bytes, cudaMemcpyKind kind) {
@@ -97,7 +112,10 @@ class CudaSession final : public DeviceSession {
   std::vector<void*> blocks_;
 };
 
-// Row-major c = a b^T, a b or a^T b of dense tensors, told to cuBLASLt column by column.
+// What cuBLAS itself asks for on this generation of chips: the limit is not starved of workspace.
+constexpr int64_t plain_workspace_bytes = int64_t{32} << 20;
+
+// Row-major c = a b^T, a b or a^T b, told to cuBLASLt column by column.
 void plain(const Tensor& left, bool transpose_left, const Tensor& right, bool transpose_right,
            const Tensor& c, void* workspace, Stream stream) {
   const float one = 1, zero = 0;
@@ -107,11 +125,12 @@ void plain(const Tensor& left, bool transpose_left, const Tensor& right, bool tr
   g.m = c.shape[1];
   g.n = c.shape[0];
   g.k = transpose_left ? left.shape[1] : left.shape[0];
-  g.lda = left.shape[1];
-  g.ldb = right.shape[1];
-  g.ldc = c.shape[1];
+  g.lda = left.stride[0];
+  g.ldb = right.stride[0];
+  g.ldc = c.stride[0];
   g.in = left.dtype;
   g.out = c.dtype;
+  g.workspace_bytes = plain_workspace_bytes;
   g.alignment_a = device::alignment_of(left.data, g.lda, g.in);
   g.alignment_b = device::alignment_of(right.data, g.ldb, g.in);
   g.alignment_c = device::alignment_of(c.data, g.ldc, g.out);
@@ -132,7 +151,7 @@ std::unique_ptr<DeviceSession> DeviceSession::open(int device_index, std::string
   return nullptr;
 }
 
-int64_t plain_products_workspace_bytes() { return device::product_workspace_bytes; }
+int64_t plain_products_workspace_bytes() { return plain_workspace_bytes; }
 
 void queue_plain_logits(const PlainProducts& p, Stream stream) {
   plain(p.weight, true, p.hidden, false, p.logits, p.workspace, stream);

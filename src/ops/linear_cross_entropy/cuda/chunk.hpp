@@ -62,7 +62,7 @@ struct RowFactors {
 struct Shape {
   int64_t tokens, hidden, vocab, vocab_begin, vocab_local, vocab_stored;
   int64_t logits_stride, parts, kept, top_k, soft_k, ignore_index;
-  float softcap;
+  float softcap, cap_exponent;  // cap_exponent: 2 log2(e) / softcap
   double logit_scale, label_smoothing, z_loss, denominator_value;
   Reduction reduction;
   Denominator denominator;
@@ -70,6 +70,7 @@ struct Shape {
   SoftTargets soft;
   int32_t has_targets, scaled_rows;
   int32_t fast_exp;  // 16-bit problems: exp to 2^-22, below the rounding of their operands
+  int32_t fast_cap;  // 16-bit problems with a cap up to 256
   const float *bias, *class_weight;  // fp32, local columns; null: none
   View targets, class_weights, token_weight, token_scale, soft_ids, soft_probs;
   View upstream, upstream_lse, upstream_entropy;
@@ -86,16 +87,12 @@ void write_blank_rows(const Shape& s, const int8_t* kind, double* row_loss, int8
 void write_scalars(const Shape& s, const Totals* totals, const Terms* terms, const double* row_loss,
                    const int8_t* hit, cudaStream_t stream);
 
-// states.cu
+// states.cu: also the best candidates of every part, where `best` is given.
 void reduce_rows(const Shape& s, const ChunkRows& c, const float* logits, RowState<double>* partial,
-                 cudaStream_t stream);
+                 Candidate<float>* best, cudaStream_t stream);
 // Also adds the sparse soft targets' part, one more state a row, where there are any.
 void read_sparse(const Shape& s, const ChunkRows& c, const float* logits, float* sparse_logits,
                  RowState<double>* partial, cudaStream_t stream);
-
-// top_k.cu
-void find_candidates(const Shape& s, const ChunkRows& c, const float* logits,
-                     Candidate<float>* partial, cudaStream_t stream);
 
 // finish.cu: states and candidates lie [parts][rows]. collapse merges them to one a row (before an
 // exchange between ranks); finish writes the outputs of the rows and what their gradient needs.
@@ -114,14 +111,19 @@ void finish_rows(const Shape& s, const ChunkRows& c, const Terms* terms, int64_t
 void balance_rows(const ChunkRows& c, RowFactors* factors, float* scalars, bool add, float scale,
                   cudaStream_t stream);
 
-// gradient.cu: logits become dz, in place: a 16-bit row starts where its fp32 row started.
+// gradient.cu: the fp32 logits of a piece become dz, dense rows of the products' dtype. dz may lie
+// in the same buffer: row r of dz `lead` + r rows of dz before the logits of row r, or the same
+// row.
 struct Gradient {
-  float* logits;
-  void* rest;   // what rounding left of dz, in the same dtype, dense rows; null: not kept
-  DType dtype;  // of dz
+  const float* logits;
+  void* dz;
+  void* rest;    // what rounding left of dz, in the same dtype and layout; null: not kept
+  DType dtype;   // of dz
+  int64_t lead;  // rows of dz between its first row and the first logits; 0: the same rows in fp32
 };
 void form_gradient(const Shape& s, const ChunkRows& c, const Gradient& g,
                    const float* sparse_logits, const RowFactors* factors, cudaStream_t stream);
+// Over the dz of a whole chunk.
 void add_bias_gradient(const Shape& s, const ChunkRows& c, const Gradient& g,
                        const RowFactors* factors, double* db, cudaStream_t stream);
 

@@ -1,8 +1,10 @@
-// What: turns a chunk's logits into the gradient of its products, in place, and sums db.
+// What: turns the logits of a piece into the gradient of its products, and sums db.
 // Why: dz is formed once, from the fp32 logits, and rounded once to the dtype of the products.
 // Never: forms p - 1 by subtraction: the target's coefficient comes from the other terms' share.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+
+#include <algorithm>
 
 #include "device/common/cuda_check.hpp"
 #include "device/common/reduce.cuh"
@@ -11,9 +13,10 @@
 namespace talea::lce::cuda {
 namespace {
 
-constexpr int threads = 128;  // so that the rows of a usual chunk are all resident at once
-constexpr int lanes = 8;      // columns a thread and step
+constexpr int threads = 256;
+constexpr int lanes = 8;  // columns a thread and step
 constexpr int step = threads * lanes;
+constexpr int steps = 4;  // of a block, all loaded before the first is formed
 
 template <typename T>
 __device__ T narrow(float x);
@@ -33,21 +36,25 @@ __device__ float widen(float x) { return x; }
 __device__ float widen(__nv_bfloat16 x) { return __bfloat162float(x); }
 __device__ float widen(__half x) { return __half2float(x); }
 
-// da of one column times the row's storage factor, from its logit before the softcap; q: its soft
-// target.
-template <bool Plain, bool Fast>
+// plain: neither cap, class weights, soft targets nor a gradient of the entropy; capped: with a
+// cap.
+enum class Mode { plain, capped, general };
+
+// da of one column times the row's storage factor, from its logit before the softcap; c: its class
+// weight, q: its soft target.
+template <Mode M, bool Fast>
 __device__ __forceinline__ float gradient_of(const Shape& s, const RowFactors& f, float a,
-                                             int column, float q) {
-  const float x = (Plain ? a : capped(s, a)) - f.max;
+                                             int column, float c, float q) {
+  Cap cap{a, 1.0f};
+  if (M == Mode::capped || (M == Mode::general && s.softcap > 0)) cap = cap_of(s, a);
+  const float x = cap.logit - f.max;
   const float p = (Fast ? __expf(x) : expf(x)) * f.inverse_sum;
   float dz = column == f.target_column ? f.target : f.prob * p;
-  if (Plain) return (dz - f.smooth) * f.stored;
-  const float c = s.class_weight ? s.class_weight[column] : 1.0f;
+  if (M != Mode::general) return (dz - f.smooth) * (cap.slope * f.stored);
   if (f.smooth != 0) dz -= f.smooth * c;
   if (f.soft != 0) dz -= f.soft * c * q;
   if (f.entropy_up != 0 && p != 0) dz -= f.entropy_up * p * (x - f.log_sum_less_entropy);
-  if (s.softcap > 0) dz *= cap_slope(s, a);
-  return dz * f.stored;
+  return dz * cap.slope * f.stored;
 }
 
 template <typename T>
@@ -56,22 +63,27 @@ struct alignas(16) Pack {
 };
 
 // Eight columns of da; q is read where there are dense soft targets.
-template <bool Plain, bool Fast>
+template <Mode M, bool Fast>
 __device__ __forceinline__ void gradients(const Shape& s, const RowFactors& f, int64_t t,
                                           float scale, const float4 (&products)[2], int first,
                                           float (&da)[lanes]) {
   const float raw[lanes] = {products[0].x, products[0].y, products[0].z, products[0].w,
                             products[1].x, products[1].y, products[1].z, products[1].w};
+  const float4 b0 = four_of(s.bias, first, 0.0f), b1 = four_of(s.bias, first + 4, 0.0f);
+  const float bias[lanes] = {b0.x, b0.y, b0.z, b0.w, b1.x, b1.y, b1.z, b1.w};
+  const float* weights = M == Mode::general ? s.class_weight : nullptr;
+  const float4 c0 = four_of(weights, first, 1.0f), c1 = four_of(weights, first + 4, 1.0f);
+  const float c[lanes] = {c0.x, c0.y, c0.z, c0.w, c1.x, c1.y, c1.z, c1.w};
   const int columns = static_cast<int>(s.vocab_local);
 #pragma unroll
   for (int j = 0; j < lanes; ++j) {
     const int column = first + j;
     da[j] = 0;
     if (column >= columns) continue;
-    const float q = !Plain && s.soft == SoftTargets::dense
+    const float q = M == Mode::general && s.soft == SoftTargets::dense
                         ? static_cast<float>(s.soft_probs.load(t, s.vocab_begin + column))
                         : 0.0f;
-    da[j] = gradient_of<Plain, Fast>(s, f, scaled_logit(s, raw[j], scale, column), column, q);
+    da[j] = gradient_of<M, Fast>(s, f, scaled_logit(raw[j], scale, bias[j]), column, c[j], q);
   }
 }
 
@@ -83,60 +95,59 @@ __device__ __forceinline__ Pack<T> packed(const float (&da)[lanes]) {
   return pack;
 }
 
-// One block a row, from the left. A 16-bit row starts where its fp32 row started, so step i writes
-// over columns that step i / 2 read: one barrier a step keeps every read before the write over it.
-// The next step's columns are read before this step's are formed.
-template <typename T, bool Plain>
+// A block takes `steps` stretches of one row. No thread writes what another has yet to read: the
+// host launches only rows whose dz lies before every logit that is still needed.
+template <typename T, Mode M>
 __global__ void __launch_bounds__(threads)
-    gradient_kernel(Shape s, ChunkRows c, float* logits, void* rest, const RowFactors* factors) {
-  const int64_t r = blockIdx.x;
-  float* row = logits + r * s.logits_stride;
-  Pack<T>* out = reinterpret_cast<Pack<T>*>(row);
-  Pack<T>* left = rest ? static_cast<Pack<T>*>(rest) + r * (s.logits_stride / lanes) : nullptr;
+    gradient_kernel(Shape s, ChunkRows c, int64_t first_row, int blocks_a_row, const float* logits,
+                    T* dz, T* rest, const RowFactors* factors) {
+  const int64_t r = first_row + blockIdx.x / blocks_a_row;
   const int stride = static_cast<int>(s.logits_stride);  // a multiple of 64: whole packs
-  int v = threadIdx.x * lanes;
+  const int begin = blockIdx.x % blocks_a_row * (steps * step) + threadIdx.x * lanes;
+  Pack<T>* out = reinterpret_cast<Pack<T>*>(dz + r * s.logits_stride);
+  Pack<T>* left = rest ? reinterpret_cast<Pack<T>*>(rest + r * s.logits_stride) : nullptr;
   if (!is_row(c, r)) {
-    for (; v < stride; v += step) {
+    for (int i = 0, v = begin; i < steps && v < stride; ++i, v += step) {
       out[v / lanes] = Pack<T>{};
       if (left) left[v / lanes] = Pack<T>{};
     }
     return;
   }
+  const float* row = logits + r * s.logits_stride;
+  float4 products[steps][2];
+#pragma unroll
+  for (int i = 0; i < steps; ++i) {
+    const int v = begin + i * step;
+    if (v >= stride) continue;
+    products[i][0] = *reinterpret_cast<const float4*>(row + v);
+    products[i][1] = *reinterpret_cast<const float4*>(row + v + 4);
+  }
   const int64_t t = c.order[c.begin + r];
   const RowFactors f = factors[r];
   const float scale = row_scale(s, t);
-  auto read = [&](int from, float4(&to)[2]) {
-    if (from >= stride) return;
-    to[0] = *reinterpret_cast<const float4*>(row + from);
-    to[1] = *reinterpret_cast<const float4*>(row + from + 4);
-  };
-  float4 now[2] = {}, next[2] = {};
-  read(v, now);
-  for (int base = 0; base < stride; base += step, v += step) {
-    read(v + step, next);
-    float da[lanes];
-    gradients<Plain, sizeof(T) == 2>(s, f, t, scale, now, v, da);
-    const Pack<T> pack = packed<T>(da);
-    if (sizeof(T) < sizeof(float)) __syncthreads();
-    if (v < stride) out[v / lanes] = pack;
-    if (v < stride && left) {
 #pragma unroll
-      for (int j = 0; j < lanes; ++j) da[j] -= widen(pack.v[j]);
-      left[v / lanes] = packed<T>(da);
-    }
-    now[0] = next[0];
-    now[1] = next[1];
+  for (int i = 0; i < steps; ++i) {
+    const int v = begin + i * step;
+    if (v >= stride) return;
+    float da[lanes];
+    gradients<M, sizeof(T) == 2>(s, f, t, scale, products[i], v, da);
+    const Pack<T> pack = packed<T>(da);
+    out[v / lanes] = pack;
+    if (!left) continue;
+#pragma unroll
+    for (int j = 0; j < lanes; ++j) da[j] -= widen(pack.v[j]);
+    left[v / lanes] = packed<T>(da);
   }
 }
 
 // One warp a row: the listed columns are written again with their q, each by its first mention.
 template <typename T>
-__global__ void sparse_kernel(Shape s, ChunkRows c, float* logits, void* rest,
-                              const float* sparse_logits, const RowFactors* factors) {
+__global__ void sparse_kernel(Shape s, ChunkRows c, T* dz, T* rest, const float* sparse_logits,
+                              const RowFactors* factors) {
   const int64_t r = (blockIdx.x * int64_t{blockDim.x} + threadIdx.x) / device::warp_size;
   if (!is_row(c, r)) return;
   const int64_t t = c.order[c.begin + r];
-  T* out = reinterpret_cast<T*>(logits + r * s.logits_stride);
+  T* out = dz + r * s.logits_stride;
   for (int64_t j = threadIdx.x % device::warp_size; j < s.soft_k; j += device::warp_size) {
     const int64_t id = s.soft_ids.load_index(t, j);
     const int64_t column = id - s.vocab_begin;
@@ -149,12 +160,11 @@ __global__ void sparse_kernel(Shape s, ChunkRows c, float* logits, void* rest,
       q += s.soft_probs.load(t, i);
     }
     if (!first) continue;
-    const float da =
-        gradient_of<false, sizeof(T) == 2>(s, factors[r], sparse_logits[r * s.soft_k + j],
-                                           static_cast<int>(column), static_cast<float>(q));
+    const float da = gradient_of<Mode::general, sizeof(T) == 2>(
+        s, factors[r], sparse_logits[r * s.soft_k + j], static_cast<int>(column),
+        s.class_weight ? s.class_weight[column] : 1.0f, static_cast<float>(q));
     out[column] = narrow<T>(da);
-    if (rest)
-      static_cast<T*>(rest)[r * s.logits_stride + column] = narrow<T>(da - widen(out[column]));
+    if (rest) rest[r * s.logits_stride + column] = narrow<T>(da - widen(out[column]));
   }
 }
 
@@ -162,7 +172,7 @@ constexpr int db_columns = 64, db_groups = 8;
 
 // Columns are summed over the chunk's rows by a fixed split of the rows in eight.
 template <typename T>
-__global__ void bias_kernel(Shape s, ChunkRows c, const float* logits, const void* rest,
+__global__ void bias_kernel(Shape s, ChunkRows c, const T* dz, const T* rest,
                             const RowFactors* factors, double* db) {
   __shared__ float sums[db_groups][db_columns];
   const int x = threadIdx.x % db_columns, group = threadIdx.x / db_columns;
@@ -172,8 +182,8 @@ __global__ void bias_kernel(Shape s, ChunkRows c, const float* logits, const voi
   float sum = 0;
   if (column < s.vocab_local)
     for (int64_t r = group; r < rows; r += db_groups) {
-      float da = widen(reinterpret_cast<const T*>(logits + r * s.logits_stride)[column]);
-      if (rest) da += widen(static_cast<const T*>(rest)[r * s.logits_stride + column]);
+      float da = widen(dz[r * s.logits_stride + column]);
+      if (rest) da += widen(rest[r * s.logits_stride + column]);
       sum += da * factors[r].db;
     }
   sums[group][x] = sum;
@@ -187,15 +197,22 @@ __global__ void bias_kernel(Shape s, ChunkRows c, const float* logits, const voi
 template <typename T>
 void form(const Shape& s, const ChunkRows& c, const Gradient& g, const float* sparse_logits,
           const RowFactors* factors, cudaStream_t stream) {
-  const auto rows = static_cast<unsigned>(c.rows);
-  const bool plain =
-      !s.class_weight && s.soft == SoftTargets::none && s.softcap == 0 && !s.upstream_entropy.data;
-  auto* kernel = plain ? gradient_kernel<T, true> : gradient_kernel<T, false>;
-  kernel<<<rows, threads, 0, stream>>>(s, c, g.logits, g.rest, factors);
-  device::check_launch("form_gradient");
+  const bool general = s.class_weight || s.soft != SoftTargets::none || s.upstream_entropy.data;
+  auto* kernel = general         ? gradient_kernel<T, Mode::general>
+                 : s.softcap > 0 ? gradient_kernel<T, Mode::capped>
+                                 : gradient_kernel<T, Mode::plain>;
+  T *dz = static_cast<T*>(g.dz), *rest = static_cast<T*>(g.rest);
+  const auto blocks = static_cast<unsigned>((s.logits_stride + steps * step - 1) / (steps * step));
+  // Rows below `first` are read: up to lead + 2 first rows of dz may be written.
+  for (int64_t first = 0, end = 0; first < c.rows; first = end) {
+    end = g.lead > 0 ? std::min(c.rows, g.lead + 2 * first) : c.rows;
+    kernel<<<static_cast<unsigned>(end - first) * blocks, threads, 0, stream>>>(
+        s, c, first, static_cast<int>(blocks), g.logits, dz, rest, factors);
+    device::check_launch("form_gradient");
+  }
   if (s.soft != SoftTargets::sparse || s.soft_k == 0) return;
-  sparse_kernel<T>
-      <<<(rows + 7) / 8, 256, 0, stream>>>(s, c, g.logits, g.rest, sparse_logits, factors);
+  sparse_kernel<T><<<static_cast<unsigned>((c.rows + 7) / 8), 256, 0, stream>>>(
+      s, c, dz, rest, sparse_logits, factors);
   device::check_launch("form_gradient of sparse targets");
 }
 
@@ -203,8 +220,8 @@ template <typename T>
 void sum_bias(const Shape& s, const ChunkRows& c, const Gradient& g, const RowFactors* factors,
               double* db, cudaStream_t stream) {
   const auto blocks = static_cast<unsigned>((s.vocab_local + db_columns - 1) / db_columns);
-  bias_kernel<T>
-      <<<blocks, db_columns * db_groups, 0, stream>>>(s, c, g.logits, g.rest, factors, db);
+  bias_kernel<T><<<blocks, db_columns * db_groups, 0, stream>>>(
+      s, c, static_cast<const T*>(g.dz), static_cast<const T*>(g.rest), factors, db);
   device::check_launch("add_bias_gradient");
 }
 

@@ -4,6 +4,7 @@
 // except under TargetCheck::checked: one synchronisation.
 #include <algorithm>
 #include <cmath>
+#include <numbers>
 
 #include "device/common/cuda_check.hpp"
 #include "ops/linear_cross_entropy/cuda/plan.hpp"
@@ -29,6 +30,8 @@ Shape shape_of(const Call& call, const Plan& plan, const Buffers& b) {
   s.soft_k = p.soft_k;
   s.ignore_index = p.options.ignore_index;
   s.softcap = static_cast<float>(p.options.softcap);
+  if (p.options.softcap > 0)
+    s.cap_exponent = static_cast<float>(2 * std::numbers::log2e / p.options.softcap);
   s.logit_scale = p.options.logit_scale;
   s.label_smoothing = p.options.label_smoothing;
   s.z_loss = p.options.z_loss;
@@ -40,6 +43,7 @@ Shape shape_of(const Call& call, const Plan& plan, const Buffers& b) {
   s.has_targets = p.has_targets;
   s.scaled_rows = plan.scaled_rows;
   s.fast_exp = is_16bit(plan.compute);
+  s.fast_cap = is_16bit(plan.compute) && p.options.softcap <= 256;
   s.bias = p.has_bias ? b.bias : nullptr;
   s.class_weight = p.has_class_weight ? b.class_weight : nullptr;
   s.targets = View(in.targets);
@@ -188,29 +192,45 @@ class Run {
     const int64_t left = (p_.tokens - begin + g - 1) / g * g;
     const ChunkRows rows{b_.totals, b_.order, begin, std::min(plan_.chunk_rows, left)};
     gather_rows(rows, x_, p_.hidden, plan_.compute, b_.x, plan_.x_stride, stream_);
-    logits(rows);
-    states(rows);
-    if (p_.backward()) gradient(rows);
+    for (const Piece& each : pieces(plan_, rows.rows, buffer_rows(plan_, plan_.chunk_rows)))
+      piece(each, {b_.totals, b_.order, begin + each.begin, each.rows});
+    if (p_.backward()) gradients(rows);
   }
 
-  void logits(const ChunkRows& rows) {
+  // Rows `row` of dz, or of what is laid out like it.
+  char* dz_at(char* base, int64_t row) const {
+    return base + row * plan_.logits_stride * size_of(plan_.compute);
+  }
+
+  void piece(const Piece& at, const ChunkRows& rows) {
+    auto* logits = reinterpret_cast<float*>(dz_at(b_.dz, at.source));
+    multiply_logits(rows, b_.x + at.begin * plan_.x_stride * size_of(plan_.compute), logits);
+    RowFactors* factors = b_.factors + at.begin;
+    states(rows, logits, factors);
+    if (!p_.backward()) return;
+    const Gradient dz{logits, dz_at(b_.dz, at.begin),
+                      plan_.two_terms ? dz_at(b_.rest, at.begin) : nullptr, plan_.compute,
+                      is_16bit(plan_.compute) ? at.source - at.begin : 0};
+    form_gradient(s_, rows, dz, b_.sparse_logits, factors, stream_);
+  }
+
+  void multiply_logits(const ChunkRows& rows, const void* x, float* logits) {
     if (multiplies())
-      product(logits_product(p_, plan_, rows.rows), weight_, b_.x, b_.logits, 1, 0);
+      product(logits_product(p_, plan_, rows.rows), weight_, x, logits, 1, 0);
     else
       device::check(
-          cudaMemsetAsync(b_.logits, 0, static_cast<size_t>(rows.rows * plan_.logits_stride) * 4,
+          cudaMemsetAsync(logits, 0, static_cast<size_t>(rows.rows * plan_.logits_stride) * 4,
                           stream_),
           "zero logits");
   }
 
-  void states(const ChunkRows& rows) {
+  void states(const ChunkRows& rows, const float* logits, RowFactors* factors) {
     const bool sparse = p_.soft_targets == SoftTargets::sparse;
     const RowState<double>* states = b_.partial_states;
     const Candidate<float>* best = b_.partial_best;
     int64_t parts = plan_.parts + (sparse ? 1 : 0), best_parts = plan_.parts;
-    reduce_rows(s_, rows, b_.logits, b_.partial_states, stream_);
-    read_sparse(s_, rows, b_.logits, b_.sparse_logits, b_.partial_states, stream_);
-    find_candidates(s_, rows, b_.logits, b_.partial_best, stream_);
+    reduce_rows(s_, rows, logits, b_.partial_states, b_.partial_best, stream_);
+    read_sparse(s_, rows, logits, b_.sparse_logits, b_.partial_states, stream_);
     if (p_.world > 1) {
       collapse(s_, rows, parts, best_parts, states, best, b_.own_states, b_.own_best, stream_);
       c_.vocab.all_gather(b_.own_states, b_.all_states,
@@ -225,13 +245,12 @@ class Run {
     }
     finish_rows(
         s_, rows, b_.terms, parts, best_parts, states, best,
-        {b_.factors, p_.wants_loss ? b_.row_loss : nullptr, p_.wants_accuracy ? b_.hit : nullptr},
+        {factors, p_.wants_loss ? b_.row_loss : nullptr, p_.wants_accuracy ? b_.hit : nullptr},
         stream_);
   }
 
-  void gradient(const ChunkRows& rows) {
-    const Gradient dz{b_.logits, plan_.two_terms ? b_.rest : nullptr, plan_.compute};
-    form_gradient(s_, rows, dz, b_.sparse_logits, b_.factors, stream_);
+  void gradients(const ChunkRows& rows) {
+    const Gradient dz{nullptr, b_.dz, plan_.two_terms ? b_.rest : nullptr, plan_.compute, 0};
     if (p_.wants_db && p_.vocab_local > 0)
       add_bias_gradient(s_, rows, dz, b_.factors, b_.db, stream_);
     if (p_.wants_dx && p_.hidden > 0) {
@@ -249,14 +268,24 @@ class Run {
   }
 
   void multiply_dx(const ChunkRows& rows) {
+    const int sms =
+        plan_.choose_tiles && !plan_.two_terms && is_16bit(plan_.compute) ? c_.device.sm_count : 0;
+    const int64_t first = dx_first_rows(rows.rows, p_.hidden, sms);
+    multiply_dx(0, first, device::Product::Tiles::library);
+    if (first < rows.rows) multiply_dx(first, rows.rows - first, device::Product::Tiles::narrow);
+  }
+
+  void multiply_dx(int64_t row, int64_t rows, device::Product::Tiles tiles) {
     const int64_t bytes = size_of(plan_.compute);
+    float* dx = b_.dx + row * plan_.dx_stride;
     for (int64_t v = 0; v < p_.vocab_local; v += plan_.dx_panel) {
       const int64_t columns = std::min(plan_.dx_panel, p_.vocab_local - v);
-      const device::Product g = dx_product(p_, plan_, rows.rows, columns, false);
+      device::Product g = dx_product(p_, plan_, rows, columns);
+      g.tiles = tiles;
+      if (tiles == device::Product::Tiles::narrow) g.canonical_n = narrow_rows;
       const char* weight = weight_ + v * g.lda * bytes;
-      product(g, weight, reinterpret_cast<char*>(b_.logits) + v * bytes, b_.dx, 1, v > 0 ? 1 : 0);
-      if (plan_.two_terms)
-        product(dx_product(p_, plan_, rows.rows, columns, true), weight, b_.rest, b_.dx, 1, 1);
+      product(g, weight, dz_at(b_.dz, row) + v * bytes, dx, 1, v > 0 ? 1 : 0);
+      if (plan_.two_terms) product(g, weight, b_.rest, dx, 1, 1);
     }
   }
 
@@ -272,8 +301,8 @@ class Run {
     }
     for (const bool second : {false, true}) {
       if (second && !plan_.two_terms) return;
-      const device::Product g = dw_product(p_, plan_, rows.rows, stride, second);
-      const void* dz = second ? static_cast<void*>(b_.rest) : b_.logits;
+      const device::Product g = dw_product(p_, plan_, rows.rows, stride);
+      const void* dz = second ? b_.rest : b_.dz;
       // fp16: {alpha, beta of the first term, beta of the second} lie on the device.
       if (plan_.scaled_rows)
         product(g, {b_.x, dz, dw, b_.scalars, b_.scalars + (second ? 2 : 1), b_.products});
@@ -315,10 +344,10 @@ class Run {
 
   void report() {
     Result& r = c_.result;
-    r.logits_home = "fp32 rows of a chunk in the workspace, overwritten by their gradient";
-    r.logits_tile_rows = plan_.chunk_rows;
+    r.logits_home = "fp32 rows of a piece of a chunk in the workspace, overwritten by later rows";
+    r.logits_tile_rows = pieces(plan_, plan_.chunk_rows, 0).front().rows;
     r.logits_tile_columns = p_.vocab_local;
-    r.logits_tile_bytes = plan_.chunk_rows * plan_.logits_stride * 4;
+    r.logits_tile_bytes = r.logits_tile_rows * plan_.logits_stride * 4;
     r.full_logits_tensor = false;
     r.chunk_rows = plan_.chunk_rows;
     r.chunks = chunks_;
@@ -371,7 +400,8 @@ std::vector<std::string> details(const Problem& p, const DeviceFacts& device) {
                       "whole",
                       device::cublaslt_version(), name_of(r.compute)),
           fmt::format("chunk_rows = {}", r.chunk_rows), fmt::format("chunks = {}", r.chunks),
-          fmt::format("chunk_logits_bytes = {}", r.chunk_rows * r.logits_stride * 4),
+          fmt::format("chunk_buffer_bytes = {}",
+                      buffer_rows(r, r.chunk_rows) * r.logits_stride * size_of(r.compute)),
           fmt::format("dw = {}", !p.wants_dw     ? "not wanted"
                                  : r.dw_in_place ? "added by the products into the caller's fp32"
                                  : r.dw_direct   ? "one product, rounded once"

@@ -23,24 +23,33 @@ int64_t bytes_with(const Problem& p, const Plan& plan, int64_t rows) {
 
 int64_t fitting_rows(const Problem& p, const Plan& plan) {
   const int64_t g = plan.granule_rows, most = std::max(g, round_up(p.tokens, g));
-  const int64_t base = bytes_with(p, plan, 0);
-  const int64_t each = (bytes_with(p, plan, 16 * g) - base + 16 * g - 1) / (16 * g);
-  int64_t rows = std::clamp((p.options.workspace_limit_bytes - base) / each / g * g, g, most);
+  const int64_t base = bytes_with(p, plan, 0), probe = 112 * g;
+  const int64_t each = std::max<int64_t>(1, (bytes_with(p, plan, probe) - base) / probe);
+  const int64_t guess = (p.options.workspace_limit_bytes - base) / each / g * g;
+  int64_t rows = std::clamp(guess + 2 * g, g, most);
   while (rows > g && bytes_with(p, plan, rows) > p.options.workspace_limit_bytes) rows -= g;
   // Equal chunks: the last is as full as the others.
   const int64_t chunks = std::max<int64_t>(1, (p.tokens + rows - 1) / rows);
   return std::max(g, round_up((p.tokens + chunks - 1) / chunks, g));
 }
 
+// Ranks exchange row states chunk by chunk, so all must cut alike: by an even share of the
+// vocabulary in plain layout, whatever the own shard is.
+Problem even_share(Problem p) {
+  p.vocab_local = p.vocab_stored = (p.vocab + p.world - 1) / p.world;
+  p.weight_row_stride = p.dw_row_stride = p.hidden;
+  p.weight_col_stride = p.dw_col_stride = 1;
+  return p;
+}
+
 int64_t weight_stride(const Problem& p, const Plan& plan) {
   return plan.copies_weight ? plan.x_stride : std::max(p.weight_row_stride, p.hidden);
 }
 
-}  // namespace
-
-Plan plan(const Problem& p, int sm) {
+// All of the plan but the rows of a chunk.
+Plan layout_of(const Problem& p, int sm) {
   Plan r;
-  r.middle_tiles = sm >= 90;
+  r.choose_tiles = sm >= 90;
   r.compute = p.weight_dtype;
   r.granule_rows = is_16bit(r.compute) ? 128 : 32;
   r.logits_stride = round_up(std::max<int64_t>(p.vocab_local, 1), 64);
@@ -62,17 +71,48 @@ Plan plan(const Problem& p, int sm) {
                      (p.vocab_stored <= 1 || p.dw_row_stride >= p.hidden);
   r.dw_in_place = p.wants_dw && p.dw_dtype == DType::f32 && dense;
   // Two terms meet in fp32: a 16-bit dW between them would be rounded twice.
-  if (p.wants_dw && dense && !p.accumulate_dw && p.dw_dtype == r.compute && is_16bit(r.compute) &&
-      !r.two_terms) {
+  if (p.world == 1 && p.wants_dw && dense && !p.accumulate_dw && p.dw_dtype == r.compute &&
+      is_16bit(r.compute) && !r.two_terms) {
     Plan direct = r;  // worth it only where the whole batch fits one chunk
     direct.dw_direct = true;
     const int64_t all = std::max(r.granule_rows, round_up(p.tokens, r.granule_rows));
     if (bytes_with(p, direct, all) <= p.options.workspace_limit_bytes || all == r.granule_rows)
       r.dw_direct = true;
   }
-  r.chunk_rows = fitting_rows(p, r);
+  return r;
+}
+
+}  // namespace
+
+Plan plan(const Problem& p, int sm) {
+  Plan r = layout_of(p, sm);
+  const Problem even = even_share(p);
+  r.chunk_rows = p.world > 1 ? fitting_rows(even, layout_of(even, sm)) : fitting_rows(p, r);
   r.chunks = (p.tokens + r.chunk_rows - 1) / r.chunk_rows;
   return r;
+}
+
+std::vector<Piece> pieces(const Plan& plan, int64_t rows, int64_t buffer) {
+  if (!is_16bit(plan.compute)) return {{0, rows, 0}};  // in place
+  const int64_t g = plan.granule_rows, granules = (rows + g - 1) / g;
+  const int64_t last = (2 * granules + 7) / 14, middle = (4 * granules + 7) / 14;
+  std::vector<Piece> all;
+  int64_t begin = 0;
+  for (const int64_t n : {granules - middle - last, middle, last}) {
+    if (n == 0) continue;
+    all.push_back({begin, n * g, buffer - 2 * n * g});
+    begin += n * g;
+  }
+  return all;
+}
+
+int64_t buffer_rows(const Plan& plan, int64_t rows) {
+  if (!is_16bit(plan.compute)) return rows;
+  const int64_t slack = plan.granule_rows / 4;  // dz of the first rows lies before any logits
+  int64_t most = 0;
+  for (const Piece& piece : pieces(plan, rows, 0))
+    most = std::max(most, piece.begin + 2 * piece.rows);
+  return rows == 0 ? 0 : most + slack;
 }
 
 Buffers::Buffers(Arena& a, const Problem& p, const Plan& plan, int64_t rows) {
@@ -94,18 +134,19 @@ Buffers::Buffers(Arena& a, const Problem& p, const Plan& plan, int64_t rows) {
   x_all = a.take<char>(plan.gather_tokens ? n * d * size_of(plan.compute) : 0);
   dx_all = a.take<float>(plan.gather_tokens && p.wants_dx ? (n + n / p.world) * d : 0);
   products = a.take<char>(device::product_workspace_bytes);
-  logits = a.take<float>(rows * plan.logits_stride);
+  dz = a.take<char>(buffer_rows(plan, rows) * plan.logits_stride * size_of(plan.compute));
   x = a.take<char>(rows * plan.x_stride * size_of(plan.compute));
   dx = a.take<float>(p.wants_dx ? rows * plan.dx_stride : 0);
   const int64_t parts = plan.parts + (sparse ? 1 : 0);
-  partial_states = a.take<RowState<double>>(rows * parts);
-  own_states = a.take<RowState<double>>(exchanged ? rows : 0);
-  all_states = a.take<RowState<double>>(exchanged ? rows * p.world : 0);
-  partial_best = a.take<Candidate<float>>(rows * plan.parts * plan.kept);
-  own_best = a.take<Candidate<float>>(exchanged ? rows * plan.kept : 0);
-  all_best = a.take<Candidate<float>>(exchanged ? rows * plan.kept * p.world : 0);
+  const int64_t most = rows == 0 ? 0 : pieces(plan, rows, 0).front().rows;  // of a piece
+  partial_states = a.take<RowState<double>>(most * parts);
+  own_states = a.take<RowState<double>>(exchanged ? most : 0);
+  all_states = a.take<RowState<double>>(exchanged ? most * p.world : 0);
+  partial_best = a.take<Candidate<float>>(most * plan.parts * plan.kept);
+  own_best = a.take<Candidate<float>>(exchanged ? most * plan.kept : 0);
+  all_best = a.take<Candidate<float>>(exchanged ? most * plan.kept * p.world : 0);
   rest = a.take<char>(plan.two_terms && p.backward() ? rows * plan.logits_stride * 2 : 0);
-  sparse_logits = a.take<float>(sparse ? rows * p.soft_k : 0);
+  sparse_logits = a.take<float>(sparse ? most * p.soft_k : 0);
   factors = a.take<RowFactors>(rows);
 }
 
@@ -125,38 +166,54 @@ device::Product logits_product(const Problem& p, const Plan& plan, int64_t rows)
   g.ldc = plan.logits_stride;
   g.in = plan.compute;
   g.canonical_n = canonical_rows;
-  g.middle_tiles = plan.middle_tiles;
+  if (plan.choose_tiles) g.tiles = device::Product::Tiles::middle;
   return g;
 }
 
-device::Product dx_product(const Problem& p, const Plan& plan, int64_t rows, int64_t columns,
-                           bool second_term) {
+device::Product dx_product(const Problem& p, const Plan& plan, int64_t rows, int64_t columns) {
   device::Product g;  // [D, rows] = W(stored [D, V]) x dZ(stored [V, rows])
   g.m = p.hidden;
   g.n = rows;
   g.k = columns;
   g.lda = weight_stride(p, plan);
-  g.ldb = second_term ? plan.logits_stride : plan.logits_stride * 4 / size_of(plan.compute);
+  g.ldb = plan.logits_stride;
   g.ldc = plan.dx_stride;
   g.in = plan.compute;
   g.canonical_n = canonical_rows;
   return g;
 }
 
-device::Product dw_product(const Problem& p, const Plan& plan, int64_t rows, int64_t dw_stride,
-                           bool second_term) {
+int64_t dx_first_rows(int64_t rows, int64_t hidden, int multiprocessors) {
+  constexpr int64_t tile = 128, narrow = 160;         // rows of a tile
+  constexpr double narrow_cost = 160.0 / 256 * 1.03;  // of a narrow tile, in large ones
+  const int64_t across = (hidden + 255) / 256;        // large tiles side by side
+  const int64_t narrow_across = (hidden + 127) / 128;
+  if (multiprocessors <= 0 || across > multiprocessors) return rows;
+  const auto waves = [&](int64_t tiles) { return (tiles + multiprocessors - 1) / multiprocessors; };
+  const int64_t large = (rows + tile - 1) / tile * across;
+  const int64_t whole = large / multiprocessors;  // waves without a gap
+  const int64_t first = whole * multiprocessors / across * tile;
+  const int64_t left = rows - first;
+  if (whole == 0 || left <= 0) return rows;
+  const int64_t last = (left + narrow - 1) / narrow * narrow_across;
+  const double split = static_cast<double>(waves(first / tile * across)) +
+                       narrow_cost * static_cast<double>(waves(last));
+  return split < 0.97 * static_cast<double>(waves(large)) ? first : rows;
+}
+
+device::Product dw_product(const Problem& p, const Plan& plan, int64_t rows, int64_t dw_stride) {
   device::Product g;  // [D, V] = X(stored [D, rows]) x dZ^T(stored [V, rows])
   g.transpose_b = true;
   g.m = p.hidden;
   g.n = p.vocab_local;
   g.k = rows;
   g.lda = plan.x_stride;
-  g.ldb = second_term ? plan.logits_stride : plan.logits_stride * 4 / size_of(plan.compute);
+  g.ldb = plan.logits_stride;
   g.ldc = std::max(dw_stride, p.hidden);
   g.in = plan.compute;
   g.out = plan.dw_direct ? plan.compute : DType::f32;
   g.canonical_k = canonical_rows;
-  g.middle_tiles = plan.middle_tiles;
+  if (plan.choose_tiles) g.tiles = device::Product::Tiles::middle;
   g.device_scalars = plan.scaled_rows;
   return g;
 }

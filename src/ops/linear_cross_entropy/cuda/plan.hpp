@@ -3,6 +3,8 @@
 // Never: touches a device.
 #pragma once
 
+#include <vector>
+
 #include "core/arena.hpp"
 #include "device/common/cublaslt.hpp"
 #include "ops/linear_cross_entropy/cuda/chunk.hpp"
@@ -14,11 +16,11 @@ struct Plan {
   DType compute = DType::bf16;  // of the operands of the products
   int64_t granule_rows = 128;   // every product's rows are a multiple of it
   int64_t chunk_rows = 0, chunks = 0;
-  int64_t logits_stride = 0;   // floats from row to row of the chunk's logits
+  int64_t logits_stride = 0;   // elements from row to row of logits and of dz
   int64_t x_stride = 0;        // elements from row to row of the gathered hidden rows
   int64_t dx_stride = 0;       // floats from row to row of the chunk's dX
   int64_t parts = 0;           // of a row, each reduced by one block
-  bool middle_tiles = false;   // of the products that store fp32
+  bool choose_tiles = false;   // Hopper: tiles by measurement, not by the library's first choice
   int64_t kept = 0;            // candidates a row
   bool dw_in_place = false;    // products add straight into the caller's dw
   bool dw_direct = false;      // one chunk: the product writes the caller's 16-bit dw, rounded once
@@ -30,6 +32,17 @@ struct Plan {
   bool gather_tokens = false;  // sequence parallel: all ranks' rows are gathered first
   bool scaled_rows = false;    // fp16: each row of dz carries a power of two
 };
+
+// A chunk's dz lies dense in 16 bits at the head of its buffer; the fp32 logits of one piece of the
+// chunk after the other lie at the buffer's end, and become dz before the next piece is multiplied.
+// The last pieces are small, so that the buffer is little larger than dz, and the products of the
+// gradients see two thirds more rows than fp32 logits of all of them would leave room for.
+struct Piece {
+  int64_t begin = 0, rows = 0;  // of the chunk
+  int64_t source = 0;           // where its logits lie, in rows of dz
+};
+std::vector<Piece> pieces(const Plan& plan, int64_t rows, int64_t buffer_rows);
+int64_t buffer_rows(const Plan& plan, int64_t rows);  // in rows of dz
 
 // sm: compute capability, 90 for Hopper; it chooses tiles, never sizes.
 Plan plan(const Problem& p, int sm);
@@ -51,7 +64,7 @@ struct Buffers {
   float* dx_all;
   char* products;
   // One chunk:
-  float* logits;
+  char* dz;  // and the logits of a piece
   char* x;
   float* dx;
   RowState<double>*partial_states, *own_states, *all_states;
@@ -68,10 +81,12 @@ int64_t workspace_bytes(const Problem& p);
 
 // The three products over `rows` rows.
 device::Product logits_product(const Problem& p, const Plan& plan, int64_t rows);
-device::Product dx_product(const Problem& p, const Plan& plan, int64_t rows, int64_t columns,
-                           bool second_term);
-device::Product dw_product(const Problem& p, const Plan& plan, int64_t rows, int64_t dw_stride,
-                           bool second_term);
+device::Product dx_product(const Problem& p, const Plan& plan, int64_t rows, int64_t columns);
+// The rows that dX multiplies first: whole waves of large tiles over the multiprocessors. Where
+// what is left fills a wave of narrow tiles better, it is a product of its own.
+inline constexpr int64_t narrow_rows = 640;  // for which the products of the rest are chosen
+int64_t dx_first_rows(int64_t rows, int64_t hidden, int multiprocessors);
+device::Product dw_product(const Problem& p, const Plan& plan, int64_t rows, int64_t dw_stride);
 
 std::optional<std::string> decline(const Problem& p, const DeviceFacts& device);
 

@@ -1,9 +1,10 @@
-// What: the partial softmax state of every (row, part) of a chunk's logits, and of sparse targets.
+// What: the partial softmax state of every (row, part) of a piece's logits, its best candidates,
+// and the share of sparse targets.
 // Why: one pass over the fp32 products gives all that loss, entropy and gradient need.
 // Never: rounds a logit; a block's order of summation depends on the vocabulary alone.
 #include "device/common/cuda_check.hpp"
 #include "device/common/reduce.cuh"
-#include "ops/linear_cross_entropy/cuda/logit.cuh"
+#include "ops/linear_cross_entropy/cuda/candidates.cuh"
 
 namespace talea::lce::cuda {
 namespace {
@@ -36,15 +37,24 @@ struct Wanted {
   bool entropy, class_sum, soft_dense;
 };
 
-__device__ void add_weighted(const Shape& s, const Wanted& want, int64_t t, int64_t column, float z,
-                             Seen& seen) {
-  const double c = s.class_weight ? s.class_weight[column] : 1.0;
-  if (want.class_sum) seen.class_sum += c * z;
-  if (want.soft_dense) {
-    const double cq = c * s.soft_probs.load(t, s.vocab_begin + column);
-    seen.soft_sum += cq * z;
+// Four columns' terms of smoothing and of dense soft targets: fp32 within the four, fp64 beyond.
+template <bool Ends>
+__device__ __forceinline__ void add_weighted(const Shape& s, const Wanted& want, int64_t t,
+                                             int64_t column, const float (&z)[lanes], int count,
+                                             Seen& seen) {
+  const float4 four = four_of(s.class_weight, column, 1.0f);
+  const float c[lanes] = {four.x, four.y, four.z, four.w};
+  float class_sum = 0;
+#pragma unroll
+  for (int i = 0; i < lanes; ++i) {
+    if (Ends && i >= count) continue;
+    class_sum += c[i] * z[i];
+    if (!want.soft_dense) continue;
+    const double cq = c[i] * s.soft_probs.load(t, s.vocab_begin + column + i);
+    seen.soft_sum += cq * z[i];
     seen.soft_mass += cq;
   }
+  if (want.class_sum) seen.class_sum += class_sum;
 }
 
 // One row's part as a block walks over it.
@@ -57,7 +67,7 @@ struct Walk {
 };
 
 // Count groups of four columns, `step` apart, join `seen`; `ends`: the last column may be missing.
-template <bool Plain, bool Fast, int Count, bool Ends>
+template <bool Plain, bool Fast, bool Cap, int Count, bool Ends>
 __device__ __forceinline__ void take(const Walk& walk, const float* part, int first, int width,
                                      Seen& seen, float& target_logit) {
   float z[Count][lanes];
@@ -66,24 +76,29 @@ __device__ __forceinline__ void take(const Walk& walk, const float* part, int fi
     *reinterpret_cast<float4*>(z[l]) = *reinterpret_cast<const float4*>(part + first + l * step);
   float most = -INFINITY;
 #pragma unroll
-  for (int l = 0; l < Count; ++l)
+  for (int l = 0; l < Count; ++l) {
+    const float4 four = four_of(walk.s.bias, walk.begin + first + l * step, 0.0f);
+    const float bias[lanes] = {four.x, four.y, four.z, four.w};
 #pragma unroll
     for (int i = 0; i < lanes; ++i) {
-      const int column = first + l * step + i;
-      if (Ends && column >= width) continue;
-      z[l][i] = logit_of(walk.s, z[l][i], walk.scale, walk.begin + column);
+      if (Ends && first + l * step + i >= width) continue;
+      z[l][i] = scaled_logit(z[l][i], walk.scale, bias[i]);
+      if (Cap) z[l][i] = cap_of(walk.s, z[l][i]).logit;
       most = fmaxf(most, z[l][i]);
     }
+  }
   seen.raise(most);
   const float base = seen.max == -INFINITY ? 0.0f : seen.max;
 #pragma unroll
   for (int l = 0; l < Count; ++l) {
+    const int group = first + l * step;
+    if (!Plain && (walk.want.class_sum || walk.want.soft_dense))
+      add_weighted<Ends>(walk.s, walk.want, walk.t, walk.begin + group, z[l], width - group, seen);
     float sum = 0;
 #pragma unroll
     for (int i = 0; i < lanes; ++i) {
-      const int column = first + l * step + i;
+      const int column = group + i;
       if (Ends && column >= width) continue;
-      if (!Plain) add_weighted(walk.s, walk.want, walk.t, walk.begin + column, z[l][i], seen);
       const float x = z[l][i] - base;
       float e = Fast ? __expf(x) : expf(x);
       if (column == walk.target) {
@@ -91,18 +106,19 @@ __device__ __forceinline__ void take(const Walk& walk, const float* part, int fi
         e = 0;
       }
       sum += e;
-      if (!Plain && walk.want.entropy && e != 0) seen.shifted += e * x;
+      if (!Plain) seen.shifted += e * fmaxf(x, -1000.0f);  // 0 where e is: x may be -infinity
     }
     seen.others += sum;
   }
 }
 
-template <bool Plain, bool Fast>
+template <bool Plain, bool Fast, bool Cap>
 __global__ void __launch_bounds__(threads)
-    states_kernel(Shape s, ChunkRows c, Wanted want, const float* logits,
-                  RowState<double>* partial) {
+    states_kernel(Shape s, ChunkRows c, Wanted want, const float* logits, RowState<double>* partial,
+                  Best* best) {
   __shared__ float floats[threads / 32];
   __shared__ double doubles[threads / 32];
+  __shared__ CandidateList candidates;
   __shared__ float shared_target;
   const int64_t part = blockIdx.x % s.parts, r = blockIdx.x / s.parts;
   if (!is_row(c, r)) return;
@@ -116,9 +132,9 @@ __global__ void __launch_bounds__(threads)
   Seen seen;
   int v = threadIdx.x * lanes;
   for (; v + (loads - 1) * step + lanes <= width; v += loads * step)
-    take<Plain, Fast, loads, false>(walk, columns, v, width, seen, target_logit);
+    take<Plain, Fast, Cap, loads, false>(walk, columns, v, width, seen, target_logit);
   for (; v < width; v += step)  // rows are padded: the load stays inside the buffer
-    take<Plain, Fast, 1, true>(walk, columns, v, width, seen, target_logit);
+    take<Plain, Fast, Cap, 1, true>(walk, columns, v, width, seen, target_logit);
   // The one thread that met the target's column.
   if (holds_target && walk.target / lanes % threads == threadIdx.x) shared_target = target_logit;
   RowState<double> state;
@@ -134,6 +150,9 @@ __global__ void __launch_bounds__(threads)
     state.soft_sum = block_reduce(seen.soft_sum, Sum(), doubles);
     state.soft_mass = block_reduce(seen.soft_mass, Sum(), doubles);
   }
+  if (s.kept > 0)
+    find_candidates(s, {columns, begin, width}, walk.scale, seen.max,
+                    best + (part * c.rows + r) * s.kept, candidates);
   if (threadIdx.x != 0) return;
   if (holds_target) {
     state.target = shared_target;
@@ -155,7 +174,7 @@ __global__ void sparse_kernel(Shape s, ChunkRows c, const float* logits, float* 
     const int64_t column = s.soft_ids.load_index(t, j) - s.vocab_begin;
     const double q = s.soft_probs.load(t, j);
     if (column < 0 || column >= s.vocab_local) continue;
-    const float a = scaled_logit(s, logits[r * s.logits_stride + column], scale, column);
+    const float a = scaled_logit(logits[r * s.logits_stride + column], scale, bias_of(s, column));
     const float z = capped(s, a);
     sparse_logits[r * s.soft_k + j] = a;
     const double cq = q * (s.class_weight ? s.class_weight[column] : 1.0);
@@ -171,14 +190,19 @@ __global__ void sparse_kernel(Shape s, ChunkRows c, const float* logits, float* 
 }  // namespace
 
 void reduce_rows(const Shape& s, const ChunkRows& c, const float* logits, RowState<double>* partial,
-                 cudaStream_t stream) {
+                 Best* best, cudaStream_t stream) {
   const Wanted want{s.entropy.data || s.upstream_entropy.data, s.label_smoothing > 0,
                     s.soft == SoftTargets::dense};
   const auto blocks = static_cast<unsigned>(c.rows * s.parts);
   const bool plain = !want.entropy && !want.class_sum && !want.soft_dense;
-  auto* kernel = plain ? (s.fast_exp ? states_kernel<true, true> : states_kernel<true, false>)
-                       : (s.fast_exp ? states_kernel<false, true> : states_kernel<false, false>);
-  kernel<<<blocks, threads, 0, stream>>>(s, c, want, logits, partial);
+  using Kernel = decltype(&states_kernel<true, true, true>);
+  const Kernel kernels[2][2][2] = {
+      {{states_kernel<false, false, false>, states_kernel<false, false, true>},
+       {states_kernel<false, true, false>, states_kernel<false, true, true>}},
+      {{states_kernel<true, false, false>, states_kernel<true, false, true>},
+       {states_kernel<true, true, false>, states_kernel<true, true, true>}}};
+  const Kernel kernel = kernels[plain][s.fast_exp != 0][s.softcap > 0];
+  kernel<<<blocks, threads, 0, stream>>>(s, c, want, logits, partial, best);
   device::check_launch("reduce_rows");
 }
 

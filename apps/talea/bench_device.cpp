@@ -1,0 +1,362 @@
+// What: device lanes against the three plain cuBLASLt products, interleaved in one process.
+// Why: the chip is power-limited and its clock drifts; only a ratio of neighbours means something.
+// Never: includes a CUDA header; the device session knows the runtime.
+#include "bench_device.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "core/device_session.hpp"
+#include "core/fail.hpp"
+#include "core/receipt.hpp"
+#include "io/receipt_file.hpp"
+#include "progress.hpp"
+#include "table.hpp"
+
+namespace talea::cli {
+namespace {
+
+constexpr int warm_rounds = 2;
+constexpr double mib = 0x1p20;
+
+// Everything that one lane at one limit needs.
+struct Subject {
+  std::string name;
+  LinearCrossEntropyOptions options;
+  LinearCrossEntropyOutputs first, out;  // first: of the call before a late upstream
+  Workspace workspace;
+  LinearCrossEntropyProblem problem;
+  LinearCrossEntropyResult result;
+  int64_t hidden_bytes = 0;  // device memory that the call itself took: must be 0
+  std::vector<double> ms, ratios;
+};
+
+class Data {
+ public:
+  Data(DeviceSession& session, const DeviceBench& b)
+      : session_(session), b_(b), wanted_(parse_outputs(b.outputs)) {
+    const int64_t n = b.shape.tokens, d = b.shape.hidden, v = b.shape.vocab;
+    const DType dtype = parse_dtype(b.dtype);
+    in.hidden = normal(dtype, {n, d}, 1, 1);
+    in.weight = normal(dtype, {v, d}, 2, b.spread / std::sqrt(static_cast<double>(d)));
+    in.targets = make(DType::i64, {n});
+    fill_targets();
+    if (given("bias")) in.bias = normal(DType::f32, {v}, 3, 0.5);
+    if (given("token_weight")) in.token_weight = normal(DType::f32, {n}, 4, 1);
+    if (given("upstream")) in.upstream = normal(DType::f32, {n}, 5, 1);
+    plain_.hidden = in.hidden;
+    plain_.weight = in.weight;
+    const int64_t stride = (v + 63) / 64 * 64;
+    plain_.logits = make(dtype, {n, stride});
+    plain_.logits.shape[1] = v;
+    if (backward()) {
+      plain_.dx = make(dtype, {n, d});
+      plain_.dw = make(dtype, {v, d});
+    }
+    plain_.workspace = session.allocate(plain_products_workspace_bytes());
+    if (wanted_.dx) dx_ = make(dtype, {n, d});
+    if (wanted_.dw) dw_ = make(b.dw == "weight" ? dtype : DType::f32, {v, d});
+    if (wanted_.dw) session.fill_bytes(dw_.data, 0, dw_.elements() * size_of(dw_.dtype));
+  }
+
+  bool backward() const { return wanted_.dx || wanted_.dw; }
+  LinearCrossEntropyInputs in;
+
+  // Subjects share the gradients' memory and have per-token outputs of their own.
+  LinearCrossEntropyOutputs outputs() {
+    LinearCrossEntropyOutputs o;
+    const int64_t n = b_.shape.tokens;
+    const bool none = b_.options.reduction == "none";
+    if (wanted_.loss) o.loss = none ? make(DType::f32, {n}) : make(DType::f32, {});
+    if (wanted_.lse) o.lse = make(DType::f32, {n});
+    if (wanted_.target_logprob) o.target_logprob = make(DType::f32, {n});
+    if (wanted_.entropy) o.entropy = make(DType::f32, {n});
+    if (wanted_.argmax) o.argmax = make(DType::i64, {n});
+    if (wanted_.accuracy) o.accuracy = make(DType::f32, {});
+    if (wanted_.top_k > 0) {
+      o.topk_values = make(DType::f32, {n, wanted_.top_k});
+      o.topk_ids = make(DType::i64, {n, wanted_.top_k});
+    }
+    o.dx = dx_;
+    o.dw = dw_;
+    o.accumulate_dw = wanted_.dw && b_.dw == "main_grad";
+    return o;
+  }
+
+  // The products of what the subjects compute: all three, or the logits alone.
+  double plain_ms() {
+    return session_.time_ms([&] {
+      queue_plain_logits(plain_, session_.stream());
+      if (!backward()) return;
+      queue_plain_dx(plain_, session_.stream());
+      queue_plain_dw(plain_, session_.stream());
+    });
+  }
+
+  // Bytes read and written per second by a copy of the weight within the device.
+  double copy_bytes_per_second() {
+    const int64_t bytes = in.weight.elements() * size_of(in.weight.dtype);
+    void* to = session_.allocate(bytes);
+    std::vector<double> ms;
+    for (int i = 0; i < 9; ++i)
+      ms.push_back(session_.time_ms([&] { session_.queue_copy(to, in.weight.data, bytes); }));
+    return 2e3 * static_cast<double>(bytes) / time_stats(ms).median_ms;
+  }
+
+ private:
+  bool given(const char* name) const {
+    return std::find(b_.inputs.begin(), b_.inputs.end(), name) != b_.inputs.end();
+  }
+  Tensor make(DType dtype, std::initializer_list<int64_t> shape) {
+    Tensor t = make_tensor(nullptr, dtype, shape, DeviceKind::cuda);
+    t.data = session_.allocate(t.elements() * size_of(dtype));
+    return t;
+  }
+  Tensor normal(DType dtype, std::initializer_list<int64_t> shape, uint64_t number, double width) {
+    const Tensor t = make(dtype, shape);
+    session_.fill_normal(t, 16 * b_.seed + number, width);
+    return t;
+  }
+  void fill_targets() {
+    const int64_t n = b_.shape.tokens;
+    session_.fill_ids(in.targets, 16 * b_.seed, b_.shape.vocab);
+    if (b_.ignored <= 0) return;
+    std::vector<int64_t> ids(static_cast<size_t>(n));
+    session_.download(ids.data(), in.targets.data, n * 8);
+    // A fixed share, spread evenly over the batch.
+    for (int64_t t = 0; t < n; ++t)
+      if (std::fmod(static_cast<double>(t) * 0.6180339887498949, 1.0) < b_.ignored)
+        ids[static_cast<size_t>(t)] = b_.options.ignore_index;
+    session_.upload(in.targets.data, ids.data(), n * 8);
+  }
+
+  DeviceSession& session_;
+  const DeviceBench& b_;
+  Wanted wanted_;
+  PlainProducts plain_;
+  Tensor dx_, dw_;
+};
+
+std::string name_of_subject(const DeviceBench& b, const std::string& lane, int64_t limit) {
+  std::string name = fmt::format("{} {} MiB", lane, limit >> 20);
+  if (b.dw == "weight" && b.outputs.find("dw") != std::string::npos) name += ", dW " + b.dtype;
+  if (b.late_upstream) name += ", upstream known late";
+  return name;
+}
+
+Subject make_subject(DeviceSession& session, Data& data, const DeviceBench& b,
+                     const std::string& lane, const std::string& limit) {
+  Subject s;
+  s.options = b.options.options();
+  s.options.lane = lane;
+  s.options.workspace_limit_bytes = parse_bytes("--limits", limit);
+  s.name = name_of_subject(b, lane, s.options.workspace_limit_bytes);
+  s.out = data.outputs();
+  if (b.late_upstream) {  // the first call sees no upstream and gives the loss
+    s.first.loss = s.out.loss;
+    s.out.loss = {};
+  }
+  s.problem = describe(data.in, s.out, s.options);
+  s.workspace.bytes = workspace_bytes(s.problem);
+  if (b.late_upstream) {
+    LinearCrossEntropyInputs in = data.in;
+    in.upstream = {};
+    s.workspace.bytes =
+        std::max(s.workspace.bytes, workspace_bytes(describe(in, s.first, s.options)));
+  }
+  s.workspace.data = session.allocate(s.workspace.bytes);
+  return s;
+}
+
+double subject_ms(DeviceSession& session, Data& data, const DeviceBench& b, Subject& s) {
+  LinearCrossEntropyInputs in = data.in;
+  in.upstream = {};
+  return session.time_ms([&] {
+    if (b.late_upstream)
+      linear_cross_entropy(in, s.first, s.options, s.workspace, {}, session.stream());
+    s.result = linear_cross_entropy(data.in, s.out, s.options, s.workspace, {}, session.stream());
+  });
+}
+
+struct Measured {
+  std::vector<Subject> subjects;
+  std::vector<double> limits;
+  std::vector<DeviceClocks> clocks;  // read just after a sample, before the chip has rested
+};
+
+// products, subject, products, subject, ..., products: each subject stands between two limits.
+void measure(Context& context, DeviceSession& session, Data& data, const DeviceBench& b,
+             Measured& m) {
+  const int rounds = warm_rounds + b.repeats;
+  Progress progress(context, "bench", static_cast<int64_t>(m.subjects.size()) * rounds, "calls");
+  for (int r = 0; r < rounds; ++r) {
+    double before = data.plain_ms();
+    for (Subject& s : m.subjects) {
+      check_interrupt();
+      const int64_t free = session.free_bytes();
+      const double ms = subject_ms(session, data, b, s);
+      const double after = data.plain_ms();
+      if (r >= warm_rounds) {  // libraries load their kernels in the warm-up
+        s.hidden_bytes = std::max(s.hidden_bytes, free - session.free_bytes());
+        s.ms.push_back(ms);
+        s.ratios.push_back(2 * ms / (before + after));
+        m.limits.push_back(after);
+        m.clocks.push_back(session.clocks());
+      }
+      before = after;
+      progress.advance(1, s.name);
+    }
+  }
+}
+
+double middle(std::vector<double> values) { return time_stats(std::move(values)).median_ms; }
+
+nlohmann::json run_json(const DeviceBench& b, const Subject& s, const std::string& shape) {
+  const TimeStats ratio = time_stats(s.ratios);
+  return {{"name", s.name},
+          {"lane", s.options.lane},
+          {"case", shape},
+          {"time", to_json(time_stats(s.ms))},
+          {"ratio", ratio.median_ms},
+          {"ratio_p20", ratio.p20_ms},
+          {"ratio_p80", ratio.p80_ms},
+          {"extra_bytes", s.workspace.bytes + s.hidden_bytes},
+          {"extra_mib", static_cast<double>(s.workspace.bytes + s.hidden_bytes) / mib},
+          {"declared_bytes", s.workspace.bytes},
+          {"limit_bytes", s.options.workspace_limit_bytes},
+          {"chunk_rows", s.result.chunk_rows},
+          {"chunks", s.result.chunks},
+          {"outputs", b.outputs},
+          {"dw", b.outputs.find("dw") == std::string::npos ? "not wanted" : b.dw}};
+}
+
+nlohmann::json spread_of(const std::vector<DeviceClocks>& all,
+                         double (*read)(const DeviceClocks&)) {
+  std::vector<double> values;
+  for (const DeviceClocks& c : all) values.push_back(read(c));
+  std::sort(values.begin(), values.end());
+  return {
+      {"least", values.front()}, {"median", values[values.size() / 2]}, {"most", values.back()}};
+}
+
+nlohmann::json clocks_json(const std::vector<DeviceClocks>& all) {
+  std::map<std::string, int> reasons;
+  for (const DeviceClocks& c : all) ++reasons[c.throttle_reasons];
+  return {
+      {"sm_mhz", spread_of(all, [](const DeviceClocks& c) { return double(c.sm_mhz); })},
+      {"memory_mhz", spread_of(all, [](const DeviceClocks& c) { return double(c.memory_mhz); })},
+      {"power_watts", spread_of(all, [](const DeviceClocks& c) { return c.power_watts; })},
+      {"temperature_c",
+       spread_of(all, [](const DeviceClocks& c) { return double(c.temperature_c); })},
+      {"power_limit_watts", all.back().power_limit_watts},
+      {"throttle_reasons", reasons},
+      {"read", "after each sample"}};
+}
+
+DeviceProvenance device_provenance(DeviceSession& session, const std::vector<DeviceClocks>& all) {
+  std::vector<double> sm;
+  std::string reasons;
+  for (const DeviceClocks& c : all) {
+    sm.push_back(c.sm_mhz);
+    if (reasons.find(c.throttle_reasons) == std::string::npos)
+      reasons += (reasons.empty() ? "" : "; ") + c.throttle_reasons;
+  }
+  std::sort(sm.begin(), sm.end());
+  return {session.name(), all.back().driver, session.runtime(),
+          fmt::format("SM {:.0f} to {:.0f} MHz, median {:.0f}, memory {} MHz", sm.front(),
+                      sm.back(), sm[sm.size() / 2], all.back().memory_mhz),
+          reasons};
+}
+
+Receipt make_receipt(DeviceSession& session, Data& data, Provenance provenance,
+                     const DeviceBench& b, const Measured& m) {
+  provenance.device = device_provenance(session, m.clocks);
+  Receipt receipt(ReceiptKind::bench, provenance);
+  const std::string shape = fmt::format("{}x{}x{}", b.shape.tokens, b.shape.hidden, b.shape.vocab);
+  const char* limit = data.backward() ? "three plain products" : "one plain product";
+  nlohmann::json runs = nlohmann::json::array();
+  runs.push_back(
+      {{"name", limit}, {"case", shape}, {"time", to_json(time_stats(m.limits))}, {"ratio", 1.0}});
+  const double weight_bytes =
+      static_cast<double>(b.shape.vocab * b.shape.hidden * size_of(parse_dtype(b.dtype)));
+  const double copy = data.copy_bytes_per_second();
+  for (const Subject& s : m.subjects) {
+    runs.push_back(run_json(b, s, shape));
+    if (!data.backward())  // few tokens: one read of the weight at the speed of a copy is the floor
+      runs.back()["weight_read_share_of_copy"] = weight_bytes / (middle(s.ms) / 1e3) / copy;
+    CallFacts facts;
+    facts.problem = s.problem;
+    facts.result = s.result;
+    facts.seed = static_cast<int64_t>(b.seed);
+    facts.measured_peak_extra_bytes = s.workspace.bytes + s.hidden_bytes;
+    facts.measured_by = "the workspace given, and the device's free memory before and after calls";
+    facts.full_logits_measured =
+        static_cast<double>(facts.measured_peak_extra_bytes) <
+        2.0 * static_cast<double>(b.shape.tokens) * static_cast<double>(b.shape.vocab);
+    facts.time = time_stats(s.ms);
+    facts.ratio_to_plain_products = middle(s.ratios);
+    receipt.call(facts);
+  }
+  receipt.section(
+      "bench",
+      {{"limit", fmt::format("{} in {} (cuBLASLt's first choice, 32 MiB of workspace), of the "
+                             "same process, before and after each sample",
+                             limit, b.dtype)},
+       {"copy_bytes_per_second", copy},
+       {"spread_of_logits", b.spread},
+       {"ignored_share", b.ignored},
+       {"inputs", b.inputs},
+       {"clocks", clocks_json(m.clocks)},
+       {"runs", runs}});
+  receipt.title(fmt::format("Linear cross-entropy on {}: {} tokens, hidden {}, vocabulary {}, {}",
+                            session.name(), b.shape.tokens, b.shape.hidden, b.shape.vocab,
+                            b.outputs));
+  receipt.verdict(Verdict::not_checked);
+  return receipt;
+}
+
+void print_people(const DeviceBench& b, const Measured& m) {
+  fmt::print("{} tokens, hidden {}, vocabulary {}, {}, {} samples each\n\n",
+             grouped(b.shape.tokens), grouped(b.shape.hidden), grouped(b.shape.vocab), b.outputs,
+             b.repeats);
+  Table table({"run", ">median", ">p20", ">p80", ">x products", ">extra memory", ">chunks"});
+  const TimeStats limit = time_stats(m.limits);
+  table.row({"plain products", human_ms(limit.median_ms), human_ms(limit.p20_ms),
+             human_ms(limit.p80_ms), "1.000", "", ""});
+  for (const Subject& s : m.subjects) {
+    const TimeStats t = time_stats(s.ms);
+    table.row({s.name, human_ms(t.median_ms), human_ms(t.p20_ms), human_ms(t.p80_ms),
+               fmt::format("{:.3f}", middle(s.ratios)),
+               human_bytes(s.workspace.bytes + s.hidden_bytes),
+               fmt::format("{}", s.result.chunks)});
+  }
+  table.print();
+}
+
+}  // namespace
+
+void run_device_bench(Context& context, const DeviceBench& b) {
+  std::string why;
+  const std::unique_ptr<DeviceSession> session = DeviceSession::open(0, why);
+  require(session != nullptr, ErrorKind::unavailable, "--lanes: a device lane, but {}", why);
+  for (const std::string& input : b.inputs)
+    require(input == "bias" || input == "token_weight" || input == "upstream", ErrorKind::usage,
+            "--inputs {}: one of bias, token_weight, upstream", input);
+  const Provenance provenance = provenance_of(context);
+  Data data(*session, b);
+  Measured m;
+  for (const std::string& lane : b.lanes)
+    for (const std::string& limit : b.limits)
+      m.subjects.push_back(make_subject(*session, data, b, lane, limit));
+  measure(context, *session, data, b, m);
+  const Receipt receipt = make_receipt(*session, data, provenance, b, m);
+  if (!b.receipt.empty()) io::write_receipt(b.receipt, receipt);
+  if (context.json) fmt::print("{}\n", receipt.text());
+  if (context.jsonl)
+    for (const Subject& s : m.subjects) fmt::print("{}\n", run_json(b, s, "").dump());
+  if (!context.machine()) print_people(b, m);
+}
+
+}  // namespace talea::cli

@@ -3,15 +3,13 @@ Why: ratios are worth something only from one process, one chip and interleaved 
 Never: hides a missing or failing peer: its reason stands in the receipt.
 
 usage: TALEA_LIBRARY=build/cuda/lib/libtalea.so PYTHONPATH=python python3 bench/peers.py
-       --receipt receipts/h200/peers.json
+       --tool build/cuda/bin/talea --receipt receipts/h200/peers.json
 """
 
 import argparse
 import datetime
 import importlib.metadata
 import json
-import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -317,61 +315,29 @@ def time_stats(ms):
     }
 
 
-def git(*arguments):
-    try:
-        run = subprocess.run(["git", *arguments], capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return run.stdout.strip()
-
-
-def provenance(revision, start, seen):
-    sm = [c["sm_mhz"] for c in seen]
-    dirty = git("status", "--porcelain", "--untracked-files=no")
+def device_facts(seen):
+    sm, watts = [c["sm_mhz"] for c in seen], [c["power_watts"] for c in seen]
     return {
-        "version": talea.__version__,
-        "git_revision": revision or git("rev-parse", "HEAD") or "unknown",
-        "git_dirty": None if revision or dirty is None else bool(dirty),
-        "build": {
-            "compiler": "python " + platform.python_version(),
-            "type": "",
-            "flags": "",
-            "options": ["cuda"],
-        },
-        "argv": ["bench/peers.py", *sys.argv[1:]],
-        "host": {
-            "cpu": platform.processor() or platform.machine(),
-            "isa": platform.machine(),
-            "threads": os.cpu_count(),
-            "os": platform.platform(),
-        },
-        "device": {
-            "name": torch.cuda.get_device_name(0),
-            "driver": seen[-1]["driver"],
-            "runtime": f"CUDA {torch.version.cuda}",
-            "clocks": f"SM {min(sm)} to {max(sm)} MHz, median {statistics.median(sm):.0f}",
-            "throttle_reasons": "; ".join(sorted({c["throttle_reasons"] for c in seen})),
-        },
-        "libraries": {"torch": torch.__version__, "triton": importlib.metadata.version("triton")},
-        "environment": {},
-        "start_time": start,
-        "end_time": now(),
+        "name": torch.cuda.get_device_name(0),
+        "driver": seen[-1]["driver"],
+        "runtime": f"CUDA {torch.version.cuda}",
+        "sm_mhz": {"least": min(sm), "median": statistics.median(sm), "most": max(sm)},
+        "power_watts": {"median": statistics.median(watts), "most": max(watts)},
+        "throttle_reasons": sorted({c["throttle_reasons"] for c in seen}),
     }
 
 
 def now():
-    return datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.000Z")
 
 
-def write(path, document):
-    folder = os.path.dirname(path) or "."
-    with tempfile.NamedTemporaryFile("w", dir=folder, delete=False) as f:
-        json.dump(document, f, indent=1)
-        f.write("\n")
+def write_receipt(tool, path, document):
+    """Through the tool, the only writer of receipts."""
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as f:
+        json.dump(document, f)
         f.flush()
-        os.fsync(f.fileno())
-    os.chmod(f.name, 0o644)
-    os.replace(f.name, path)
+        line = [tool, "bench", "--runs-from", f.name, "--receipt", path, "--quiet"]
+        subprocess.run(line, check=True, stdout=subprocess.DEVNULL)
 
 
 def runs_of(args, limits, times, ratios, facts):
@@ -408,7 +374,7 @@ def main():
     parser.add_argument("--vocab", type=int, default=128256)
     parser.add_argument("--samples", type=int, default=7)
     parser.add_argument("--receipt", help="where to write it, .json")
-    parser.add_argument("--revision", help="of the library, where no checkout is at hand")
+    parser.add_argument("--tool", default="build/cuda/bin/talea", help="which writes the receipt")
     args = parser.parse_args()
     if not torch.cuda.is_available():
         print("unavailable: no CUDA device", file=sys.stderr)
@@ -445,23 +411,23 @@ def main():
 
     limits, times, ratios, seen = measure(contenders, products, args.samples, missing)
     runs = runs_of(args, limits, times, ratios, facts)
-    receipt = {
-        "schema_version": 1,
-        "kind": "bench",
+    document = {
+        "argv": ["python3", *sys.argv],
+        "start_time": start,
         "title": f"Training step beside its peers: {args.tokens} tokens, hidden {args.hidden}, "
         f"vocabulary {args.vocab}, bf16",
-        "verdict": "not_checked",
-        "provenance": provenance(args.revision, start, seen),
+        "libraries": {name: importlib.metadata.version(name) for name in ("torch", "triton")},
+        "notes": ["truth: fp32 products of the bf16 inputs; confident rows in fp64"],
         "bench": {
             "limit": "three plain products (torch.mm, bf16) of the same process, before and after "
             "each sample",
+            "device": device_facts(seen),
             "runs": runs,
             "not_run": missing,
-            "truth": "fp32 products of the bf16 inputs; confident rows in fp64",
         },
     }
     if args.receipt:
-        write(args.receipt, receipt)
+        write_receipt(args.tool, args.receipt, document)
     show(runs, missing)
     return 0
 

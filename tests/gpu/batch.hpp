@@ -49,7 +49,8 @@ class Batch {
   int device_;
 };
 
-// The CUDA lanes of this build, and the dtypes each has to take: lane cuda all, sm90 those of 16 bits.
+// The CUDA lanes of this build, and the dtypes each has to take: lane cuda all, sm90 those of 16
+// bits.
 std::vector<std::string> lanes();
 bool must_accept(const std::string& lane, DType dtype);
 

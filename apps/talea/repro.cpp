@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "context.hpp"
+#include "core/device_session.hpp"
 #include "core/fail.hpp"
 #include "core/receipt.hpp"
 #include "io/receipt_file.hpp"
@@ -18,8 +19,19 @@ namespace {
 
 struct Flags {
   std::string name = "list", receipt;
+  std::string device = "cpu";
   bool all = false, without_fix = false;
 };
+
+// The device of `--device cuda`, for the run; null on the CPU.
+std::unique_ptr<DeviceSession> open_device(const std::string& name) {
+  require(name == "cpu" || name == "cuda", ErrorKind::usage, "--device {}: cpu or cuda", name);
+  if (name == "cpu") return nullptr;
+  std::string why;
+  auto session = DeviceSession::open(0, why);
+  require(session != nullptr, ErrorKind::unavailable, "--device cuda: {}", why);
+  return session;
+}
 
 struct Ran {
   const repro::Reproducer* which;
@@ -70,8 +82,8 @@ void print(const Ran& ran) {
   table.print();
 }
 
-void write(const Context& context, const std::string& path, const std::vector<Ran>& ran,
-           bool passed) {
+void write(const Context& context, const std::string& path, const std::string& device,
+           const std::vector<Ran>& ran, bool passed) {
   Receipt receipt(ReceiptKind::repro, provenance_of(context));
   auto bugs = nlohmann::json::array(), sentinels = nlohmann::json::array();
   for (const Ran& r : ran) {
@@ -83,14 +95,16 @@ void write(const Context& context, const std::string& path, const std::vector<Ra
              {"passed", !f.sentinel.empty()},
              {"text", fmt::format("{}: {} = {:.3g}", r.which->name, f.what, f.measured)}});
   }
-  receipt.section("repro", {{"bugs", bugs}}).section("sentinels", sentinels);
-  receipt.title("Known failures, broken and right");
+  receipt.section("repro", {{"device", device}, {"bugs", bugs}}).section("sentinels", sentinels);
+  receipt.title(fmt::format("Known failures, broken and right ({})", device));
   receipt.verdict(passed ? Verdict::passed : Verdict::failed);
   io::write_receipt(path, receipt);
 }
 
 void run(Context& context, const Flags& f) {
   if (f.name == "list" && !f.all) return list(context);
+  const auto device = open_device(f.device);
+  repro::run_on(device.get());
   std::vector<Ran> ran;
   bool passed = true, known = f.all;
   for (const auto& r : repro::all()) {
@@ -108,9 +122,10 @@ void run(Context& context, const Flags& f) {
     else
       print(ran.back());
   }
+  repro::run_on(nullptr);
   require(known, ErrorKind::usage, "repro {}: no such reproducer; `talea repro list` names them",
           f.name);
-  if (!f.receipt.empty()) write(context, f.receipt, ran, passed);
+  if (!f.receipt.empty()) write(context, f.receipt, f.device, ran, passed);
   if (!passed) context.exit_code = static_cast<int>(ErrorKind::check_failed);
   if (!context.machine())
     verdict(passed, passed
@@ -128,6 +143,8 @@ void register_repro(CLI::App& app, Context& context) {
   sub->add_option("name", f->name, "a reproducer, or list")->capture_default_str();
   sub->add_flag("--all", f->all, "run every one");
   sub->add_option("--receipt", f->receipt, "write the receipt, .json");
+  sub->add_option("--device", f->device, "where our path runs: cpu, or cuda (device 0)")
+      ->capture_default_str();
   sub->add_flag("--without-fix", f->without_fix, "for tests: our path runs the broken one");
   sub->callback([f, &context] { run(context, *f); });
 }

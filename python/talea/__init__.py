@@ -28,5 +28,6 @@ def __getattr__(name: str):
     if name in ("linear_cross_entropy", "LinearCrossEntropy", "LinearCrossEntropyOutput"):
         from . import functional
 
-        return getattr(functional, name)
+        globals()[name] = found = getattr(functional, name)
+        return found
     raise AttributeError(f"module 'talea' has no attribute {name!r}")

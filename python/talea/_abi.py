@@ -62,15 +62,9 @@ class Tensor(c.Structure):
     ]
 
 
-GATHER = c.CFUNCTYPE(c.c_int32, c.c_void_p, c.c_void_p, c.c_void_p, c.c_int64, c.c_void_p)
-REDUCE = c.CFUNCTYPE(c.c_int32, c.c_void_p, c.c_void_p, c.c_int64, c.c_int32, c.c_void_p)
-SCATTER = c.CFUNCTYPE(
-    c.c_int32, c.c_void_p, c.c_void_p, c.c_void_p, c.c_int64, c.c_int32, c.c_void_p
-)
-ERROR_TEXT = c.CFUNCTYPE(c.c_char_p, c.c_void_p)
-
-
 class Communicator(c.Structure):
+    """Rank and size; the callbacks stay null, because the exchanges are done between phases."""
+
     _fields_ = [
         ("struct_bytes", c.c_int64),
         ("engine", c.c_char_p),
@@ -79,10 +73,10 @@ class Communicator(c.Structure):
         ("device", c.c_int32),
         ("reserved", c.c_int32),
         ("user", c.c_void_p),
-        ("all_gather", GATHER),
-        ("all_reduce_sum", REDUCE),
-        ("reduce_scatter_sum", SCATTER),
-        ("error_text", ERROR_TEXT),
+        ("all_gather", c.c_void_p),
+        ("all_reduce_sum", c.c_void_p),
+        ("reduce_scatter_sum", c.c_void_p),
+        ("error_text", c.c_void_p),
     ]
 
 
@@ -156,7 +150,25 @@ class Ranks(c.Structure):
         ("batch", c.POINTER(Communicator)),
         ("vocab_begin", c.c_int64),
         ("sequence_parallel", c.c_int32),
-        ("reserved", c.c_int32),
+        ("skip_handshake", c.c_int32),
+    ]
+
+
+EXCHANGE_NONE, EXCHANGE_ALL_GATHER, _, EXCHANGE_REDUCE_SCATTER_SUM = range(4)
+
+
+class Exchange(c.Structure):
+    _fields_ = [
+        ("struct_bytes", c.c_int64),
+        ("kind", c.c_int32),
+        ("group", c.c_int32),
+        ("device", c.c_int32),
+        ("dtype", c.c_int32),
+        ("send", c.c_void_p),
+        ("recv", c.c_void_p),
+        ("count", c.c_int64),
+        ("bytes", c.c_int64),
+        ("stream", c.c_void_p),
     ]
 
 
@@ -196,6 +208,11 @@ def _load() -> c.CDLL:
     library.talea_workspace_bytes.argtypes = [c.POINTER(Args), c.POINTER(c.c_int64)]
     library.talea_linear_cross_entropy.argtypes = [c.POINTER(Args), c.POINTER(c.c_void_p)]
     library.talea_linear_cross_entropy_options_init.argtypes = [c.POINTER(Options), c.c_int64]
+    library.talea_phases_begin.argtypes = [c.POINTER(Args), c.POINTER(c.c_void_p)]
+    library.talea_phases_next.argtypes = [c.c_void_p, c.POINTER(Exchange)]
+    library.talea_phases_finish.argtypes = [c.c_void_p, c.POINTER(c.c_void_p)]
+    library.talea_phases_free.argtypes = [c.c_void_p]
+    library.talea_phases_free.restype = None
     library.talea_result_json.argtypes = [c.c_void_p]
     library.talea_result_json.restype = c.c_char_p
     library.talea_result_free.argtypes = [c.c_void_p]

@@ -1,7 +1,6 @@
-"""One call of the operator on tensors already described: workspace, errors, result.
+"""One call of the operator: options, description, workspace, errors, result.
 
-Shared by the NumPy and the PyTorch side. `fill` writes one array into a Tensor slot; `allocate`
-gives the workspace.
+Shared by the NumPy and the PyTorch side. `fill` writes one array into a Tensor slot.
 """
 
 from __future__ import annotations
@@ -14,9 +13,12 @@ from functools import lru_cache
 from . import _abi
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Config:
-    """Everything about a call that is not a tensor. Field names are the C options'."""
+    """Everything about a call that is not a tensor. Field names are the C options'.
+
+    Compared and hashed by identity, so that a plan is found again in no time: make one and keep it.
+    """
 
     reduction: str = "mean"
     denominator: str = "valid"
@@ -39,6 +41,7 @@ class Config:
     sequence_parallel: bool = False
     group: str = ""  # name of the vocabulary ranks' process group; "": a world of one
     batch_group: str = ""
+    receipt: bool = False  # keep the library's facts of the call
 
     def text(self) -> str:
         """One line that a compiled graph can carry as a constant (and Dynamo can form)."""
@@ -110,32 +113,52 @@ class Receipt:
         return json.loads(_abi.lib.talea_result_json(self._handle))
 
 
-def run(
-    config, inputs, outputs, fill, allocate, *, accumulate_dw=False, ranks=None, stream=None
-) -> Receipt:
-    """Runs the operator. `inputs` and `outputs` map C names to arrays; None is absent."""
-    c_in, c_out = _abi.Inputs(), _abi.Outputs()
-    c_in.struct_bytes, c_out.struct_bytes = c.sizeof(c_in), c.sizeof(c_out)
-    for name, array in inputs.items():
-        if array is not None:
-            fill(getattr(c_in, name), array, name)
-    for name, array in outputs.items():
-        if array is not None:
-            fill(getattr(c_out, name), array, name)
-    c_out.accumulate_dw = int(accumulate_dw)
-    args = _abi.Args()
-    args.struct_bytes = c.sizeof(args)
-    args.abi_version = _abi.ABI_VERSION
-    args.inputs, args.outputs = c.pointer(c_in), c.pointer(c_out)
-    args.options = c.pointer(_options(config))
-    if ranks is not None:
-        args.ranks = c.pointer(ranks)
-    args.stream = stream
-    needed = c.c_int64()
-    _abi.check(_abi.lib.talea_workspace_bytes(c.byref(args), c.byref(needed)))
-    workspace, pointer = allocate(needed.value)
-    args.workspace, args.workspace_bytes = pointer, needed.value
-    handle = c.c_void_p()
-    _abi.check(_abi.lib.talea_linear_cross_entropy(c.byref(args), c.byref(handle)))
-    del workspace  # kept alive until the call has returned
-    return Receipt(handle.value)
+class Plan:
+    """A call described once. Every struct is filled; only the addresses change from call to call.
+
+    `inputs` and `outputs` name what is present, in the order in which run() takes the addresses.
+    """
+
+    __slots__ = ("_args", "_keep", "_slots", "ref", "workspace_bytes")
+
+    def __init__(
+        self, config, inputs: dict, outputs: dict, fill, *, accumulate_dw=False, ranks=None
+    ):
+        c_in, c_out, args = _abi.Inputs(), _abi.Outputs(), _abi.Args()
+        for struct in (c_in, c_out, args):
+            struct.struct_bytes = c.sizeof(struct)
+        self._slots = []
+        for c_side, arrays in ((c_in, inputs), (c_out, outputs)):
+            for name, array in arrays.items():
+                slot = getattr(c_side, name)
+                fill(slot, array, name)
+                self._slots.append(slot)
+        c_out.accumulate_dw = int(accumulate_dw)
+        args.abi_version = _abi.ABI_VERSION
+        args.inputs, args.outputs = c.pointer(c_in), c.pointer(c_out)
+        args.options = c.pointer(_options(config))
+        if ranks is not None:
+            args.ranks = c.pointer(ranks)
+        needed = c.c_int64()
+        _abi.check(_abi.lib.talea_workspace_bytes(c.byref(args), c.byref(needed)))
+        self.workspace_bytes = args.workspace_bytes = needed.value
+        self._args, self.ref, self._keep = args, c.byref(args), (c_in, c_out, ranks)
+
+    def place(self, addresses, workspace: int, stream=None) -> None:
+        """Where the tensors of the next call lie."""
+        for slot, address in zip(self._slots, addresses, strict=True):
+            slot.data = address
+        self._args.workspace = workspace
+        self._args.stream = stream
+
+    def run(self, addresses, workspace: int, stream=None, receipt=True) -> Receipt | None:
+        """Runs the operator on tensors of the described shapes. Not for two threads at once."""
+        self.place(addresses, workspace, stream)
+        if not receipt:
+            status = _abi.lib.talea_linear_cross_entropy(self.ref, None)
+            if status:
+                _abi.check(status)
+            return None
+        handle = c.c_void_p()
+        _abi.check(_abi.lib.talea_linear_cross_entropy(self.ref, c.byref(handle)))
+        return Receipt(handle.value)

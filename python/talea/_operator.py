@@ -1,18 +1,20 @@
-"""The operator inside autograd: forward, exact late backward, and the same two under torch.compile.
+"""The operator inside autograd: forward, exact late backward, and the same under torch.compile.
 
 Forward forms the gradients at once (6 N D V) where the upstream gradient can only be a scalar that
 multiplies them; otherwise it keeps nothing and backward recomputes the logits with the exact
-upstream vectors (8 N D V in all).
+upstream vectors (8 N D V in all). A scalar that would round a gradient twice is never multiplied.
 """
 
 from __future__ import annotations
 
 import math
+import threading
+from functools import lru_cache
 
 import torch
 
-from ._call import Config, Receipt
-from ._torch import call
+from ._call import Config
+from ._torch import call, rows_of
 
 TENSORS = (
     "hidden",
@@ -26,264 +28,182 @@ TENSORS = (
     "soft_target_probs",
 )
 PER_TOKEN = ("lse", "target_logprob", "entropy")
-# What the forward returns, in this order; what was not asked for is an empty tensor.
+# What the forward can return, in this order.
 RESULTS = ("loss", *PER_TOKEN, "argmax", "accuracy", "topk_values", "topk_ids", "topk_logprobs")
 GRADIENTS = ("dx", "dw", "db")
-last_receipt: Receipt | None = None  # of this process's latest call
+latest = threading.local()  # .receipt: of this thread's latest call that kept one
 
 
 def _wide(hidden: torch.Tensor) -> torch.dtype:
     return torch.float64 if hidden.dtype == torch.float64 else torch.float32
 
 
-def _rows(config: Config, hidden: torch.Tensor) -> int:
-    if not config.sequence_parallel:
-        return hidden.shape[0]
-    from ._torch import _Group
-
-    return hidden.shape[0] * _Group.of(config.group, hidden.device).struct.size
-
-
-def allocate_results(config: Config, hidden: torch.Tensor, rows: int) -> list[torch.Tensor]:
-    """Empty tensors for RESULTS; size 0 where not requested."""
-    wide, per_row, k = _wide(hidden), (rows,), config.top_k
-    shapes = {
-        "loss": (per_row if config.reduction == "none" else (), wide),
-        "lse": (per_row, wide),
-        "target_logprob": (per_row, wide),
-        "entropy": (per_row, wide),
-        "argmax": (per_row, torch.int64),
-        "accuracy": ((), wide),
-        "topk_values": ((rows, k), wide),
-        "topk_ids": ((rows, k), torch.int64),
-        "topk_logprobs": ((rows, k), wide),
-    }
-    results = []
-    for name in RESULTS:
-        shape, dtype = shapes[name]
-        wanted = name in config.outputs or (name.startswith("topk") and k > 0)
-        results.append(hidden.new_empty(shape if wanted else (0,), dtype=dtype))
-    return results
-
-
-def allocate_gradients(tensors, need: tuple[bool, bool, bool]) -> list[torch.Tensor]:
-    likes = (tensors[0], tensors[1], tensors[2])
-    return [
-        like.new_empty(like.shape) if wanted else tensors[0].new_empty((0,))
-        for like, wanted in zip(likes, need, strict=True)
-    ]
-
-
-def _present(name: str, tensor: torch.Tensor, config: Config) -> bool:
-    return name in config.outputs or (name.startswith("topk") and config.top_k > 0)
-
-
-def forward(config: Config, tensors, need) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """RESULTS, and GRADIENTS for an upstream of 1 where `need` says so."""
-    global last_receipt
-    results = allocate_results(config, tensors[0], _rows(config, tensors[0]))
-    gradients = allocate_gradients(tensors, need)
-    outputs = {n: t for n, t in zip(RESULTS, results, strict=True) if _present(n, t, config)}
-    outputs.update(
-        {n: t for n, t, wanted in zip(GRADIENTS, gradients, need, strict=True) if wanted}
+@lru_cache(maxsize=1024)
+def results_of(config: Config) -> tuple[str, ...]:
+    """The names of RESULTS that a call returns."""
+    return tuple(
+        n for n in RESULTS if n in config.outputs or (n.startswith("topk") and config.top_k > 0)
     )
-    last_receipt = call(config, dict(zip(TENSORS, tensors, strict=True)), outputs)
+
+
+@lru_cache(maxsize=1024)
+def _late(config: Config) -> Config:
+    """The backward call: no outputs but gradients."""
+    return Config(**{**config.__dict__, "outputs": (), "top_k": 0, "receipt": False})
+
+
+@lru_cache(maxsize=1024)
+def _late_logprob(config: Config) -> Config:
+    """Backward of target_logprob = -ce without options."""
+    plain = {"reduction": "none", "label_smoothing": 0.0, "z_loss": 0.0}
+    return Config(**{**_late(config).__dict__, **plain})
+
+
+def _allocate_result(name: str, config: Config, hidden: torch.Tensor, rows: int) -> torch.Tensor:
+    if name == "loss":
+        shape = (rows,) if config.reduction == "none" else ()
+    elif name == "accuracy":
+        shape = ()
+    else:
+        shape = (rows, config.top_k) if name.startswith("topk") else (rows,)
+    integer = name in ("argmax", "topk_ids")
+    return hidden.new_empty(shape, dtype=torch.int64 if integer else _wide(hidden))
+
+
+def allocate_results(config: Config, hidden: torch.Tensor) -> dict[str, torch.Tensor]:
+    if config.outputs == ("loss",) and config.reduction != "none" and not config.top_k:
+        return {"loss": hidden.new_empty((), dtype=_wide(hidden))}
+    rows = rows_of(config, hidden)
+    return {name: _allocate_result(name, config, hidden, rows) for name in results_of(config)}
+
+
+def allocate_gradients(tensors, need) -> dict[str, torch.Tensor]:
+    """Dense, in the dtype of what each is the gradient of."""
+    dense = torch.contiguous_format
+    found = {}
+    for name, like, wanted in zip(GRADIENTS, tensors, need, strict=False):
+        if wanted:
+            found[name] = torch.empty_like(like, memory_format=dense)
+    return found
+
+
+def forward(config: Config, tensors, need) -> tuple[dict, dict]:
+    """Results, and gradients for an upstream of 1 where `need` says so; both by name."""
+    results = allocate_results(config, tensors[0])
+    gradients = allocate_gradients(tensors, need)
+    receipt = call(config, tensors, results | gradients)
+    if receipt is not None:
+        latest.receipt = receipt
     return results, gradients
 
 
-def backward(config: Config, tensors, upstream, need, main_grad=None) -> list[torch.Tensor]:
-    """GRADIENTS for exact upstreams (loss, lse, target_logprob, entropy); None is no gradient."""
-    global last_receipt
-    # An output that was not asked for is an empty tensor; a compiled graph may send it a gradient.
+def backward(config: Config, tensors, upstream, need, main_grad=None) -> dict[str, torch.Tensor]:
+    """Gradients for exact upstreams (loss, lse, target_logprob, entropy); None is no gradient."""
+    # An output that was not asked for has no gradient, whatever a compiled graph may send.
     names = ("loss", *PER_TOKEN)
     g_loss, g_lse, g_logp, g_entropy = (
         g if n in config.outputs else None for n, g in zip(names, upstream, strict=True)
     )
     gradients = allocate_gradients(tensors, need)
-    targets = dict(zip(GRADIENTS, gradients, strict=True))
-    wanted = {n: targets[n] for n, w in zip(GRADIENTS, need, strict=True) if w}
-    if main_grad is not None:
-        wanted["dw"] = main_grad
-    inputs = dict(zip(TENSORS, tensors, strict=True))
-    inputs.update(upstream=g_loss, upstream_lse=g_lse, upstream_entropy=g_entropy)
-    if g_loss is None and inputs["targets"] is not None:
-        inputs["upstream"] = tensors[0].new_zeros(
-            tensors[3].shape if config.reduction == "none" else (), dtype=_wide(tensors[0])
-        )
-    late = Config(**{**config.__dict__, "outputs": (), "top_k": 0})
-    if wanted:
-        last_receipt = call(late, inputs, wanted, accumulate_dw=main_grad is not None)
-    if g_logp is not None and wanted:
-        # logp_y = -ce without options: one more pass with that upstream.
-        plain = {"reduction": "none", "label_smoothing": 0.0, "z_loss": 0.0}
-        again = Config(**{**late.__dict__, **plain})
-        inputs.update(upstream=-g_logp, upstream_lse=None, upstream_entropy=None)
-        inputs.update(class_weight=None, token_weight=None)
+    wanted = gradients if main_grad is None else {**gradients, "dw": main_grad}
+    if not wanted:
+        return gradients
+    accumulate = main_grad is not None
+    if g_loss is None and tensors[3] is not None:
+        shape = tensors[3].shape if config.reduction == "none" else ()
+        g_loss = tensors[0].new_zeros(shape, dtype=_wide(tensors[0]))
+    inputs = (*tensors, g_loss, g_lse, g_entropy)
+    call(_late(config), inputs, wanted, accumulate_dw=accumulate)
+    if g_logp is not None:
+        hidden, weight, bias, targets, _, _, *rest = tensors
+        inputs = (hidden, weight, bias, targets, None, None, *rest, -g_logp, None, None)
         more = {n: (t if t is main_grad else torch.empty_like(t)) for n, t in wanted.items()}
-        last_receipt = call(again, inputs, more, accumulate_dw=main_grad is not None)
-        for name, tensor in wanted.items():
-            if tensor is not main_grad:
-                tensor += more[name]
+        call(_late_logprob(config), inputs, more, accumulate_dw=accumulate)
+        for name, tensor in gradients.items():
+            tensor += more[name]
     return gradients
 
 
-def forms_gradient_early(config: Config, main_grad) -> bool:
-    differentiable = any(name in config.outputs for name in PER_TOKEN)
-    return config.reduction != "none" and not differentiable and main_grad is None
+def forms_gradient_early(config: Config, main_grad, hidden: torch.Tensor) -> bool:
+    """fp16 never: a loss scale must enter before its small gradients underflow, not after."""
+    if config.reduction == "none" or main_grad is not None or hidden.dtype == torch.float16:
+        return False
+    return not any(name in config.outputs for name in PER_TOKEN)
 
 
-def _power_of_two(value: float) -> bool:
-    return value != 0 and math.isfinite(value) and abs(math.frexp(value)[0]) == 0.5
+def exact_scale(gradients, scalar: torch.Tensor) -> float | None:
+    """What the early gradients may be multiplied by without a second 16-bit rounding, or None.
+
+    fp32: the scalar. bf16: the scalar where it is a power of two. A scalar on a device has to be
+    read for that, which waits for the forward call; a stream under capture cannot wait: None.
+    """
+    if scalar.is_cuda and torch.cuda.is_current_stream_capturing():
+        return None
+    value = scalar.item()
+    if value == 1.0 or all(g.element_size() >= 4 for g in gradients):
+        return value
+    return value if value and math.isfinite(value) and abs(math.frexp(value)[0]) == 0.5 else None
 
 
 class Operator(torch.autograd.Function):
     """Eager autograd. Gradients formed early are handed out once; a second backward recomputes."""
 
     @staticmethod
-    def forward(ctx, config, main_grad, *tensors):
-        wants = [
-            bool(n) and t is not None
-            for n, t in zip(ctx.needs_input_grad[2:5], tensors, strict=False)
-        ]
-        need = (wants[0], wants[1] and main_grad is None, wants[2])
-        ctx.early = forms_gradient_early(config, main_grad) and any(need)
-        results, gradients = forward(config, tensors, need if ctx.early else (False,) * 3)
+    def forward(ctx, hidden, weight, bias, config, main_grad, rest):
+        need_x, need_w, need_b, _, _, _ = ctx.needs_input_grad
+        need = (need_x, need_w and main_grad is None, need_b)
+        early = forms_gradient_early(config, main_grad, hidden)
+        tensors = (hidden, weight, bias, *rest)
+        results, gradients = forward(config, tensors, need if early else (False, False, False))
         ctx.save_for_backward(*tensors)
-        ctx.config, ctx.need, ctx.main_grad = config, need, main_grad
-        ctx.main = main_grad is not None and wants[1]
-        ctx.gradients = gradients if ctx.early else None
-        ctx.mark_non_differentiable(*results[4:])
-        ctx.set_materialize_grads(False)
-        return tuple(results)
+        ctx.call = (config, need, main_grad if need_w else None)
+        ctx.gradients = gradients
+        if len(results) > 1:
+            ctx.set_materialize_grads(False)
+            ctx.mark_non_differentiable(
+                *(t for n, t in results.items() if n not in ("loss", *PER_TOKEN))
+            )
+        return tuple(results.values())
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx, g_loss, g_lse, g_logp, g_entropy, *_):
-        nothing = (None,) * (2 + len(TENSORS))
-        upstream = (g_loss, g_lse, g_logp, g_entropy)
+    def backward(ctx, *upstream):
+        config, need, main_grad = ctx.call
         if all(g is None for g in upstream):
-            return nothing
-        gradients = None
-        if ctx.gradients is not None:
-            exact = True
-            if g_loss.device.type == "cpu":
-                scale = g_loss.item()
-                wide = all(g.element_size() >= 4 for g in ctx.gradients if g.numel())
-                exact = wide or _power_of_two(scale)
-            if exact:
-                # Handed out once, so scaling in place cannot scale twice.
-                gradients, ctx.gradients = ctx.gradients, None
-                if g_loss.device.type != "cpu" or scale != 1.0:
-                    for gradient in gradients:
-                        gradient.mul_(g_loss)
+            return (None,) * 6
+        gradients = Operator._early(ctx, upstream[0]) if ctx.gradients else None
         if gradients is None:
-            main = ctx.main_grad if ctx.main else None
-            gradients = backward(ctx.config, ctx.saved_tensors, upstream, ctx.need, main)
-        grads = [g if wanted else None for g, wanted in zip(gradients, ctx.need, strict=True)]
-        return (None, None, *grads, *((None,) * (len(TENSORS) - 3)))
+            by_name = dict(zip(results_of(config), upstream, strict=True))
+            exact = [by_name.get(name) for name in ("loss", *PER_TOKEN)]
+            gradients = backward(config, ctx.saved_tensors, exact, need, main_grad)
+        dx, dw, db = (gradients.get(name) for name in GRADIENTS)
+        return dx, dw, db, None, None, None
+
+    @staticmethod
+    def _early(ctx, scalar):
+        scale = exact_scale(ctx.gradients.values(), scalar)
+        if scale is None:
+            return None
+        # Handed out once, so scaling in place cannot scale twice.
+        gradients, ctx.gradients = ctx.gradients, None
+        if scale != 1.0:
+            for gradient in gradients.values():
+                gradient.mul_(scalar)
+        return gradients
 
 
-@torch.library.custom_op("talea::linear_cross_entropy", mutates_args=())
-def compiled_forward(
-    hidden: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    targets: torch.Tensor | None,
-    class_weight: torch.Tensor | None,
-    token_weight: torch.Tensor | None,
-    token_scale: torch.Tensor | None,
-    soft_target_ids: torch.Tensor | None,
-    soft_target_probs: torch.Tensor | None,
-    config: str,
-    need_dx: bool,
-    need_dw: bool,
-    need_db: bool,
-) -> list[torch.Tensor]:
-    tensors = (hidden, weight, bias, targets, class_weight, token_weight, token_scale)
-    tensors = (*tensors, soft_target_ids, soft_target_probs)
-    results, gradients = forward(Config.parse(config), tensors, (need_dx, need_dw, need_db))
-    return [*results, *gradients]
+def apply(config: Config, hidden, weight, bias, rest: tuple, main_grad=None) -> tuple:
+    """The results of results_of(config), differentiable in loss and the per-token outputs.
 
+    rest: the other TENSORS.
+    """
+    if torch.compiler.is_compiling():
+        from . import _compiled
 
-@compiled_forward.register_fake
-def _(hidden, weight, bias, *rest):
-    config, need = Config.parse(rest[-4]), rest[-3:]
-    results = allocate_results(config, hidden, hidden.shape[0])
-    return [*results, *allocate_gradients((hidden, weight, bias), need)]
-
-
-@torch.library.custom_op("talea::linear_cross_entropy_backward", mutates_args=())
-def compiled_backward(
-    hidden: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    targets: torch.Tensor | None,
-    class_weight: torch.Tensor | None,
-    token_weight: torch.Tensor | None,
-    token_scale: torch.Tensor | None,
-    soft_target_ids: torch.Tensor | None,
-    soft_target_probs: torch.Tensor | None,
-    g_loss: torch.Tensor | None,
-    g_lse: torch.Tensor | None,
-    g_logp: torch.Tensor | None,
-    g_entropy: torch.Tensor | None,
-    config: str,
-    need_dx: bool,
-    need_dw: bool,
-    need_db: bool,
-) -> list[torch.Tensor]:
-    tensors = (hidden, weight, bias, targets, class_weight, token_weight, token_scale)
-    tensors = (*tensors, soft_target_ids, soft_target_probs)
-    upstream = (g_loss, g_lse, g_logp, g_entropy)
-    return backward(Config.parse(config), tensors, upstream, (need_dx, need_dw, need_db))
-
-
-@compiled_backward.register_fake
-def _(hidden, weight, bias, *rest):
-    return allocate_gradients((hidden, weight, bias), rest[-3:])
-
-
-def _setup(ctx, inputs, output):
-    ctx.save_for_backward(*inputs[: len(TENSORS)], *output[-3:])
-    ctx.config = inputs[len(TENSORS)]
-    ctx.early = inputs[len(TENSORS) + 1 :]
-    ctx.set_materialize_grads(False)
-
-
-def _compiled_gradient(ctx, grads):
-    saved = ctx.saved_tensors
-    tensors, early = saved[: len(TENSORS)], saved[len(TENSORS) :]
-    need = tuple(
-        bool(n) and t is not None for n, t in zip(ctx.needs_input_grad[:3], tensors, strict=False)
-    )
-    tail = (None,) * (len(TENSORS) - 3 + 4)
-    if any(ctx.early):
-        if grads[0] is None:
-            return (None, None, None, *tail)
-        scaled = [g * grads[0] if n else None for g, n in zip(early, need, strict=True)]
-        return (
-            *[s if s is None else s.to(t.dtype) for s, t in zip(scaled, tensors, strict=False)],
-            *tail,
-        )
-    upstream = [g if g is None else g.contiguous() for g in grads[:4]]
-    if all(g is None for g in upstream):
-        return (None, None, None, *tail)
-    found = compiled_backward(*tensors, *upstream, ctx.config, *need)
-    return (*[g if n else None for g, n in zip(found, need, strict=True)], *tail)
-
-
-compiled_forward.register_autograd(_compiled_gradient, setup_context=_setup)
-
-
-def apply(config: Config, tensors, main_grad=None) -> tuple[torch.Tensor, ...]:
-    """RESULTS, differentiable in loss and the per-token outputs."""
-    if not torch.compiler.is_compiling():
-        return Operator.apply(config, main_grad, *tensors)
-    if main_grad is not None:
-        raise RuntimeError(
-            "main_grad: not supported under torch.compile; call it outside the graph"
-        )
-    need = [False] * 3
-    if torch.is_grad_enabled() and forms_gradient_early(config, None):
-        need = [t is not None and t.requires_grad for t in tensors[:3]]
-    return tuple(compiled_forward(*tensors, config.text(), *need)[: len(RESULTS)])
+        return _compiled.apply(config, (hidden, weight, bias, *rest), main_grad)
+    if torch.is_grad_enabled() and (
+        weight.requires_grad or hidden.requires_grad or (bias is not None and bias.requires_grad)
+    ):
+        return Operator.apply(hidden, weight, bias, config, main_grad, rest)
+    results, _ = forward(config, (hidden, weight, bias, *rest), (False, False, False))
+    return tuple(results.values())

@@ -1,13 +1,11 @@
-"""PyTorch tensors for the C interface: descriptions, allocation, streams, process groups."""
+"""PyTorch tensors for the C interface: descriptions, allocation, streams, plans found again."""
 
 from __future__ import annotations
-
-import ctypes as c
 
 import torch
 
 from . import _abi
-from ._call import Config, Receipt, run
+from ._call import Config, Plan, Receipt
 
 _DTYPES = {
     torch.float32: _abi.F32,
@@ -16,12 +14,6 @@ _DTYPES = {
     torch.float64: _abi.F64,
     torch.int32: _abi.I32,
     torch.int64: _abi.I64,
-}
-_FROM_DTYPE = {
-    _abi.F32: torch.float32,
-    _abi.BF16: torch.bfloat16,
-    _abi.F64: torch.float64,
-    _abi.I64: torch.int64,
 }
 
 
@@ -45,125 +37,67 @@ def _fill(slot: _abi.Tensor, tensor: torch.Tensor, name: str) -> None:
     slot.present = 1
 
 
-class _Group:
-    """A torch.distributed process group as the library's communicator, by callbacks."""
+def rows_of(config: Config, hidden: torch.Tensor) -> int:
+    """Tokens of the whole call: with sequence parallelism `hidden` holds this rank's part only."""
+    if not config.sequence_parallel:
+        return hidden.shape[0]
+    from ._ranks import size_of
 
-    _cache: dict[str, _Group] = {}
-
-    def __init__(self, name: str, device: torch.device) -> None:
-        import torch.distributed as dist
-        from torch.distributed.distributed_c10d import _resolve_process_group
-
-        self.dist = dist
-        self.group = _resolve_process_group(name)
-        self.device = device
-        self.failure = b""
-        self.struct = _abi.Communicator()
-        self.struct.struct_bytes = c.sizeof(self.struct)
-        backend = dist.get_backend(self.group)
-        self.engine = f"torch.distributed {backend}".encode()
-        self.struct.engine = self.engine
-        self.struct.rank = dist.get_rank(self.group)
-        self.struct.size = dist.get_world_size(self.group)
-        self.struct.device = _abi.CUDA if device.type == "cuda" else _abi.CPU
-        self.struct.all_gather = _abi.GATHER(self._guard(self._all_gather))
-        self.struct.all_reduce_sum = _abi.REDUCE(self._guard(self._all_reduce))
-        self.struct.reduce_scatter_sum = _abi.SCATTER(self._guard(self._reduce_scatter))
-        self.struct.error_text = _abi.ERROR_TEXT(lambda _: self.failure)
-
-    @classmethod
-    def of(cls, name: str, device: torch.device) -> _Group:
-        key = f"{name}/{device}"
-        if key not in cls._cache:
-            cls._cache[key] = cls(name, device)
-        return cls._cache[key]
-
-    def _guard(self, function):
-        def call(_user, *arguments):
-            try:
-                function(*arguments)
-                return 0
-            except Exception as error:  # a C frame is above: nothing may pass through it
-                self.failure = f"{type(error).__name__}: {error}".encode()
-                return 1
-
-        return call
-
-    def _view(self, pointer: int, count: int, dtype: torch.dtype) -> torch.Tensor:
-        nbytes = count * dtype.itemsize
-        if self.device.type == "cuda":
-            interface = {"shape": (nbytes,), "typestr": "|u1", "data": (pointer, False)}
-            holder = type("Memory", (), {"__cuda_array_interface__": {**interface, "version": 3}})()
-            return torch.as_tensor(holder, device=self.device).view(dtype)
-        memory = (c.c_char * nbytes).from_address(pointer)
-        return torch.frombuffer(memory, dtype=torch.uint8).view(dtype)
-
-    def _all_gather(self, send, recv, nbytes, _stream) -> None:
-        if nbytes == 0:
-            return
-        mine = self._view(send, nbytes, torch.uint8)
-        whole = self._view(recv, nbytes * self.struct.size, torch.uint8)
-        self.dist.all_gather_into_tensor(whole, mine.clone(), group=self.group)
-
-    def _all_reduce(self, buffer, count, dtype, _stream) -> None:
-        # Gathered and summed in rank order on every rank: the same bits everywhere.
-        if count == 0:
-            return
-        mine = self._view(buffer, count, _FROM_DTYPE[dtype])
-        if self.device.type == "cuda":
-            self.dist.all_reduce(mine, group=self.group)
-            return
-        parts = [torch.empty_like(mine) for _ in range(self.struct.size)]
-        self.dist.all_gather(parts, mine.clone(), group=self.group)
-        total = parts[0]
-        for part in parts[1:]:
-            total += part
-        mine.copy_(total)
-
-    def _reduce_scatter(self, send, recv, count, dtype, _stream) -> None:
-        if count == 0:
-            return
-        size, kind = self.struct.size, _FROM_DTYPE[dtype]
-        whole = self._view(send, count * size, kind)
-        mine = self._view(recv, count, kind)
-        if self.device.type == "cuda":
-            self.dist.reduce_scatter_tensor(mine, whole, group=self.group)
-            return
-        total = whole.clone()
-        self._all_reduce(total.data_ptr(), count * size, dtype, None)
-        mine.copy_(total[self.struct.rank * count : (self.struct.rank + 1) * count])
+    return hidden.shape[0] * size_of(config.group)
 
 
-def _ranks(config: Config, device: torch.device) -> _abi.Ranks | None:
-    if not config.group and not config.batch_group:
-        return None
-    ranks = _abi.Ranks()
-    ranks.struct_bytes = c.sizeof(ranks)
-    if config.group:
-        ranks.vocab = c.pointer(_Group.of(config.group, device).struct)
-    if config.batch_group:
-        ranks.batch = c.pointer(_Group.of(config.batch_group, device).struct)
-    ranks.vocab_begin = config.vocab_begin
-    ranks.sequence_parallel = int(config.sequence_parallel)
-    return ranks
+_MOST_PLANS = 256
+_plans: dict[tuple, Plan] = {}
 
 
-def call(config: Config, inputs: dict, outputs: dict, *, accumulate_dw: bool = False) -> Receipt:
-    """Runs the operator on PyTorch tensors, on the current stream of their device."""
-    device = inputs["hidden"].device
+def _plan(config, inputs, outputs: dict, accumulate_dw, ranks=None) -> Plan:
+    given = {n: t for n, t in zip(_abi.INPUT_NAMES, inputs, strict=False) if t is not None}
+    return Plan(config, given, outputs, _fill, accumulate_dw=accumulate_dw, ranks=ranks)
 
-    def allocate(count: int):
-        workspace = torch.empty(max(count, 1), dtype=torch.uint8, device=device)
-        return workspace, workspace.data_ptr()
 
-    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else None
-    return run(
-        config,
-        inputs,
-        outputs,
-        _fill,
-        allocate,
-        accumulate_dw=accumulate_dw,
-        ranks=_ranks(config, device),
-        stream=stream,
-    )
+def call(config: Config, inputs: tuple, outputs: dict, *, accumulate_dw=False) -> Receipt | None:
+    """Runs the operator on PyTorch tensors, on the current stream of their device.
+
+    inputs: in the order of _abi.INPUT_NAMES, None where absent. A call like an earlier one finds
+    its plan again; a plan in use is out of the table, so that threads never share one.
+    """
+    # All that a plan depends on. Outputs are fresh and dense, so their inputs describe them.
+    key, addresses = [config, *outputs], []
+    for t in inputs:
+        if t is None:
+            key.append(None)
+        else:
+            address = t.data_ptr()
+            # A lane may decline pointers that are not 16-aligned.
+            key += (t.dtype, t.get_device(), address & 15, t.shape, t.stride())
+            addresses.append(address)
+    key = tuple(key)
+    # Ranks and foreign outputs are described anew each time.
+    ranks = None
+    kept = not (accumulate_dw or config.group or config.batch_group)
+    plan = _plans.pop(key, None) if kept else None
+    if plan is None:
+        if config.group or config.batch_group:
+            from ._ranks import Groups
+
+            ranks = Groups(config, inputs[0].device)
+        plan = _plan(config, inputs, outputs, accumulate_dw, ranks and ranks.struct)
+    for t in outputs.values():
+        addresses.append(t.data_ptr())
+    stream = None
+    if inputs[0].is_cpu:
+        workspace = torch.empty(plan.workspace_bytes, dtype=torch.uint8)
+    else:
+        device = inputs[0].device
+        workspace = torch.empty(plan.workspace_bytes, dtype=torch.uint8, device=device)
+        stream = torch.cuda.current_stream(device).cuda_stream
+    address = workspace.data_ptr()
+    if ranks is not None:
+        plan.place(addresses, address, stream)
+        return ranks.run(plan, config.receipt)
+    receipt = plan.run(addresses, address, stream, config.receipt)
+    if kept:
+        if len(_plans) >= _MOST_PLANS:
+            _plans.clear()
+        _plans[key] = plan
+    return receipt

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from . import _abi
-from ._call import Config, run
+from ._call import Config, Plan
 
 _DTYPES = {
     "float32": _abi.F32,
@@ -31,11 +31,6 @@ def _fill(slot: _abi.Tensor, array: np.ndarray, name: str) -> None:
         slot.stride[i] = array.strides[i] // array.itemsize
     slot.device = _abi.CPU
     slot.present = 1
-
-
-def _allocate(count: int):
-    buffer = np.empty(max(count, 1), dtype=np.uint8)
-    return buffer, buffer.ctypes.data
 
 
 def _as_array(value):
@@ -83,5 +78,9 @@ def linear_cross_entropy(hidden, weight, targets=None, *, outputs=("loss",), **a
             out[name] = np.empty(like.shape, like.dtype)
         else:
             raise _abi.UsageError(f"outputs: {name!r} is not an output")
-    receipt = run(config, tensors, out, _fill, _allocate)
+    tensors = {name: array for name, array in tensors.items() if array is not None}
+    plan = Plan(config, tensors, out, _fill)
+    workspace = np.empty(max(plan.workspace_bytes, 1), dtype=np.uint8)
+    addresses = [array.ctypes.data for array in (*tensors.values(), *out.values())]
+    receipt = plan.run(addresses, workspace.ctypes.data)
     return {**out, "receipt": receipt.facts()}

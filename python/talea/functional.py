@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import torch
 
@@ -33,10 +34,7 @@ class LinearCrossEntropyOutput:
         return self._receipt.facts()
 
 
-def _autocast(*tensors):
-    device = tensors[0].device.type
-    if not torch.is_autocast_enabled(device):
-        return tensors
+def _autocast(device: str, *tensors):
     dtype = torch.get_autocast_dtype(device)
     return tuple(
         t.to(dtype) if t is not None and t.dtype in (torch.float32, torch.float16, torch.bfloat16)
@@ -46,7 +44,42 @@ def _autocast(*tensors):
 
 
 def _name_of(group) -> str:
-    return "" if group is None else group.group_name
+    return group.group_name
+
+
+def _make_config(
+    reduction, denominator, denominator_scope, on_empty, target_check, ignore_index, vocab,
+    label_smoothing, z_loss, softcap, logit_scale, workspace_limit, lane, outputs, top_k,
+    vocab_begin, sequence_parallel, group, batch_group, receipt,
+) -> Config:  # fmt: skip
+    given = not isinstance(denominator, str)
+    return Config(
+        reduction=reduction,
+        denominator="given" if given else denominator,
+        denominator_value=float(denominator) if given else 0.0,
+        denominator_scope=denominator_scope,
+        on_empty=on_empty,
+        target_check=target_check,
+        ignore_index=-100 if ignore_index is None else ignore_index,
+        vocab=vocab,
+        label_smoothing=float(label_smoothing),
+        z_loss=float(z_loss),
+        softcap=float(softcap or 0.0),
+        logit_scale=float(logit_scale),
+        workspace_limit_bytes=workspace_limit,
+        lane=lane,
+        outputs=outputs,
+        top_k=top_k,
+        vocab_begin=vocab_begin,
+        sequence_parallel=sequence_parallel,
+        group=group or "",
+        batch_group=batch_group or "",
+        receipt=receipt,
+    )
+
+
+# One object for equal settings: plans are found by it.
+_kept_config = lru_cache(maxsize=512)(_make_config)
 
 
 def linear_cross_entropy(
@@ -93,64 +126,54 @@ def linear_cross_entropy(
         raise UsageError(
             "linear_weight: a DTensor; pass the full weight (or this rank's shard with tp_group)"
         )
-    input, linear_weight, linear_bias = _autocast(input, linear_weight, linear_bias)
-    lead, hidden = input.shape[:-1], input.reshape(-1, input.shape[-1])
-    soft = target is not None and target.is_floating_point()
-    targets = ids = probs = None
-    if soft:
+    device = "cpu" if input.is_cpu else input.device.type
+    if torch.is_autocast_enabled(device):
+        input, linear_weight, linear_bias = _autocast(device, input, linear_weight, linear_bias)
+    hidden = input if input.dim() == 2 else input.reshape(-1, input.shape[-1])
+    targets = ids = probs = token_scale = None
+    rows = input.shape[:-1]
+    if target is not None and target.is_floating_point():
         probs = target.reshape(hidden.shape[0], -1).to(_operator._wide(hidden))
         ids = None if soft_target_ids is None else soft_target_ids.reshape(hidden.shape[0], -1)
     elif target is not None:
-        targets = target.reshape(-1)
-    scale, token_scale = (
-        (1.0, logit_scale) if isinstance(logit_scale, torch.Tensor) else (logit_scale, None)
-    )
-    given = not isinstance(denominator, str)
-    wanted = ("loss",) if outputs is None else tuple(outputs)
-    config = Config(
-        reduction=reduction,
-        denominator="given" if given else denominator,
-        denominator_value=float(denominator) if given else 0.0,
-        denominator_scope=denominator_scope,
-        on_empty=on_empty,
-        target_check=target_check,
-        ignore_index=-100 if ignore_index is None else ignore_index,
-        vocab=vocab,
-        label_smoothing=float(label_smoothing),
-        z_loss=float(z_loss),
-        softcap=float(softcap or 0.0),
-        logit_scale=float(scale),
-        workspace_limit_bytes=workspace_limit,
-        lane=lane,
-        outputs=wanted,
-        top_k=top_k,
-        vocab_begin=vocab_begin,
-        sequence_parallel=sequence_parallel,
-        group=_name_of(tp_group),
-        batch_group=_name_of(batch_group),
-    )
+        targets, rows = _flat(target), target.shape
+    if isinstance(logit_scale, torch.Tensor):
+        token_scale, logit_scale = _flat(logit_scale), 1.0
+    plain = outputs is None and top_k == 0
+    make = _make_config if torch.compiler.is_compiling() else _kept_config
+    config = make(
+        reduction, denominator, denominator_scope, on_empty, target_check, ignore_index, vocab,
+        label_smoothing, z_loss, softcap, logit_scale, workspace_limit, lane,
+        ("loss",) if outputs is None else tuple(outputs), top_k, vocab_begin, sequence_parallel,
+        tp_group and _name_of(tp_group), batch_group and _name_of(batch_group), not plain,
+    )  # fmt: skip
+    if token_weight is not None:
+        token_weight = _flat(token_weight)
+    rest = (targets, weight, token_weight, token_scale, ids, probs)
+    found = _operator.apply(config, hidden, linear_weight, linear_bias, rest, main_grad)
+    if plain:
+        return found[0] if reduction != "none" else found[0].reshape(rows)
+    return _output(config, found, rows)
 
-    def flat(t):
-        return None if t is None else t.reshape(-1)
 
-    tensors = (hidden, linear_weight, linear_bias, targets, weight, flat(token_weight))
-    tensors = (*tensors, flat(token_scale), ids, probs)
-    found = dict(zip(_operator.RESULTS, _operator.apply(config, tensors, main_grad), strict=True))
-    rows = lead if not soft and target is None or soft else target.shape
-    if reduction == "none" and "loss" in wanted:
-        found["loss"] = found["loss"].reshape(rows)
-    if outputs is None and top_k == 0:
-        return found["loss"]
+def _flat(t: torch.Tensor) -> torch.Tensor:
+    return t if t.dim() == 1 else t.reshape(-1)
+
+
+def _output(config: Config, found: tuple, rows) -> LinearCrossEntropyOutput:
     result = LinearCrossEntropyOutput()
     if not torch.compiler.is_compiling():
-        result._receipt = _operator.last_receipt
+        result._receipt = _operator.latest.receipt
+    scalars = ("accuracy",) if config.reduction == "none" else ("accuracy", "loss")
+    found = iter(found)
     for name in _operator.RESULTS:
-        if name in ("loss", "accuracy") and name in wanted:
-            setattr(result, name, found[name])
-        elif name in wanted:
-            setattr(result, name, found[name].reshape(rows))
-        elif name.startswith("topk") and top_k > 0:
-            setattr(result, name, found[name].reshape(*rows, top_k))
+        top = name[:4] == "topk" and config.top_k > 0
+        if name not in config.outputs and not top:
+            continue
+        value = next(found)
+        if name not in scalars:
+            value = value.reshape(*rows, config.top_k) if top else value.reshape(rows)
+        setattr(result, name, value)
     return result
 
 

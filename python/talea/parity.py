@@ -8,7 +8,6 @@ the noise that any change of rounding makes; Talea passes when it stays inside i
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import sys
 import time
@@ -18,6 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from ._page import chart, page
+from ._receipt import now, write, write_receipt
 from .functional import linear_cross_entropy
 
 
@@ -134,6 +135,13 @@ def distance(a: dict, b: dict) -> dict:
             "loss_max": max(gaps), "first_step": gaps[0], "weights": float(weights)}  # fmt: skip
 
 
+def sampled(curve: list[float], most: int = 200) -> dict:
+    """At most about `most` of the steps, first and last among them."""
+    stride = max(1, -(-len(curve) // most))
+    steps = sorted({*range(0, len(curve), stride), len(curve) - 1})
+    return {"steps": steps, "values": [curve[i] for i in steps]}
+
+
 def run(o) -> dict:
     text = b"".join(Path(p).read_bytes() for p in o.text)
     tokens = torch.tensor(list(text), dtype=torch.long)
@@ -146,19 +154,52 @@ def run(o) -> dict:
     moved = train("band", torch_loss, moved_by_one_ulp(state, o.seed + 1), tokens, o)
     drift, band = distance(ours, plain), distance(moved, plain)
     # One-ulp twins are one sample of the noise; twice its size is the usual spread between samples.
-    inside = drift["loss_rms"] <= 2 * band["loss_rms"] and drift["weights"] <= 2 * band["weights"]
-    falls = ours["losses"][-1] < 0.75 * ours["losses"][0]
-    settings = {k: v for k, v in vars(o).items() if k not in ("json_out", "quiet")}
-    return {
-        "kind": "parity",
-        "settings": settings,
-        "torch": torch.__version__,
-        "losses": {"torch": plain["losses"], "talea": ours["losses"]},
-        "drift": drift,
-        "band": band,
-        "seconds": {"torch": plain["seconds"], "talea": ours["seconds"]},
-        "verdict": "pass" if inside and falls else "fail",
+    gates = [
+        {"name": f"{what}: drift within twice the one-ulp band", "value": drift[what],
+         "limit": 2 * band[what], "passed": drift[what] <= 2 * band[what]}
+        for what in ("loss_rms", "weights")
+    ]  # fmt: skip
+    fallen = ours["losses"][-1] / ours["losses"][0]
+    gates.append({"name": "final over first loss", "value": fallen, "limit": 0.75,
+                  "passed": fallen < 0.75})  # fmt: skip
+    return {"runs": {"torch": plain, "talea": ours, "one ulp": moved}, "drift": drift,
+            "band": band, "gates": gates, "bytes": len(text)}  # fmt: skip
+
+
+def sections(found: dict, o) -> dict:
+    """The receipt's part; curves thinned, scalars over every step."""
+    curves = [
+        {"name": f"{name} loss", "y_label": "loss", **sampled(r["losses"])}
+        for name, r in found["runs"].items()
+    ]
+    for name in ("drift", "band"):
+        gaps = sampled(found[name]["loss_gaps"])
+        curves.append({"name": f"{name} of the loss", "y_label": "absolute difference", **gaps})
+    kept = ("steps", "micro", "rows", "length", "width", "layers", "heads", "lr", "seed", "device")
+    scalars = {
+        name: {k: v for k, v in found[name].items() if k != "loss_gaps"}
+        for name in ("drift", "band")
     }
+    train = {
+        "curves": curves,
+        "settings": {k: getattr(o, k) for k in kept} | {"bf16": o.bf16, "optimizer": "AdamW"},
+        "text_bytes": found["bytes"],
+        "final_loss": {name: r["losses"][-1] for name, r in found["runs"].items()},
+        "seconds": {name: r["seconds"] for name, r in found["runs"].items()},
+        **scalars,
+    }
+    return {"train": train, "gates": found["gates"]}
+
+
+def html_page(found: dict, o, passed: bool) -> str:
+    rows = [("steps", o.steps), ("micro-batches a step", o.micro), ("device", o.device),
+            ("autocast", "bf16" if o.bf16 else "off")]  # fmt: skip
+    rows += [(f"final loss, {n}", f"{r['losses'][-1]:.6f}") for n, r in found["runs"].items()]
+    rows += [(g["name"], f"{g['value']:.3e} (limit {g['limit']:.3e})") for g in found["gates"]]
+    losses = {name: r["losses"] for name, r in found["runs"].items()}
+    gaps = {"talea to torch": found["drift"]["loss_gaps"], "one ulp": found["band"]["loss_gaps"]}
+    charts = [chart("Loss", losses, False), chart("Distance of the loss", gaps, True)]
+    return page("Training parity: torch's loss and Talea's", passed, rows, charts)
 
 
 def main() -> int:
@@ -176,18 +217,25 @@ def main() -> int:
     p.add_argument("--device", default="cpu")
     p.add_argument("--bf16", action="store_true", help="autocast to bf16")
     p.add_argument("--quiet", action="store_true")
-    p.add_argument("--json-out")
+    p.add_argument("--json-out", help="the receipt")
+    p.add_argument("--report", help="an HTML page")
     o = p.parse_args()
+    start = now()
     found = run(o)
+    passed = all(g["passed"] for g in found["gates"])
     if o.json_out:
-        Path(o.json_out).write_text(json.dumps(found))
+        argv = ["python", "-m", "talea.parity", *sys.argv[1:]]
+        title = "Training parity: torch's loss and Talea's"
+        write_receipt(o.json_out, "train", title, passed, sections(found, o), start, argv)
+    if o.report:
+        write(o.report, html_page(found, o, passed))
     d, b = found["drift"], found["band"]
-    print(f"steps {o.steps}  final loss torch {found['losses']['torch'][-1]:.6f} "
-          f"talea {found['losses']['talea'][-1]:.6f}")  # fmt: skip
+    finals = "  ".join(f"{n} {r['losses'][-1]:.6f}" for n, r in found["runs"].items())
+    print(f"steps {o.steps}  final loss  {finals}")
     print(f"loss rms  drift {d['loss_rms']:.3e}  one-ulp band {b['loss_rms']:.3e}")
     print(f"weights   drift {d['weights']:.3e}  one-ulp band {b['weights']:.3e}")
-    print(found["verdict"])
-    return 0 if found["verdict"] == "pass" else 1
+    print("pass" if passed else "fail")
+    return 0 if passed else 1
 
 
 if __name__ == "__main__":

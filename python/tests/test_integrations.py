@@ -1,5 +1,6 @@
 """Each integration against the real package. A package that cannot be had is an error, not a skip:
-the packages are listed in tests/requirements.txt; verl and Megatron are checked by signature."""
+the packages are listed in tests/requirements.txt and requirements-nodeps.txt. Liger's classes need a
+GPU (Triton) and are compared by their signature."""
 
 import inspect
 
@@ -12,7 +13,7 @@ from talea.integrations import liger, megatron, verl
 from talea.integrations import transformers as hf
 from talea.integrations import trl as trl_integration
 
-transformers = pytest.importorskip("transformers", reason="listed in tests/requirements.txt")
+import transformers  # isort: skip
 
 TINY = dict(
     vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
@@ -79,7 +80,8 @@ def test_transformers_patch_catches_unknown_logits():
 
 
 def test_lora_on_the_head():
-    peft = pytest.importorskip("peft")
+    import peft
+
     config = peft.LoraConfig(r=4, target_modules=["lm_head", "q_proj"])
     model = peft.get_peft_model(model_of("llama"), config)
     head = model.get_output_embeddings()
@@ -97,7 +99,6 @@ def test_lora_on_the_head():
 
 
 def test_trl_fused_head():
-    pytest.importorskip("trl")
     from trl.trainer.utils import add_fused_lm_head
 
     theirs_signature = inspect.signature(add_fused_lm_head).parameters
@@ -151,6 +152,102 @@ def test_verl_pair():
     theirs = (want * up).sum() + (-(z.exp() * z).sum(-1) * up.abs()).sum()
     for a, b in zip(gradients(ours, x, w), gradients(theirs, x, w), strict=True):
         assert close(a, b, 1e-5)
+
+
+def test_verl_own_signature_and_model_forward():
+    """verl's own module, and its forward of a Hugging Face model through the replaced kernel."""
+    import verl.utils.kernel.linear_cross_entropy as theirs
+    from verl.models.transformers import dense_common
+
+    names = list(inspect.signature(theirs.LinearCrossEntropy.forward).parameters)[1:]
+    assert names == list(inspect.signature(verl.linear_cross_entropy).parameters)
+    original = theirs.linear_cross_entropy
+    verl.patch()
+    try:
+        assert theirs.linear_cross_entropy is verl.linear_cross_entropy
+        model = model_of("llama")
+        ids, _ = batch()
+        out = dense_common.forward_with_triton_backend(
+            model, input_ids=ids, temperature=0.7, return_dict=True, use_cache=False
+        )
+        z = (model(input_ids=ids).logits / 0.7).log_softmax(-1)
+        want = z.gather(2, ids.roll(-1, 1)[..., None])[..., 0]
+        assert close(out.log_probs.reshape(want.shape), want, 2e-5)
+        assert close(out.entropy.reshape(want.shape), -(z.exp() * z).sum(-1), 2e-5)
+    finally:
+        theirs.linear_cross_entropy = original
+
+
+MEGATRON = dict(tokens=6, batch=3, width=24, stored=112, vocab=101)
+
+
+def _megatron_layer(**settings):
+    """Megatron-Core's own ColumnParallelLinear, and the loss that Megatron computes from it."""
+    from megatron.core.model_parallel_config import ModelParallelConfig
+    from megatron.core.tensor_parallel import ColumnParallelLinear
+
+    config = ModelParallelConfig(
+        tensor_model_parallel_size=torch.distributed.get_world_size(),
+        use_cpu_initialization=True, params_dtype=torch.float32, **settings,
+    )  # fmt: skip
+    model = torch.nn.Module()
+    model.output_layer = ColumnParallelLinear(
+        MEGATRON["width"], MEGATRON["stored"], config=config, bias=False,
+        init_method=torch.nn.init.normal_,
+    )  # fmt: skip
+    return model
+
+
+def _megatron_checks(rank, world):
+    s, b, d, v = (MEGATRON[k] for k in ("tokens", "batch", "width", "vocab"))
+    for sequence in (False, True) if world > 1 else (False,):
+        model = _megatron_layer(sequence_parallel=sequence)
+        plain_class = type(model.output_layer)
+        megatron.fuse_output_layer(model, vocab=v)
+        layer = model.output_layer
+        assert isinstance(layer, plain_class) and type(layer) is not plain_class
+        torch.manual_seed(5)
+        whole = torch.randn(s, b, d)
+        labels, mask = torch.randint(0, v, (b, s)), torch.rand(s, b)
+        part = slice(rank * s // world, (rank + 1) * s // world) if sequence else slice(0, s)
+        # Megatron's own collectives need CUDA: the dense side gathers the weight instead.
+        shards = [torch.empty_like(layer.weight) for _ in range(world)]
+        torch.distributed.all_gather(shards, layer.weight.detach())
+        dense, full = whole.clone().requires_grad_(), torch.cat(shards).requires_grad_()
+        logits = F.linear(dense, full)[..., :v].flatten(0, 1)
+        want = F.cross_entropy(logits, labels.t().reshape(-1), reduction="none").view(s, b)
+        (want * mask).sum().backward()
+        rows = slice(rank * layer.weight.shape[0], (rank + 1) * layer.weight.shape[0])
+        hidden = whole[part].clone().requires_grad_()
+        loss = layer(hidden, labels=labels)
+        (loss * mask).sum().backward()
+        assert close(loss, want, 1e-5), (world, sequence)
+        assert close(hidden.grad, dense.grad[part], 1e-5), (world, sequence)
+        assert close(layer.weight.grad, full.grad[rows], 1e-5), (world, sequence)
+        layer.gradient_accumulation_fusion = True
+        layer.weight.main_grad = torch.zeros_like(layer.weight, dtype=torch.float32)
+        layer.weight.grad = None
+        (layer(whole[part], labels=labels) * mask).sum().backward()
+        assert layer.weight.grad is None
+        assert close(layer.weight.main_grad, full.grad[rows], 1e-5), (world, sequence)
+
+
+def _megatron_world(rank, world, path):
+    from megatron.core import parallel_state
+
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{path}", rank=rank, world_size=world
+    )
+    parallel_state.initialize_model_parallel(tensor_model_parallel_size=world)
+    _megatron_checks(rank, world)
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("world", (1, 2))
+def test_megatron_core(world, tmp_path):
+    """Megatron-Core's own layer: swapped, checked, compared, with its own sequence parallelism."""
+    torch.multiprocessing.spawn(_megatron_world, args=(world, tmp_path / "store"), nprocs=world)
 
 
 class PlainColumnParallel(torch.nn.Module):

@@ -10,6 +10,8 @@
 #include <cstdio>
 #include <cstring>
 
+#include "repro/support/repro.hpp"
+
 namespace talea::repro {
 namespace {
 
@@ -35,6 +37,7 @@ double field_bytes(const char* field) {
     const rlimit limit{most, most};
     setrlimit(RLIMIT_AS, &limit);
   }
+  run_on(nullptr);  // host memory is what is measured, and no driver survives a fork
   try {
     work();
   } catch (...) {

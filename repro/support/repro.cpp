@@ -10,6 +10,56 @@
 
 namespace talea::repro {
 
+namespace {
+
+DeviceSession* session = nullptr;
+
+LinearCrossEntropyResult on_host(const LinearCrossEntropyInputs& in,
+                                 const LinearCrossEntropyOutputs& out,
+                                 const LinearCrossEntropyOptions& options) {
+  const auto problem = describe(in, out, options);
+  std::vector<char> workspace(static_cast<size_t>(workspace_bytes(problem)));
+  return linear_cross_entropy(in, out, options,
+                              {workspace.data(), static_cast<int64_t>(workspace.size())});
+}
+
+// The same call on copies in device memory; what it wrote is copied back.
+LinearCrossEntropyResult on_device(LinearCrossEntropyInputs in, LinearCrossEntropyOutputs out,
+                                   LinearCrossEntropyOptions options) {
+  if (options.target_check == TargetCheck::automatic) options.target_check = TargetCheck::checked;
+  session->free_all();
+  struct Copy {
+    void *host, *device;
+    int64_t bytes;
+  };
+  std::vector<Copy> copies;
+  auto move = [&](Tensor& t, bool read) {
+    if (!t) return;
+    const int64_t bytes = t.elements() * size_of(t.dtype);
+    void* device = session->allocate(bytes);
+    if (read)
+      session->upload(device, t.data, bytes);
+    else
+      copies.push_back({t.data, device, bytes});
+    t.data = device;
+    t.device = DeviceKind::cuda;
+  };
+  for (Tensor* t : {&in.hidden, &in.weight, &in.targets, &in.bias, &in.class_weight,
+                    &in.token_weight, &in.upstream})
+    move(*t, true);
+  for (Tensor* t : {&out.loss, &out.lse, &out.dx, &out.dw}) move(*t, false);
+  const int64_t bytes = workspace_bytes(describe(in, out, options));
+  auto result = linear_cross_entropy(in, out, options, {session->allocate(bytes), bytes}, {},
+                                     session->stream());
+  session->synchronise();
+  for (const Copy& c : copies) session->download(c.host, c.device, c.bytes);
+  return result;
+}
+
+}  // namespace
+
+void run_on(DeviceSession* device) { session = device; }
+
 Data make_data(int64_t tokens, int64_t hidden, int64_t vocab, uint64_t seed, double spread,
                int64_t padding) {
   Data d;
@@ -67,10 +117,8 @@ Answer run(const Data& data, const std::string& lane) {
   LinearCrossEntropyOptions options = data.options;
   options.lane = lane;
   options.vocab = data.vocab;
-  const auto problem = describe(in, out, options);
-  std::vector<char> workspace(static_cast<size_t>(workspace_bytes(problem)));
-  const auto result = linear_cross_entropy(
-      in, out, options, {workspace.data(), static_cast<int64_t>(workspace.size())});
+  const auto result =
+      session && lane == "auto" ? on_device(in, out, options) : on_host(in, out, options);
   if (lane != "reference") {
     a.dx.assign(dx32.begin(), dx32.end());
     a.dw.assign(dw32.begin(), dw32.end());

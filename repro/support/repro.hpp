@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "core/device_session.hpp"
 #include "talea/linear_cross_entropy.hpp"
 
 namespace talea::repro {
@@ -35,8 +36,11 @@ struct Answer {
   bool full_logits = false;
 };
 
-// Runs the operator: "reference" is the truth, "auto" is ours.
+// Runs the operator: "reference" is the truth, on the host; "auto" is ours.
 Answer run(const Data& data, const std::string& lane);
+
+// From here on "auto" runs on this device, through its own memory; null: on the host again.
+void run_on(DeviceSession* device);
 
 // fp32 logits [tokens, stored] by plain loops: what a broken pattern starts from.
 std::vector<float> logits_of(const Data& data);

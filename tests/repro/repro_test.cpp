@@ -22,6 +22,8 @@ TEST_P(Reproducers, WithoutTheFixTheSentinelFalls) {
   Report report(true);
   GetParam().run(report);
   EXPECT_FALSE(report.complete()) << "every sentinel held with the fix switched off";
+  for (const Finding& f : report.findings())
+    EXPECT_NE(f.sentinel, "FIX_VALIDATED") << "with the fix switched off: " << f.what;
 }
 
 INSTANTIATE_TEST_SUITE_P(All, Reproducers, testing::ValuesIn(all()),

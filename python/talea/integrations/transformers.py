@@ -29,8 +29,8 @@ def causal_lm_loss(
         shift_labels = F.pad(labels, (0, 1), value=ignore_index)[..., 1:]
     weight, bias = head_tensors(head)
     if num_items_in_batch is not None:
-        options.setdefault("reduction", "sum")
-    loss = linear_cross_entropy(
+        options.update(_divided_by(num_items_in_batch, shift_labels.numel(), hidden.device))
+    return linear_cross_entropy(
         hidden,
         weight,
         shift_labels.to(hidden.device),
@@ -38,11 +38,13 @@ def causal_lm_loss(
         ignore_index=ignore_index,
         **{**head_options(config), **options},
     )
-    if num_items_in_batch is None:
-        return loss
-    if torch.is_tensor(num_items_in_batch):
-        num_items_in_batch = num_items_in_batch.to(loss.device)
-    return loss / num_items_in_batch
+
+
+def _divided_by(items, tokens: int, device) -> dict:
+    """The sum over tokens / items as options: a division afterwards would round 16 bits twice."""
+    items = torch.as_tensor(items)
+    weight = items.to(device=device, dtype=torch.float32).reciprocal()
+    return {"reduction": "sum", "token_weight": weight.reshape(1).expand(tokens)}
 
 
 def patch(model, *, check=True, tolerance: float | None = None, **options):

@@ -50,7 +50,12 @@ def linear_cross_entropy(
 
 
 def patch() -> None:
-    """Replaces verl.utils.kernel.linear_cross_entropy.linear_cross_entropy."""
+    """Replaces verl's linear_cross_entropy, also where verl has imported it by name already."""
+    import sys
+
     import verl.utils.kernel.linear_cross_entropy as module
 
-    module.linear_cross_entropy = linear_cross_entropy
+    original = module.linear_cross_entropy
+    for name, found in list(sys.modules.items()):
+        if name.split(".")[0] == "verl" and vars(found).get("linear_cross_entropy") is original:
+            found.linear_cross_entropy = linear_cross_entropy

@@ -1,0 +1,117 @@
+"""A torch.distributed process group under the operator: its exchanges done between its phases.
+
+The library stops at every exchange and hands over the buffers; the collective runs here, on the
+caller's thread and stream, so that an error of the group is an ordinary exception.
+"""
+
+from __future__ import annotations
+
+import ctypes as c
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import _resolve_process_group
+
+from . import _abi
+from ._call import Config, Plan, Receipt
+
+_DTYPES = {
+    _abi.F32: torch.float32,
+    _abi.BF16: torch.bfloat16,
+    _abi.F64: torch.float64,
+    _abi.I64: torch.int64,
+}
+
+
+def size_of(name: str) -> int:
+    return dist.get_world_size(_resolve_process_group(name))
+
+
+class Groups:
+    """The vocabulary's and the batch's process groups of one call; `struct` is the C side."""
+
+    def __init__(self, config: Config, device: torch.device) -> None:
+        self.device = device
+        self.groups = [
+            _resolve_process_group(name) if name else None
+            for name in (config.group, config.batch_group)
+        ]
+        self.struct = _abi.Ranks()
+        self.struct.struct_bytes = c.sizeof(self.struct)
+        self.struct.vocab_begin = config.vocab_begin
+        self.struct.sequence_parallel = int(config.sequence_parallel)
+        sides = [self._communicator(group) for group in self.groups]
+        if sides[0]:
+            self.struct.vocab = c.pointer(sides[0])
+        if sides[1]:
+            self.struct.batch = c.pointer(sides[1])
+
+    def _communicator(self, group):
+        if group is None:
+            return None
+        side = _abi.Communicator()
+        side.struct_bytes = c.sizeof(side)
+        side.engine = f"torch.distributed {dist.get_backend(group)}".encode()
+        side.rank, side.size = dist.get_rank(group), dist.get_world_size(group)
+        side.device = _abi.CUDA if self.device.type == "cuda" else _abi.CPU
+        return side
+
+    def run(self, plan: Plan, receipt: bool) -> Receipt | None:
+        """The call that `plan` holds, addresses set."""
+        phases, exchange, result = c.c_void_p(), _abi.Exchange(), c.c_void_p()
+        exchange.struct_bytes = c.sizeof(exchange)
+        lib = _abi.lib
+        _abi.check(lib.talea_phases_begin(plan.ref, c.byref(phases)))
+        try:
+            while True:
+                _abi.check(lib.talea_phases_next(phases, c.byref(exchange)))
+                if exchange.kind == _abi.EXCHANGE_NONE:
+                    break
+                self._do(exchange)
+            _abi.check(lib.talea_phases_finish(phases, c.byref(result)))
+        finally:
+            lib.talea_phases_free(phases)
+        kept = Receipt(result.value)
+        return kept if receipt else None
+
+    def _view(self, pointer: int, nbytes: int, on_device: bool, dtype) -> torch.Tensor:
+        if nbytes == 0:
+            return torch.empty(0, dtype=dtype, device=self.device if on_device else "cpu")
+        if on_device:
+            interface = {"shape": (nbytes,), "typestr": "|u1", "data": (pointer, False)}
+            holder = type("Memory", (), {"__cuda_array_interface__": {**interface, "version": 3}})()
+            return torch.as_tensor(holder, device=self.device).view(dtype)
+        memory = (c.c_char * nbytes).from_address(pointer)
+        return torch.frombuffer(memory, dtype=torch.uint8).view(dtype)
+
+    def _do(self, e: _abi.Exchange) -> None:
+        if e.bytes == 0:
+            return
+        group, device = self.groups[e.group], e.device == _abi.CUDA
+        size, rank = dist.get_world_size(group), dist.get_rank(group)
+        gather = e.kind == _abi.EXCHANGE_ALL_GATHER
+        dtype = torch.uint8 if gather else _DTYPES[e.dtype]
+        blocks = size if e.kind == _abi.EXCHANGE_REDUCE_SCATTER_SUM else 1
+        mine = self._view(e.send, e.bytes * blocks, device, dtype)
+        out = self._view(e.recv, e.bytes * (size if gather else 1), device, dtype)
+        # The handshake lies in host memory, which a group of devices alone cannot move.
+        away = "cuda" if dist.get_backend(group) == "nccl" and not device else mine.device
+        sent = mine.to(away) if mine.device.type != torch.device(away).type else mine.clone()
+        if gather:
+            parts = [torch.empty_like(sent) for _ in range(size)]
+            dist.all_gather(parts, sent, group=group)
+            out.copy_(torch.cat(parts))
+        elif device and dist.get_backend(group) == "nccl":
+            if blocks == 1:
+                dist.all_reduce(sent, group=group)
+                out.copy_(sent)
+            else:
+                dist.reduce_scatter_tensor(out, sent, group=group)
+        else:
+            # Gathered and summed in rank order on every rank: the same bits everywhere.
+            parts = [torch.empty_like(sent) for _ in range(size)]
+            dist.all_gather(parts, sent, group=group)
+            total = parts[0]
+            for part in parts[1:]:
+                total += part
+            out.copy_(total.view(blocks, -1)[rank if blocks > 1 else 0])

@@ -1,0 +1,34 @@
+"""NumPy and DLPack arrays: the operator without PyTorch's autograd."""
+
+import numpy as np
+import pytest
+import torch
+from conftest import close, eager, problem
+from talea import arrays
+
+
+def test_numpy_and_dlpack():
+    x, w, y, b = problem(bias=True)
+    want = eager(x, w, y, bias=b)
+    dx, dw, db = torch.autograd.grad(want, (x, w, b))
+    plain = [t.detach() for t in (x, w, y, b)]
+    for convert in (torch.Tensor.numpy, lambda t: t):  # the second by DLPack
+        hidden, weight, targets, bias = (convert(t) for t in plain)
+        got = arrays.linear_cross_entropy(
+            hidden, weight, targets, bias=bias, outputs=("loss", "lse", "dx", "dw", "db")
+        )
+        assert close(torch.from_numpy(got["loss"]), want)
+        for name, other in (("dx", dx), ("dw", dw), ("db", db)):
+            assert close(torch.from_numpy(got[name]), other, 5e-6), name
+        assert got["receipt"]["lane"]
+
+
+def test_strides_and_outputs():
+    x, w, y, _ = problem(n=32)
+    x, w, y = x.detach().numpy(), w.detach().numpy(), y.numpy()
+    turned = np.asfortranarray(x)
+    a = arrays.linear_cross_entropy(x, w, y, outputs=("loss", "entropy", "topk"), top_k=3)
+    b = arrays.linear_cross_entropy(turned, w, y, outputs=("loss", "entropy", "topk"), top_k=3)
+    assert a["loss"] == b["loss"] and np.array_equal(a["topk_ids"], b["topk_ids"])
+    with pytest.raises(ValueError, match="outputs"):
+        arrays.linear_cross_entropy(x, w, y, outputs=("logits",))

@@ -42,7 +42,7 @@ def chart(title: str, curves: dict[str, list[float]], logarithmic: bool) -> str:
             f'<text x="{_LEFT - 6}" y="{y + 4}" font-size="11" text-anchor="end" '
             f'fill="currentColor">{shown(high - share * span)}</text>'
         )
-    for colour, (name, values) in zip(_COLOURS, kept.items(), strict=False):
+    for colour, values in zip(_COLOURS, kept.values(), strict=False):
         line = " ".join(place(i, v) for i, v in values)
         parts.append(
             f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="1.3"/>'

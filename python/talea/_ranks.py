@@ -94,19 +94,21 @@ class Groups:
         blocks = size if e.kind == _abi.EXCHANGE_REDUCE_SCATTER_SUM else 1
         mine = self._view(e.send, e.bytes * blocks, device, dtype)
         out = self._view(e.recv, e.bytes * (size if gather else 1), device, dtype)
-        # The handshake lies in host memory, which a group of devices alone cannot move.
-        away = "cuda" if dist.get_backend(group) == "nccl" and not device else mine.device
-        sent = mine.to(away) if mine.device.type != torch.device(away).type else mine.clone()
+        # NCCL moves device memory alone, and the handshake lies on the host; gloo moves host memory.
+        backend = dist.get_backend(group)
+        away = {"nccl": self.device, "gloo": torch.device("cpu")}.get(backend, mine.device)
+        sent = mine.clone() if mine.device == away else mine.to(away)
         if gather:
             parts = [torch.empty_like(sent) for _ in range(size)]
             dist.all_gather(parts, sent, group=group)
             out.copy_(torch.cat(parts))
-        elif device and dist.get_backend(group) == "nccl":
-            if blocks == 1:
-                dist.all_reduce(sent, group=group)
-                out.copy_(sent)
-            else:
-                dist.reduce_scatter_tensor(out, sent, group=group)
+        elif backend == "nccl" and blocks == 1:
+            dist.all_reduce(sent, group=group)
+            out.copy_(sent)
+        elif backend == "nccl":
+            total = torch.empty(out.shape, dtype=dtype, device=away)
+            dist.reduce_scatter_tensor(total, sent, group=group)
+            out.copy_(total)
         else:
             # Gathered and summed in rank order on every rank: the same bits everywhere.
             parts = [torch.empty_like(sent) for _ in range(size)]

@@ -200,12 +200,17 @@ def _data_parallel(rank):
 
 
 def _vocabulary_parallel(rank):
-    """Uneven shards; hidden replicated, then sequence-sharded; every reduction and 16 bits."""
+    """Uneven shards; hidden replicated, then sequence-sharded; both devices of the machine."""
+    for device in DEVICES:
+        _shards(rank, device)
+
+
+def _shards(rank, device):
     torch.manual_seed(0)
     begin, end = (0, 23) if rank == 0 else (23, 50)
     for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 1e-2)):
-        x, y = torch.randn(8, 16, dtype=dtype), torch.randint(0, 50, (8,))
-        w = torch.randn(50, 16).to(dtype)
+        x, y = torch.randn(8, 16).to(device, dtype), torch.randint(0, 50, (8,)).to(device)
+        w = torch.randn(50, 16).to(device, dtype)
         y[3] = -100
         for reduction in ("mean", "none"):
             for sequence in (False, True):
@@ -213,7 +218,7 @@ def _vocabulary_parallel(rank):
                 reference = eager(
                     whole.float(), full.float(), y, label_smoothing=0.1, reduction=reduction
                 )
-                up = torch.rand(reference.shape)
+                up = torch.rand(reference.shape).to(device)
                 reference.backward(up)
                 part = slice(rank * 4, rank * 4 + 4) if sequence else slice(0, 8)
                 hidden, shard = x[part].clone(), w[begin:end].clone()
@@ -224,7 +229,7 @@ def _vocabulary_parallel(rank):
                     outputs=("loss",),
                 )  # fmt: skip
                 out.loss.backward(up)
-                where = f"{dtype} {reduction} sequence_parallel={sequence}"
+                where = f"{device} {dtype} {reduction} sequence_parallel={sequence}"
                 assert out.receipt()["lane"] in talea.lanes(), where
                 assert close(out.loss, reference, tolerance), where
                 assert close(hidden.grad.float(), whole.grad.float()[part], tolerance), where

@@ -1,0 +1,71 @@
+"""What the Python commands write: receipts of the schema, an offline page, honest verdicts."""
+
+import importlib.util
+import json
+import math
+import sys
+from pathlib import Path
+
+import jsonschema
+import pytest
+from talea import parity
+from talea._receipt import write_receipt
+
+ROOT = Path(__file__).resolve().parents[2]
+SCHEMA = json.loads((ROOT / "receipts/schema/receipt.schema.json").read_text())
+
+
+def valid(path):
+    document = json.loads(Path(path).read_text())
+    jsonschema.validate(document, SCHEMA)
+    return document
+
+
+def test_parity_receipt_and_page(tmp_path, monkeypatch):
+    text = tmp_path / "text"
+    text.write_bytes(Path(parity.__file__).read_bytes())
+    receipt, page = tmp_path / "r.json", tmp_path / "r.html"
+    words = ["parity", "--text", str(text), "--steps", "60", "--quiet", "--width", "32",
+             "--json-out", str(receipt), "--report", str(page)]  # fmt: skip
+    monkeypatch.setattr(sys, "argv", words)
+    status = parity.main()
+    document = valid(receipt)
+    assert document["verdict"] == ("passed" if status == 0 else "failed")
+    drift = {g["name"]: g for g in document["gates"]}
+    assert all(math.isfinite(g["value"]) for g in drift.values())
+    shown = page.read_text()
+    assert shown.count("<svg") == 2 and "http" not in shown
+    assert status == 0
+
+
+def test_a_run_that_is_not_finite_stops(tmp_path):
+    settings = dict(width=32, layers=1, heads=4, lr=1e-3, seed=1, micro=1, rows=2, length=16,
+                    steps=2, device="cpu", bf16=False, quiet=True)  # fmt: skip
+    o = type("Options", (), settings)
+    state = parity.GPT(256, 32, 1, 4).state_dict()
+    tokens = parity.torch.randint(0, 256, (200,))
+    broken = lambda *a: parity.torch_loss(*a) * float("nan")  # noqa: E731
+    with pytest.raises(SystemExit, match="not finite"):
+        parity.train("broken", broken, state, tokens, o)
+
+
+def test_numbers_that_are_not_finite_are_written_as_words(tmp_path):
+    curve = {"name": "x", "steps": [0, 1], "values": [float("nan"), float("-inf")]}
+    path = tmp_path / "r.json"
+    write_receipt(str(path), "train", "t", False, {"train": {"curves": [curve]}}, "now", ["t"])
+    assert valid(path)["train"]["curves"][0]["values"] == ["NaN", "-Infinity"]
+
+
+def test_upstream_verdicts():
+    spec = importlib.util.spec_from_file_location("upstream", ROOT / "repro/upstream/upstream.py")
+    upstream = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(upstream)
+    assert upstream.verdict({"measured": float("nan"), "bound": 1.0}) == "reproduced"
+    assert upstream.verdict({"measured": 2.0, "bound": 1.0}) == "reproduced"
+    assert upstream.verdict({"measured": 0.5, "bound": 1.0}) == "not shown by this version"
+    assert upstream.verdict({"error": "no"}) == "not reproducible here"
+    row = {"id": "b", "museum": "B", "text": "t", "bound": 1.0}
+    bugs = [upstream.entry("p", v, {**row, "measured": m}, {}) for v, m in (("1", 2.0), ("2", 0.0))]
+    upstream.add_fixed_in(bugs)
+    assert [b["upstream"] for b in bugs] == ["reproduced", "fixed: shown by 1, not by 2"]
+    assert not any(b["passed"] for b in bugs)  # ours did not run: nothing is validated

@@ -97,7 +97,11 @@ void run_all(Report& r) {
     }
     const auto ours = train(
         model, stream, r.fix_disabled() ? Variant::subtract_bf16 : Variant::ours, steps, false);
-    r.ours("ours" + after, distance(ours, exact), 1e-5);
+    // AdamW's first step is a sign: it cannot tell a fix from its absence.
+    if (steps == 1)
+      r.figure("ours" + after, distance(ours, exact));
+    else
+      r.ours("ours" + after, distance(ours, exact), 1e-5);
   }
 }
 

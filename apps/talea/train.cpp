@@ -84,7 +84,9 @@ class TrainCommand {
     section["preset"] = flags_.preset;
     section["completed"] = !r.stopped;
     receipt_->section("train", section).section("gates", train::gates_of(r.checks));
-    finish(r.passed(), r.stopped, "");
+    receipt_->title(fmt::format("talea train: stream {}, seed {}", r.facts.config.data.stream,
+                                r.facts.config.seed));
+    finish(r.passed(), r.stopped);
     if (context_.machine()) return;
     show_run(r);
     show_checks(r.checks.checks());
@@ -166,7 +168,8 @@ class TrainCommand {
                                 {"loss_lane", flags_.run.config.loss_lane},
                                 {"mutant", flags_.run.twin.mutant},
                                 {"completed", !stopped}});
-    finish(passed, stopped, "");
+    receipt_->title("talea train: gates");
+    finish(passed, stopped);
     if (context_.machine()) return;
     table.print();
     verdict(passed && !stopped, stopped  ? "stopped before its end"
@@ -223,7 +226,8 @@ class TrainCommand {
     const json clean = nothing_planted(table, passed);
     receipt_->section("gates", clean);
     receipt_->section("train", {{"curves", json::array()}, {"seed", flags_.run.config.seed}});
-    finish(passed, false, "");
+    receipt_->title("talea train: planted mistakes against the gates");
+    finish(passed, false);
     if (context_.machine()) return;
     table.print();
     verdict(passed, passed ? "every mutant is failed by the gate named for it, and no gate fails "
@@ -250,10 +254,8 @@ class TrainCommand {
     return list;
   }
 
-  void finish(bool passed, bool stopped, const std::string& note) {
+  void finish(bool passed, bool stopped) {
     receipt_->verdict(stopped ? Verdict::not_checked : passed ? Verdict::passed : Verdict::failed);
-    receipt_->title("talea train");
-    if (!note.empty()) receipt_->note(note);
     if (!flags_.json_out.empty()) io::write_receipt(flags_.json_out, *receipt_);
     if (!flags_.report.empty())
       io::write_file_atomically(flags_.report, report::render_html({{flags_.json_out, *receipt_}}));

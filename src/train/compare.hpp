@@ -48,27 +48,29 @@ inline double relative(double a, double b) {
   return d == 0 ? 0 : d / std::fabs(b);
 }
 
-// Keeps the worst value seen; NaN is the worst of all. `blind` plants the historical mistake.
+// Keeps the value that is worst against its tolerance; NaN is the worst of all. `blind` plants the
+// historical mistake.
 class Worst {
  public:
   explicit Worst(double tolerance, bool blind = false) : tolerance_(tolerance), blind_(blind) {}
 
-  void see(double value, int64_t step) {
+  void see(double value, int64_t step) { see(value, step, tolerance_); }
+
+  // `tolerance`: of this value, where it is not the same for all.
+  void see(double value, int64_t step, double tolerance) {
     ++seen_;
+    const double rank = tolerance > 0 ? value / tolerance : value;
     if (blind_) {  // std::max(worst, NaN) is worst, NaN > tolerance is false
-      if (value > worst_) worst_ = value;
-      if (value > tolerance_ && first_ < 0) first_ = step;
+      if (rank > rank_) keep(value, step, tolerance, rank);
+      if (value > tolerance && first_ < 0) first_ = step;
       return;
     }
-    if (!std::isnan(worst_) && !(value <= worst_)) {
-      worst_ = value;
-      worst_step_ = step;
-    }
-    if (!(value <= tolerance_) && first_ < 0) first_ = step;
+    if (!std::isnan(rank_) && !(rank <= rank_)) keep(value, step, tolerance, rank);
+    if (!(value <= tolerance) && first_ < 0) first_ = step;
   }
 
   double worst() const { return worst_; }
-  double tolerance() const { return tolerance_; }
+  double tolerance() const { return shown_; }  // of the worst value
   int64_t worst_step() const { return worst_step_; }
   int64_t first_past() const { return first_; }  // -1: none
   int64_t seen() const { return seen_; }
@@ -76,9 +78,16 @@ class Worst {
   bool passed() const { return seen_ > 0 && first_ < 0; }
 
  private:
-  double tolerance_;
+  void keep(double value, int64_t step, double tolerance, double rank) {
+    worst_ = value;
+    worst_step_ = step;
+    shown_ = tolerance;
+    rank_ = rank;
+  }
+
+  double tolerance_, shown_ = tolerance_;
   bool blind_;
-  double worst_ = 0;
+  double worst_ = 0, rank_ = 0;
   int64_t worst_step_ = -1, first_ = -1, seen_ = 0;
 };
 

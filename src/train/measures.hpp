@@ -12,7 +12,7 @@
 
 namespace talea::train {
 
-// One step of the candidate against fp64 from the candidate's own state.
+// One step against an fp64 step from the candidate's own state.
 struct SameState {
   double loss = 0, logits = 0, lse = 0, logp = 0;
   double grads = 0, norm = 0;                      // of the window, before clipping
@@ -69,6 +69,24 @@ struct Taken {
   StepReport report;
   std::vector<T> logits;
 };
+
+// The micro-steps of a window, not yet clipped and applied.
+template <typename T>
+struct OpenStep {
+  std::vector<HeadResult<T>> heads;
+  std::vector<T> logits;  // of logits_of
+};
+
+template <typename T>
+OpenStep<T> open_step(Trainer<T>& run, const std::vector<Batch>& batches, const Window& window);
+
+// The fields of `s` that are settled before clipping, and those after the update.
+template <typename T>
+void before_clipping(SameState& s, const Trainer<T>& run, const OpenStep<T>& mine,
+                     const Trainer<double>& probe, const OpenStep<double>& truth);
+template <typename T>
+void after_update(SameState& s, const Trainer<T>& run, const StepReport& mine,
+                  const Trainer<double>& probe, const StepReport& truth);
 
 // A plain product of what the head was given and its weights, outside the operator, which never
 // holds logits. Before the update: with the weights of the step.

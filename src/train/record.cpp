@@ -28,6 +28,7 @@ void each_number(R& r, F visit) {
   visit("reference_clip", r.reference.clip);
   visit("twin_loss", r.twin_loss);
   for (const auto& [name, field] : same_fields) visit(std::string("same_") + name, r.same.*field);
+  for (const auto& [name, field] : same_fields) visit(std::string("ulp_") + name, r.ulp.*field);
   for (const auto& [name, field] : drift_fields) {
     visit(std::string("drift_") + name, r.drift.*field);
     visit(std::string("band_") + name, r.band.*field);
@@ -161,6 +162,7 @@ json to_json(const Check& c) {
           {"passed", c.passed},
           {"value", number(c.worst)},
           {"limit", number(c.tolerance)},
+          {"text", fmt::format("worst at step {} of {} comparisons", c.worst_step, c.seen)},
           {"worst_step", c.worst_step},
           {"first_step_past", c.first_past},
           {"comparisons", c.seen}};

@@ -58,7 +58,7 @@ std::string beside_name(const std::string& lane, const char* what) {
 }  // namespace
 
 StepChecks::StepChecks(const Tolerances& t, const TwinOptions& o)
-    : same_state_(o.same_state), band_(o.twins > 0) {
+    : same_state_(o.same_state), band_(o.twins > 0), tolerances_(t) {
   const bool blind = o.mutant == "nan-blind-gate";
   auto add = [&](const std::string& name, double tolerance) {
     quantities_.push_back({name, Worst(tolerance, blind)});
@@ -93,7 +93,12 @@ void StepChecks::see(const StepRecord& r) {
   for (const auto& [name, field] : drift_fields) bad += std::isfinite(r.drift.*field) ? 0 : 1;
   quantity("numbers that are not finite").see(static_cast<double>(bad), s);
   if (same_state_)
-    for (const auto& [field, name] : same_names) quantity(name).see(r.same.*field, s);
+    for (const auto& [field, name] : same_names) {
+      widen(largest_ulp_.*field, r.ulp.*field);
+      const double fixed = allowed(tolerances_, field);
+      const double conditioned = tolerances_.band * largest_ulp_.*field;
+      quantity(name).see(r.same.*field, s, conditioned > fixed ? conditioned : fixed);
+    }
   if (!band_) return;
   see_band(r);
   see_beside(r);

@@ -7,7 +7,6 @@
 #include <cmath>
 
 #include "core/fail.hpp"
-#include "train/optimizer.hpp"
 #include "train/random.hpp"
 #include "train/variants.hpp"
 
@@ -47,6 +46,7 @@ TwinRun::TwinRun(const TrainConfig& config, const Corpus& corpus, const TwinOpti
                  options.mutant, total_steps_),
       reference_(config, config.reference_lane, "", total_steps_),
       probe_(config, config.reference_lane, "", total_steps_),
+      moved_(config, config.reference_lane, "", total_steps_),
       initial_(candidate_.state().params) {
   for (int i = 0; has_base() && i <= options.twins; ++i) {
     others_.emplace_back(config, config.reference_lane, "", total_steps_);
@@ -57,62 +57,38 @@ TwinRun::TwinRun(const TrainConfig& config, const Corpus& corpus, const TwinOpti
     others_.emplace_back(config, lane, "", total_steps_);
 }
 
-void TwinRun::before_clipping(SameState& s, const std::vector<HeadResult<float>>& mine,
-                              const std::vector<float>& logits, const std::vector<Batch>& batches,
-                              const Window& window) {
-  copy_state(probe_.state(), *before_);
-  std::vector<HeadResult<double>> truth;
-  for (size_t i = 0; i < batches.size(); ++i) {
-    truth.push_back(probe_.micro(batches[i], window));
-    widen(s.lse, relative_max(mine[i].lse, truth[i].lse, 1.0));
-    widen(s.logp, relative_max(mine[i].logp, truth[i].logp, 1.0));
-  }
-  s.logits = relative_max(logits, logits_of(probe_, truth, config_), 1.0);
-  s.grads = worst_tensor(&s.worst_tensor);
-}
-
-double TwinRun::worst_tensor(std::string* name) const {
-  double worst = 0;
-  for (const Slice& slice : candidate_.layout().slices()) {
-    const double e = relative_l2(candidate_.state().grads.data() + slice.offset,
-                                 probe_.state().grads.data() + slice.offset, slice.size());
-    if (name && !(e <= worst) && !std::isnan(worst)) *name = slice.name;
-    widen(worst, e);
-  }
-  return worst;
-}
-
-void TwinRun::after_update(SameState& s, const StepReport& mine) {
-  const StepReport theirs = probe_.update();
-  s.loss = std::fabs(mine.loss - theirs.loss) / std::max(1.0, std::fabs(theirs.loss));
-  if (std::isnan(mine.loss)) s.loss = mine.loss;
-  s.norm = relative(mine.grad_norm, theirs.grad_norm);
-  s.clip = relative(mine.clip, theirs.clip);
-  s.clipped = worst_tensor(nullptr);
-  s.clipped_norm =
-      relative(gradient_norm(candidate_.state().grads), gradient_norm(probe_.state().grads));
-  s.params = relative_l2(candidate_.state().params, probe_.state().params);
-  s.m = relative_l2(candidate_.state().m, probe_.state().m);
-  s.v = relative_l2(candidate_.state().v, probe_.state().v);
-}
-
 Taken<float> TwinRun::candidate_step(const std::vector<Batch>& batches, const Window& window,
                                      StepRecord& r) {
   using Clock = std::chrono::steady_clock;
-  Taken<float> mine;
-  std::vector<HeadResult<float>> heads;
   const auto start = Clock::now();
-  for (const Batch& b : batches) heads.push_back(candidate_.micro(b, window));
+  OpenStep<float> mine = open_step(candidate_, batches, window);
   auto spent = Clock::now() - start;
-  mine.logits = logits_of(candidate_, heads, config_);
+  mine.logits = logits_of(candidate_, mine.heads, config_);
   if (options_.plant_nan_at == candidate_.state().step + 1) candidate_.state().window_loss = NAN;
-  if (options_.same_state) before_clipping(r.same, heads, mine.logits, batches, window);
+  OpenStep<double> truth, moved;
+  if (options_.same_state) {
+    copy_state(probe_.state(), *before_);
+    truth = open_step(probe_, batches, window);
+    truth.logits = logits_of(probe_, truth.heads, config_);
+    std::vector<float> neighbours = before_->params;
+    move_one_ulp(neighbours, config_.seed + 2000 + static_cast<uint64_t>(before_->step));
+    copy_state(moved_.state(), *before_);
+    moved_.state().params.assign(neighbours.begin(), neighbours.end());
+    moved = open_step(moved_, batches, window);
+    moved.logits = logits_of(moved_, moved.heads, config_);
+    before_clipping(r.same, candidate_, mine, probe_, truth);
+    before_clipping(r.ulp, moved_, moved, probe_, truth);
+  }
   const auto again = Clock::now();
-  mine.report = candidate_.update();
+  const StepReport report = candidate_.update();
   spent += Clock::now() - again;
   r.seconds = std::chrono::duration<double>(spent).count();
-  if (options_.same_state) after_update(r.same, mine.report);
-  return mine;
+  if (options_.same_state) {
+    const StepReport theirs = probe_.update();
+    after_update(r.same, candidate_, report, probe_, theirs);
+    after_update(r.ulp, moved_, moved_.update(), probe_, theirs);
+  }
+  return {report, std::move(mine.logits)};
 }
 
 void TwinRun::other_steps(const std::vector<Batch>& batches, const Window& window,

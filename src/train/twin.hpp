@@ -20,7 +20,8 @@ struct Beside {
 struct StepRecord {
   StepReport candidate, reference;
   double twin_loss = 0;
-  SameState same;
+  SameState same;     // what the candidate's arithmetic changes in this step,
+  SameState ulp;      // and what one fp32 ulp of its weights changes, both steps in fp64
   Drift drift, band;  // of the candidate and, the largest, of the twins against the fp64 reference
   double apart = 0, apart_band = 0;  // parameters of candidate and twins against the fp32 base
   double params_moved = 0;           // ||params - initial|| / ||initial|| of the candidate
@@ -33,7 +34,7 @@ struct TwinOptions {
   // fp32 runs with the reference lane whose initial weights are moved by one ulp. With any, a base
   // run (the same, not moved) is trained too.
   int twins = 2;
-  bool same_state = true;           // one fp64 step from the candidate's state at every step
+  bool same_state = true;           // fp64 steps from the candidate's state at every step
   std::vector<std::string> beside;  // further lanes to train side by side
   std::string mutant;               // empty: the candidate is config.loss_lane
   int64_t plant_nan_at = -1;  // step whose candidate loss is made NaN (to prove that gates see it)
@@ -56,15 +57,9 @@ class TwinRun {
   std::string localise(double tolerance);
 
  private:
-  // The candidate's own step, timed; `same` is filled on the way.
+  // The candidate's own step, timed; `same` and `ulp` are filled on the way.
   Taken<float> candidate_step(const std::vector<Batch>& batches, const Window& window,
                               StepRecord& record);
-  void before_clipping(SameState& same, const std::vector<HeadResult<float>>& mine,
-                       const std::vector<float>& logits, const std::vector<Batch>& batches,
-                       const Window& window);
-  void after_update(SameState& same, const StepReport& mine);
-  // The largest relative L2 of one tensor's gradients, candidate against probe.
-  double worst_tensor(std::string* name) const;
   void other_steps(const std::vector<Batch>& batches, const Window& window,
                    const std::vector<Drift>& before, const Taken<double>& theirs,
                    StepRecord& record);
@@ -75,7 +70,7 @@ class TwinRun {
   Stream stream_;
   int64_t total_steps_;
   Trainer<float> candidate_;
-  Trainer<double> reference_, probe_;
+  Trainer<double> reference_, probe_, moved_;
   std::vector<Trainer<float>> others_;
   std::vector<float> initial_;
   std::optional<TrainState<float>> before_;  // the candidate's state before the last step

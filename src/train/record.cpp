@@ -28,7 +28,7 @@ void each_number(R& r, F visit) {
   visit("reference_clip", r.reference.clip);
   visit("twin_loss", r.twin_loss);
   for (const auto& [name, field] : same_fields) visit(std::string("same_") + name, r.same.*field);
-  for (const auto& [name, field] : same_fields) visit(std::string("ulp_") + name, r.ulp.*field);
+  for (const auto& [name, field] : same_fields) visit(std::string("plain_") + name, r.plain.*field);
   for (const auto& [name, field] : drift_fields) {
     visit(std::string("drift_") + name, r.drift.*field);
     visit(std::string("band_") + name, r.band.*field);

@@ -94,10 +94,10 @@ void StepChecks::see(const StepRecord& r) {
   quantity("numbers that are not finite").see(static_cast<double>(bad), s);
   if (same_state_)
     for (const auto& [field, name] : same_names) {
-      widen(largest_ulp_.*field, r.ulp.*field);
+      widen(largest_plain_.*field, r.plain.*field);
       const double fixed = allowed(tolerances_, field);
-      const double conditioned = tolerances_.band * largest_ulp_.*field;
-      quantity(name).see(r.same.*field, s, conditioned > fixed ? conditioned : fixed);
+      const double measured = tolerances_.band * largest_plain_.*field;  // NaN allows nothing
+      quantity(name).see(r.same.*field, s, measured > fixed ? measured : fixed);
     }
   if (!band_) return;
   see_band(r);

@@ -10,10 +10,10 @@
 
 namespace talea::train {
 
-// Largest allowed errors, relative. The same-state ones are a few times what fp32 arithmetic costs
-// where the step is well conditioned (docs/train.md has the measured values); where it is not, up
-// to `band` times what one ulp of the weights changes is allowed. The band of the drift is in units
-// of the twins' own.
+// Largest allowed errors, relative. The same-state ones are what fp32 arithmetic costs in most runs
+// (docs/train.md has the measured values). Where a state is ill conditioned, so that the same step
+// in fp32 with the reference lane has cost more, `band` times its largest error so far is allowed.
+// The band of the drift is in units of the twins' own.
 struct Tolerances {
   double loss = 5e-7;    // to max(1, loss)
   double rows = 4e-6;    // lse and log-probabilities, to max(1, largest)
@@ -58,7 +58,7 @@ class StepChecks {
   std::vector<Quantity> quantities_;
   bool same_state_, band_;
   Tolerances tolerances_;
-  SameState largest_ulp_;
+  SameState largest_plain_;
   Drift largest_, largest_band_;
   std::vector<Beside> largest_beside_;
   double largest_apart_ = 0, largest_apart_band_ = 0, last_ratio_ = 0;

@@ -46,7 +46,7 @@ TwinRun::TwinRun(const TrainConfig& config, const Corpus& corpus, const TwinOpti
                  options.mutant, total_steps_),
       reference_(config, config.reference_lane, "", total_steps_),
       probe_(config, config.reference_lane, "", total_steps_),
-      moved_(config, config.reference_lane, "", total_steps_),
+      plain_(config, config.reference_lane, "", total_steps_),
       initial_(candidate_.state().params) {
   for (int i = 0; has_base() && i <= options.twins; ++i) {
     others_.emplace_back(config, config.reference_lane, "", total_steps_);
@@ -65,19 +65,17 @@ Taken<float> TwinRun::candidate_step(const std::vector<Batch>& batches, const Wi
   auto spent = Clock::now() - start;
   mine.logits = logits_of(candidate_, mine.heads, config_);
   if (options_.plant_nan_at == candidate_.state().step + 1) candidate_.state().window_loss = NAN;
-  OpenStep<double> truth, moved;
+  OpenStep<double> truth;
+  OpenStep<float> plain;
   if (options_.same_state) {
     copy_state(probe_.state(), *before_);
     truth = open_step(probe_, batches, window);
     truth.logits = logits_of(probe_, truth.heads, config_);
-    std::vector<float> neighbours = before_->params;
-    move_one_ulp(neighbours, config_.seed + 2000 + static_cast<uint64_t>(before_->step));
-    copy_state(moved_.state(), *before_);
-    moved_.state().params.assign(neighbours.begin(), neighbours.end());
-    moved = open_step(moved_, batches, window);
-    moved.logits = logits_of(moved_, moved.heads, config_);
+    plain_.state() = *before_;
+    plain = open_step(plain_, batches, window);
+    plain.logits = logits_of(plain_, plain.heads, config_);
     before_clipping(r.same, candidate_, mine, probe_, truth);
-    before_clipping(r.ulp, moved_, moved, probe_, truth);
+    before_clipping(r.plain, plain_, plain, probe_, truth);
   }
   const auto again = Clock::now();
   const StepReport report = candidate_.update();
@@ -86,7 +84,7 @@ Taken<float> TwinRun::candidate_step(const std::vector<Batch>& batches, const Wi
   if (options_.same_state) {
     const StepReport theirs = probe_.update();
     after_update(r.same, candidate_, report, probe_, theirs);
-    after_update(r.ulp, moved_, moved_.update(), probe_, theirs);
+    after_update(r.plain, plain_, plain_.update(), probe_, theirs);
   }
   return {report, std::move(mine.logits)};
 }

@@ -20,8 +20,8 @@ struct Beside {
 struct StepRecord {
   StepReport candidate, reference;
   double twin_loss = 0;
-  SameState same;     // what the candidate's arithmetic changes in this step,
-  SameState ulp;      // and what one fp32 ulp of its weights changes, both steps in fp64
+  SameState same;     // the candidate's step, against fp64 from its own state
+  SameState plain;    // the same step in fp32 with the reference lane: what fp32 costs here
   Drift drift, band;  // of the candidate and, the largest, of the twins against the fp64 reference
   double apart = 0, apart_band = 0;  // parameters of candidate and twins against the fp32 base
   double params_moved = 0;           // ||params - initial|| / ||initial|| of the candidate
@@ -57,7 +57,7 @@ class TwinRun {
   std::string localise(double tolerance);
 
  private:
-  // The candidate's own step, timed; `same` and `ulp` are filled on the way.
+  // The candidate's own step, timed; `same` and `plain` are filled on the way.
   Taken<float> candidate_step(const std::vector<Batch>& batches, const Window& window,
                               StepRecord& record);
   void other_steps(const std::vector<Batch>& batches, const Window& window,
@@ -70,7 +70,8 @@ class TwinRun {
   Stream stream_;
   int64_t total_steps_;
   Trainer<float> candidate_;
-  Trainer<double> reference_, probe_, moved_;
+  Trainer<double> reference_, probe_;
+  Trainer<float> plain_;
   std::vector<Trainer<float>> others_;
   std::vector<float> initial_;
   std::optional<TrainState<float>> before_;  // the candidate's state before the last step

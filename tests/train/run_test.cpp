@@ -11,6 +11,7 @@
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <tuple>
 
 #include "talea/error.hpp"
 #include "train/curves.hpp"
@@ -264,6 +265,27 @@ TEST_F(TrainRun, EveryComparedFieldCanFail) {
       checks.see(bad);
       EXPECT_EQ(checks.passed(), before && !std::isnan(wrong)) << "drift " << name;
     }
+  }
+}
+
+// The same step in fp32 with the reference lane widens what is allowed, where it costs more itself;
+// a lane's mistake does not widen it, and neither does a NaN.
+TEST_F(TrainRun, AnIllConditionedStepIsJudgedByThePlainOne) {
+  TwinOptions o;
+  o.twins = 0;
+  const Tolerances t;
+  for (const auto& [error, plain, passes] : {std::tuple{1e-3, 3e-4, true},
+                                             {1e-3, 2e-4, false},
+                                             {1e-3, 0.0, false},
+                                             {1e-3, double(NAN), false},
+                                             {t.grads, 0.0, true}}) {
+    StepRecord r;
+    r.candidate.step = 1;
+    r.same.grads = error;
+    r.plain.grads = plain;
+    StepChecks checks(t, o);
+    checks.see(r);
+    EXPECT_EQ(checks.passed(), passes) << error << " beside " << plain;
   }
 }
 

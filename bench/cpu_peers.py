@@ -51,8 +51,7 @@ def torch_modes():
     yield "options None", None
     yield "auto", {}
     for policy in ("accurate", "balanced", "compact"):
-        for method in ("aspect_ratio", "aspect_ratio:2"):
-            yield f"{policy} {method}", {"acc_policy": policy, "chunking_method": method}
+        yield policy, {"acc_policy": policy}
     for rows in (256, 512):
         yield f"chunk {rows}", {"batch_chunk_size": rows}
 

@@ -259,7 +259,7 @@ void dx_of(const Run& r, const Chunk& k) {
     q.smooth_row = r.b.weight_sum, q.smooth_factor = r.b.row_smooth + k.begin;
   if (r.multiplies())
     dx_product(q, {r.stream, r.c.dx_blocks});
-  else
+  else if (!r.c.gather_tokens)  // there the rows of a rank without words were zeroed before
     device::check(
         cudaMemsetAsync(q.dx.data, 0, static_cast<size_t>(q.dx.rows * q.dx.stride) * 4, r.stream),
         "zero dx");

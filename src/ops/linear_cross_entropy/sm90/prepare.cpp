@@ -84,6 +84,11 @@ void check_data(const Run& r) {
 
 void blank(const Run& r) {
   const Outputs& out = r.call.out;
+  // A rank without words adds nothing to the summed rows but the blanks that follow.
+  if (r.c.gather_tokens && r.p.wants_dx && !r.multiplies())
+    device::check(
+        cudaMemsetAsync(r.b.dx_all, 0, static_cast<size_t>(r.p.tokens * r.p.hidden) * 4, r.stream),
+        "zero dx");
   const bool scalar = r.p.options.reduction != Reduction::none;
   if (scalar && !out.lse && !out.target_logprob && !out.entropy && !out.argmax && r.p.top_k == 0 &&
       !out.dx)

@@ -72,6 +72,43 @@ TEST(Sm90Config, Bf16DwIsRoundedByTheProductWhereOneChunkHoldsEveryRow) {
   EXPECT_LE(workspace(p), int64_t{2100} << 20);
 }
 
+TEST(Sm90Config, ThePathFollowsTheOptions) {
+  const Problem plain = training(8192, 4096, 128256, 530);
+  const auto of = [](Problem p, auto bend) {
+    bend(p);
+    return sm90::config(p, hopper());
+  };
+  const auto folded = sm90::config(plain, hopper());
+  EXPECT_FALSE(folded.wide || folded.transform || folded.full || folded.two_terms);
+  EXPECT_TRUE(of(plain, [](Problem& p) { p.has_upstream_entropy = true; }).transform);
+  const auto capped = [](double cap) {
+    return [cap](Problem& p) { p.options.softcap = cap, p.options.label_smoothing = 0.1; };
+  };
+  EXPECT_TRUE(of(plain, capped(30)).transform);
+  EXPECT_FALSE(of(plain, capped(30)).wide);
+  EXPECT_TRUE(of(plain, capped(60)).wide);
+  const auto words = of(plain, [](Problem& p) { p.top_k = 5; });
+  EXPECT_TRUE(words.full && !words.transform && words.kept == 5);
+  EXPECT_TRUE(of(plain, [](Problem& p) { p.has_targets = false; }).wide);
+  const auto half =
+      of(plain, [](Problem& p) { p.hidden_dtype = p.weight_dtype = p.dx_dtype = DType::f16; });
+  EXPECT_TRUE(half.wide && half.f16 && !half.two_terms);
+  EXPECT_EQ(half.exp_stride, 2 * folded.exp_stride);  // fp32 where exp(z - shift) had 16 bits
+  const auto small = sm90::config(training(64, 64, 1000, 530), hopper());
+  EXPECT_TRUE(small.wide && small.two_terms);
+}
+
+TEST(Sm90Config, RanksCutTheCallAlike) {
+  Problem p = training(8192, 4096, 128256, 135);
+  p.world = 4;
+  p.vocab_local = p.vocab_stored = 32064;
+  const auto even = sm90::config(p, hopper());
+  for (const int64_t local : {int64_t{0}, int64_t{1}, int64_t{100000}}) {
+    p.vocab_local = p.vocab_stored = local;
+    EXPECT_EQ(sm90::config(p, hopper()).chunk_rows, even.chunk_rows) << local << " local words";
+  }
+}
+
 TEST(Sm90Config, DeclinesByName) {
   auto reason = [](const Problem& p, DeviceFacts d = hopper()) {
     return sm90::decline(p, d).value_or("");

@@ -81,7 +81,7 @@ TEST_P(Sizes, OtherRowsChangeNoBitOfARow) {
 TEST_P(Sizes, MoreThanTwoToThe32Logits) {
   const int64_t tokens = 70016, vocab = 65000;  // 4.55e9 logits
   std::vector<std::byte> loss, dx;
-  for (const int64_t gib : {1, 24}) {  // in chunks, and in one buffer of more than 2^32 floats
+  for (const int64_t gib : {1, 24}) {  // in chunks, and with dz of all rows: more than 2^32 numbers
     Batch b({.tokens = tokens,
              .hidden = 64,
              .vocab = vocab,

@@ -12,13 +12,14 @@ import os
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
 from talea._receipt import now, write_receipt
 
 HERE = Path(__file__).parent
-CASE_SECONDS = 240
+PACKAGE_SECONDS = 180
 
 
 def pinned():
@@ -42,15 +43,22 @@ def run(package, folder=None):
     try:
         done = subprocess.run(
             [sys.executable, HERE / "cases.py", package],
-            capture_output=True, text=True, env=environment, timeout=CASE_SECONDS,
+            capture_output=True, text=True, env=environment, timeout=PACKAGE_SECONDS,
         )  # fmt: skip
     except subprocess.TimeoutExpired as late:
         out = late.stdout or b""
         rows = [json.loads(x) for x in out.decode().splitlines() if x.startswith("{")]
-        return rows, f"stopped after {CASE_SECONDS} s"
+        return rows, f"stopped after {PACKAGE_SECONDS} s"
     rows = [json.loads(x) for x in done.stdout.splitlines() if x.startswith("{")]
     failed = None if done.returncode == 0 else (done.stderr.strip().splitlines() or ["?"])[-1]
     return rows, failed
+
+
+def install_and_run(job, wheels):
+    package, _, words = job
+    with tempfile.TemporaryDirectory() as folder:
+        why = install(words, wheels, folder) if words else None
+        return ([], why) if why else run(package, folder)
 
 
 def verdict(row):
@@ -105,17 +113,17 @@ def main():
         print("upstream: no CUDA device; these packages are GPU code", file=sys.stderr)
         return 3
     start = now()
-    found, failed = run("talea")
-    ours = {row["id"]: row for row in found}
-    bugs, not_run = [], [f"talea: {failed}"] if failed else []
-    libraries = {}
     todo = [(n, v, words) for n, v, words in pinned() if o.only in (None, n)]
-    for package, version, words in [*todo, ("torch", torch.__version__, None)]:
-        with tempfile.TemporaryDirectory() as folder:
-            why = install(words, o.wheels, folder) if words else None
-            rows, failed = ([], why) if why else run(package, folder)
+    todo = [("talea", "", None), *todo, ("torch", torch.__version__, None)]
+    with ThreadPoolExecutor(len(todo)) as pool:  # mostly compilers at work: side by side
+        ran = list(pool.map(lambda job: install_and_run(job, o.wheels), todo))
+    ours = {row["id"]: row for row in ran[0][0]}
+    bugs, not_run, libraries = [], [], {}
+    for (package, version, _), (rows, failed) in zip(todo, ran, strict=True):
         if failed:
             not_run.append(f"{package} {version}: {failed}")
+        if package == "talea":
+            continue
         libraries[f"{package} {version}"] = "did not run" if failed and not rows else "ran"
         bugs += [entry(package, version, row, ours) for row in rows]
     add_fixed_in(bugs)

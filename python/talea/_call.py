@@ -153,7 +153,10 @@ class Plan:
 
     def run(self, addresses, workspace: int, stream=None, receipt=True) -> Receipt | None:
         """Runs the operator on tensors of the described shapes. Not for two threads at once."""
-        self.place(addresses, workspace, stream)
+        for slot, address in zip(self._slots, addresses):  # noqa: B905  (place(), without a call)
+            slot.data = address
+        self._args.workspace = workspace
+        self._args.stream = stream
         if not receipt:
             status = _abi.lib.talea_linear_cross_entropy(self.ref, None)
             if status:

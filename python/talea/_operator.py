@@ -79,11 +79,13 @@ def allocate_results(config: Config, hidden: torch.Tensor) -> dict[str, torch.Te
 
 def allocate_gradients(tensors, need) -> dict[str, torch.Tensor]:
     """Dense, in the dtype of what each is the gradient of."""
-    dense = torch.contiguous_format
     found = {}
     for name, like, wanted in zip(GRADIENTS, tensors, need, strict=False):
         if wanted:
-            found[name] = torch.empty_like(like, memory_format=dense)
+            if like.is_contiguous():
+                found[name] = torch.empty_like(like)
+            else:
+                found[name] = like.new_empty(like.shape)
     return found
 
 
@@ -126,9 +128,11 @@ def backward(config: Config, tensors, upstream, need, main_grad=None) -> dict[st
 
 def forms_gradient_early(config: Config, main_grad, hidden: torch.Tensor) -> bool:
     """fp16 never: a loss scale must enter before its small gradients underflow, not after."""
-    if config.reduction == "none" or main_grad is not None or hidden.dtype == torch.float16:
+    if main_grad is not None or hidden.dtype == torch.float16:
         return False
-    return not any(name in config.outputs for name in PER_TOKEN)
+    if config.reduction == "none":
+        return False
+    return config.outputs == ("loss",) or not any(n in config.outputs for n in PER_TOKEN)
 
 
 def exact_scale(gradients, scalar: torch.Tensor) -> float | None:

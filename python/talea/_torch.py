@@ -69,7 +69,7 @@ def call(config: Config, inputs: tuple, outputs: dict, *, accumulate_dw=False) -
         else:
             address = t.data_ptr()
             # A lane may decline pointers that are not 16-aligned.
-            key += (t.dtype, t.get_device(), address & 15, t.shape, t.stride())
+            key.append((t.shape, t.stride(), t.dtype, t.get_device(), address & 15))
             addresses.append(address)
     key = tuple(key)
     # Ranks and foreign outputs are described anew each time.

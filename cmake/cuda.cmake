@@ -33,8 +33,3 @@ list(FILTER talea_cuda_hosts INCLUDE REGEX
      "/src/ops/.*/(cuda|sm90)/|/src/device/(common|sm90)/|/src/dist/nccl|/src/core/(device_facts|device_session_absent|provenance).cpp$")
 set_property(SOURCE ${talea_cuda_hosts} APPEND PROPERTY COMPILE_OPTIONS ${talea_cuda_options})
 target_link_libraries(talea_internal PUBLIC $<LINK_ONLY:CUDA::cudart_static> ${CMAKE_DL_LIBS})
-
-# Lane sm90 beside the plain cuBLAS products, as JSON lines.
-add_executable(talea_device_bench EXCLUDE_FROM_ALL ${PROJECT_SOURCE_DIR}/bench/device_bench.cu)
-set_target_properties(talea_device_bench PROPERTIES CUDA_ARCHITECTURES 90 CUDA_STANDARD 20)
-target_link_libraries(talea_device_bench PRIVATE talea_internal CUDA::cublas)

@@ -10,8 +10,13 @@
 namespace talea::testing {
 namespace {
 
-class Precision : public LaneTest {};
-TALEA_EXACT_LANES(Precision);
+// unfused is eager arithmetic on purpose: it rounds logits and subtracts. The clauses that say
+// "better than eager" cannot speak of it; there it is held to the elementwise rule alone.
+class Precision : public LaneTest {
+ protected:
+  bool is_eager() const { return is_yardstick_lane(lane()); }
+};
+TALEA_EVERY_LANE(Precision);
 
 // With an identity as weight, logits are hidden and dx is dz.
 Case identity_case(DType dtype, int64_t tokens, int64_t vocab) {
@@ -35,7 +40,8 @@ TEST_P(Precision, ConfidentRowsKeepTheirDigits) {
       for (int64_t v = 0; v < vocab; ++v) c.in.hidden.set(t, v, 0.001L * v);
       c.in.hidden.set(t, c.in.targets.integer(t), std::log((vocab - 1) * p / (1 - p)));
     }
-    if (!accepts(c)) continue;
+    expect_right(c, name_of(dtype));
+    if (!accepts(c) || is_eager()) continue;
     const Outcome o = run(c);
     const Answer truth = oracle(c);
     for (int64_t t = 0; t < 4; ++t) {
@@ -74,6 +80,7 @@ TEST_P(Precision, SixteenBitInputsSeeAnFp32Softmax) {
     c.options.reduction = Reduction::none;
     want_everything(c);
     c.out.dx = c.out.dw = Array();
+    expect_right(c, name_of(dtype));
     if (!accepts(c)) continue;
     const Outcome o = run(c);
     const Yardsticks y = yardsticks(c);
@@ -87,12 +94,12 @@ TEST_P(Precision, SixteenBitInputsSeeAnFp32Softmax) {
     };
     const Real ours = rms([&](int64_t t) { return o.out.loss.get(t); });
     const Real rounded_logits = rms([&](int64_t t) { return y.eager[0].loss[size_t(t)]; });
-    EXPECT_TRUE(ours <= rounded_logits / 4)
+    EXPECT_TRUE(ours <= (is_eager() ? 1.01L * rounded_logits : rounded_logits / 4))
         << name_of(dtype) << ": ours " << double(ours) << ", rounded " << double(rounded_logits);
   }
 }
 
-// Tensors large enough for the relative L2 rule (compare.cpp applies it from 4096 elements).
+// Tensors large enough that the relative L2 rule grants no luck of rounding (compare.cpp).
 TEST_P(Precision, RelativeL2IsNoWorseThanEagers) {
   for (const DType dtype : {DType::f32, DType::bf16, DType::f16})
     for (const double spread : {0.5, 4.0})

@@ -11,7 +11,14 @@
 namespace talea::testing {
 
 // Planted bugs of the comparison itself, switched on by the test program only.
-enum class CompareMutant { off, nan_passes, tolerance_cannot_fail, only_losses, luck_of_one };
+enum class CompareMutant {
+  off,
+  nan_passes,
+  tolerance_cannot_fail,
+  only_losses,
+  luck_of_one,
+  wide_floor
+};
 inline CompareMutant compare_mutant = CompareMutant::off;
 
 struct Yardsticks {
@@ -24,12 +31,20 @@ Yardsticks yardsticks(const Case& c);
 struct Rule {
   Real e = 1e-6L;            // of the tensor's largest magnitude
   Real floor_magnitude = 0;  // the magnitude counts as at least this
-  // What the working precision leaves of a sum whose terms cancel: added to every bound.
-  Real noise = 0;
-  // 16-bit gradients: this multiple of the worst eager error, and relative L2. 0: elementwise.
-  int worst_times = 0;
-  bool l2 = false;
+  // What no arithmetic of this precision can avoid, per element, in units of its rounding
+  // (docs/decisions/0007-what-cancellation-leaves.md).
+  const std::vector<Real>* floor = nullptr;
+  Real unit = 0x1p-24L;
+  // 16-bit gradients: these multiples of the worst eager error and of eager's L2. 0: elementwise.
+  int worst_times = 0, l2_times = 0;
+  Real* worst_use = nullptr;  // the largest share of the floor that was needed, over a run
 };
+// What a run needed beyond section 7, for the products and for the lane that is eager on purpose:
+// the largest share of the floor, and of the roundings of two logits that trade places.
+struct Used {
+  Real floor = 0, tie = 0;
+};
+inline Used used_by_products, used_by_yardstick;
 std::string compare(const std::string& name, const Array& ours, const std::vector<Real>& truth,
                     const std::vector<const std::vector<Real>*>& eager, const Rule& rule);
 

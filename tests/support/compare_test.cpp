@@ -26,6 +26,14 @@ std::string against(const std::vector<Real>& ours, const std::vector<Real>& trut
 const Real nan = std::nan("");
 const Real inf = INFINITY;
 
+Rule rounded_rule() {
+  Rule rule;
+  rule.e = 1e-4L;
+  rule.worst_times = 2;
+  rule.l2_times = 1;
+  return rule;
+}
+
 TEST(Compare, TruthPasses) { EXPECT_EQ(against({1, 2}, {1, 2}, {1, 2}), ""); }
 
 TEST(Compare, BoundIsEagersErrorPlusE) {
@@ -55,7 +63,8 @@ TEST(Compare, InfinitiesMatchInSign) {
 TEST(Compare, MissingElementsFail) { EXPECT_NE(against({1}, {1, 2}, {1, 2}), ""); }
 
 TEST(Compare, SixteenBitGradientsUseTheWorstEagerError) {
-  const Rule rule{1e-4L, 0, 0, 2, true};
+  Rule rule = rounded_rule();
+  rule.l2_times = 0;
   EXPECT_EQ(against({1, 2.019}, {1, 2}, {1.01, 2}, rule), "");
   EXPECT_NE(against({1, 2.021}, {1, 2}, {1.01, 2}, rule), "");
 }
@@ -63,9 +72,9 @@ TEST(Compare, SixteenBitGradientsUseTheWorstEagerError) {
 TEST(Compare, RelativeL2MustNotExceedEagers) {
   const std::vector<Real> truth(5000, 1), eager(5000, 1.01L);
   std::vector<Real> ours(5000, 1.015L);  // every element within twice the worst eager error
-  EXPECT_NE(against(ours, truth, eager, {1e-4L, 0, 0, 2, true}), "");
+  EXPECT_NE(against(ours, truth, eager, rounded_rule()), "");
   ours.assign(5000, 1.009L);
-  EXPECT_EQ(against(ours, truth, eager, {1e-4L, 0, 0, 2, true}), "");
+  EXPECT_EQ(against(ours, truth, eager, rounded_rule()), "");
 }
 
 // A right case whose outputs are then spoiled, one at a time.
@@ -138,6 +147,30 @@ TEST_F(Judged, EveryOutputIsLookedAt) {
 TEST_F(Judged, EqualLossesDoNotExcuseAWrongGradient) {
   ours_.dw.set(1, 1, ours_.dw.get(1, 1) * 1.015L);
   EXPECT_NE(verdict(), "");
+}
+
+// All rows of the weight alike: dX is 0 and all that is left is what its terms leave. An error of
+// nine tenths of the bound passes, a tenth more than the bound does not.
+TEST_F(Judged, CancellationIsNoLicence) {
+  for (int64_t v = 1; v < 9; ++v)
+    for (int64_t i = 0; i < 4; ++i) c_.in.weight.set(v, i, c_.in.weight.get(0, i));
+  c_.in.bias = Array();
+  want_everything(c_);
+  y_ = yardsticks(c_);
+  Real eager = 0;
+  for (const Answer& other : y_.eager)
+    eager = std::max(eager, std::fabs(other.dx[5] - y_.truth.dx[5]));
+  const Real floor = 0x1p-24L * y_.truth.dx_floor[5];
+  EXPECT_GT(floor, eager + 1e-6L * std::fabs(y_.truth.dx[5])) << "nothing of the floor is tested";
+  CaseOutputs only;
+  only.dx = c_.out.dx;
+  write(only.dx, y_.truth.dx);
+  only.dx.set(1, 1, y_.truth.dx[5] + eager + 0.9L * floor);
+  const Used lanes = used_by_products;  // what this test plants is no lane's need
+  EXPECT_EQ(judge(c_, only, y_), "");
+  used_by_products = lanes;
+  only.dx.set(1, 1, y_.truth.dx[5] + eager + 1.1L * floor);
+  EXPECT_NE(judge(c_, only, y_), "");
 }
 
 TEST_F(Judged, AnIgnoredRowIsExactlyZero) {

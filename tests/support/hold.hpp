@@ -13,6 +13,8 @@
 
 namespace talea::testing {
 
+inline int64_t drawn_cases = 0;  // of this process; the last lines of the program say it
+
 // check returns complaints, or an empty string where the property holds.
 template <typename Check>
 void hold(int cases, void (*bend)(Spec&), Check check) {
@@ -36,6 +38,7 @@ void hold(int cases, void (*bend)(Spec&), Check check) {
       rc::detail::TestMetadata{}, params);
   std::ostringstream text;
   rc::detail::printResultMessage(result, text);
+  drawn_cases += cases;
   EXPECT_TRUE(result.template is<rc::detail::SuccessResult>()) << text.str();
   std::printf("%d drawn cases, seed %llu\n", cases, static_cast<unsigned long long>(params.seed));
 }

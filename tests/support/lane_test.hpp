@@ -35,19 +35,6 @@ class LaneTest : public ::testing::TestWithParam<std::string> {
   Place* place_ = nullptr;
 };
 
-// The products and the reference. unfused is eager arithmetic on purpose: it rounds logits and
-// subtracts, so the precision clauses do not speak of it.
-inline std::vector<std::string> exact_lanes() {
-  std::vector<std::string> lanes;
-  for (const std::string& lane : lanes_here())
-    if (!is_yardstick_lane(lane)) lanes.push_back(lane);
-  return lanes;
-}
-
-#define TALEA_EXACT_LANES(suite)                                             \
-  INSTANTIATE_TEST_SUITE_P(Lanes, suite, ::testing::ValuesIn(exact_lanes()), \
-                           [](const auto& info) { return info.param; })
-
 #define TALEA_EVERY_LANE(suite)                                                               \
   INSTANTIATE_TEST_SUITE_P(Lanes, suite, ::testing::ValuesIn(::talea::testing::lanes_here()), \
                            [](const auto& info) { return info.param; })

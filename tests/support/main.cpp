@@ -11,6 +11,7 @@
 #include "core/mutant.hpp"
 #include "device/cpu/isa.hpp"
 #include "support/compare.hpp"
+#include "support/hold.hpp"
 #include "support/run.hpp"
 
 namespace {
@@ -21,6 +22,7 @@ constexpr std::pair<const char*, CompareMutant> compare_mutants[] = {
     {"b25_nan_passes", CompareMutant::nan_passes},
     {"b26_tolerance_cannot_fail", CompareMutant::tolerance_cannot_fail},
     {"b21_only_losses_compared", CompareMutant::only_losses},
+    {"floor_widened", CompareMutant::wide_floor},
     {"l2_not_compared", CompareMutant::luck_of_one}};
 
 struct Planted {
@@ -61,6 +63,14 @@ bool plant(std::string_view wanted) {
 class Tally final : public ::testing::EmptyTestEventListener {
   void OnTestProgramEnd(const ::testing::UnitTest&) override {
     std::fputs(talea::testing::tally().c_str(), stdout);
+    std::printf("%lld drawn cases\n", static_cast<long long>(talea::testing::drawn_cases));
+    using talea::testing::Used;
+    const auto line = [](const char* who, const Used& used) {
+      std::printf("%s needed beyond section 7: %.3f of the floor, %.3f of the room for ties\n", who,
+                  static_cast<double>(used.floor), static_cast<double>(used.tie));
+    };
+    line("products", talea::testing::used_by_products);
+    line("unfused", talea::testing::used_by_yardstick);
   }
 };
 

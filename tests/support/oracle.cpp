@@ -3,6 +3,7 @@
 // Never: includes anything of src/, merges partial states or works in chunks.
 #include "support/oracle.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <numeric>
 
@@ -41,6 +42,8 @@ class Oracle {
     a_.dz.assign(nv, 0);
     slope_.assign(nv, 1);
     dz_size_.assign(nv, 0);
+    subtracted_.assign(n, 0);
+    a_.row_largest.assign(n, 0);
     token_loss_.assign(n, 0);
     a_.lse.assign(n, 0);
     a_.target_logprob.assign(n, 0);
@@ -69,7 +72,11 @@ class Oracle {
       z[v] = o_.softcap > 0 ? o_.softcap * std::tanh(a / o_.softcap) : a;
       const Real cosh = o_.softcap > 0 ? std::cosh(a / o_.softcap) : 1;
       slope_[static_cast<size_t>(t * v_ + v)] = 1 / cosh / cosh;  // 1 - tanh^2 near saturation too
-      if (std::isfinite(z[v])) a_.largest_logit = std::max(a_.largest_logit, std::fabs(z[v]));
+      if (!std::isfinite(z[v])) continue;
+      a_.largest_logit = std::max(a_.largest_logit, std::fabs(z[v]));
+      // Before the bias it may have been larger; the softcap flattens what that leaves.
+      Real& largest = a_.row_largest[static_cast<size_t>(t)];
+      largest = std::max({largest, std::fabs(z[v]), std::fabs(s * dot) / cosh / cosh});
     }
   }
 
@@ -142,6 +149,7 @@ class Oracle {
     const Real w = value(c_.in.token_weight, t, 1);
     token_loss_[i] = w * (ce + zeta * lse * lse);
     const Real g = hard || soft ? upstream(c_, t) * w / mean_.denominator : 0;
+    if (hard) subtracted_[i] = std::fabs(g * mass);
     const Real g_lse = value(c_.in.upstream_lse, t, 0);
     const Real g_entropy = value(c_.in.upstream_entropy, t, 0);
     const Real rest = eps > 0 ? eps / Real(v_) * class_sum_ + 2 * zeta * lse : 2 * zeta * lse;
@@ -167,7 +175,6 @@ class Oracle {
       a_.loss = token_loss_;
     } else {
       const Real sum = std::accumulate(token_loss_.begin(), token_loss_.end(), Real(0));
-      for (const Real l : token_loss_) a_.loss_terms += std::fabs(l / mean_.denominator);
       const bool counted = o_.denominator != Denominator::given;
       if (o_.reduction == Reduction::sum)
         a_.loss = {sum};
@@ -189,11 +196,18 @@ class Oracle {
     for (Real& x : values) x = std::fabs(x);
     return values;
   }
-  static Real largest(const std::vector<Real>& values) {
-    Real most = 0;
-    for (const Real x : values)
-      if (std::isfinite(x)) most = std::max(most, x);
-    return most;
+  // p and 1 are both about 1: their difference carries the rounding of each, and p that of its
+  // logit.
+  void subtraction(int64_t t, Real s) {
+    if (!c_.in.targets.present()) return;
+    const int64_t y = c_.in.targets.integer(t);
+    const auto row = static_cast<size_t>(t);
+    const Real size = subtracted_[row] * (2 + a_.row_largest[row]);
+    a_.db_subtracted[static_cast<size_t>(y)] += size;
+    for (int64_t i = 0; i < d_; ++i) {
+      a_.dx_subtracted[at(t, i)] += size * std::fabs(s * w_[at(y, i)]);
+      a_.dw_subtracted[at(y, i)] += size * std::fabs(s * x_[at(t, i)]);
+    }
   }
 
   void products() {
@@ -205,8 +219,14 @@ class Oracle {
       for (int64_t i = 0; i < d_; ++i) a_.dw[static_cast<size_t>(v * d_ + i)] = c_.out.dw.get(v, i);
     for (int64_t v = 0; c_.accumulate_db && v < stored; ++v)
       a_.db[static_cast<size_t>(v)] = c_.out.db.get(v);
-    std::vector<Real> x_terms(a_.dx.size(), 0), w_terms = magnitudes(a_.dw),
-                                                b_terms = magnitudes(a_.db);
+    a_.dx_floor.assign(a_.dx.size(), 0);
+    a_.dx_subtracted = a_.dx_floor;
+    a_.dw_subtracted.assign(a_.dw.size(), 0);
+    a_.db_subtracted.assign(a_.db.size(), 0);
+    a_.dw_floor = magnitudes(a_.dw);
+    a_.db_floor = magnitudes(a_.db);
+    // The roundings of a sum of n terms are a walk of sqrt(n) steps.
+    const Real over_vocab = std::sqrt(Real(v_)), over_tokens = std::sqrt(Real(n_));
     for (int64_t t = 0; c_.backward() && t < n_; ++t) {
       const Row kind = a_.rows[static_cast<size_t>(t)];
       if (kind == Row::poisoned) std::fill_n(a_.dx.begin() + t * d_, d_, nan);
@@ -216,20 +236,18 @@ class Oracle {
         const auto cell = static_cast<size_t>(t * v_ + v);
         const Real da = a_.dz[cell] * slope_[cell];
         // Without the factor of the softcap, which eager arithmetic forms as a difference.
-        const Real size = dz_size_[cell];
+        const Real logit = 1 + a_.row_largest[static_cast<size_t>(t)], size = dz_size_[cell];
         a_.db[static_cast<size_t>(v)] += da;
-        b_terms[static_cast<size_t>(v)] += size;
+        a_.db_floor[static_cast<size_t>(v)] += size * (logit + over_tokens);
         for (int64_t i = 0; i < d_; ++i) {
           a_.dx[at(t, i)] += s * da * w_[at(v, i)];
           a_.dw[at(v, i)] += s * da * x_[at(t, i)];
-          x_terms[at(t, i)] += size * std::fabs(s * w_[at(v, i)]);
-          w_terms[at(v, i)] += size * std::fabs(s * x_[at(t, i)]);
+          a_.dx_floor[at(t, i)] += size * (logit + over_vocab) * std::fabs(s * w_[at(v, i)]);
+          a_.dw_floor[at(v, i)] += size * (logit + over_tokens) * std::fabs(s * x_[at(t, i)]);
         }
       }
+      subtraction(t, s);
     }
-    a_.dx_terms = largest(x_terms);
-    a_.dw_terms = largest(w_terms);
-    a_.db_terms = largest(b_terms);
   }
 
   const Case& c_;
@@ -237,7 +255,7 @@ class Oracle {
   int64_t n_, d_, v_;
   Mean mean_;
   Real class_sum_ = 0;
-  std::vector<Real> x_, w_, slope_, token_loss_, dz_size_;
+  std::vector<Real> x_, w_, slope_, token_loss_, dz_size_, subtracted_;
   Answer a_;
 };
 

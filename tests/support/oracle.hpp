@@ -25,8 +25,12 @@ struct Answer {
   std::vector<Real> dz;          // [tokens, vocab]: gradient of the logits
   std::vector<Real> dx, dw, db;  // dw, db include what they are added to, and padded rows
   Real denominator = 1;
-  // Largest sum of the magnitudes of the terms of one element: what cancellation starts from.
-  Real loss_terms = 0, dx_terms = 0, dw_terms = 0, db_terms = 0;
+  // Per element of a gradient, in roundings: what one rounding of each logit, one of each term and
+  // the sum of the terms can leave (docs/decisions/0007-what-cancellation-leaves.md).
+  std::vector<Real> dx_floor, dw_floor, db_floor;
+  // What p - 1 by subtraction adds to that; nothing that a product may claim.
+  std::vector<Real> dx_subtracted, dw_subtracted, db_subtracted;
+  std::vector<Real> row_largest;  // the largest number each row's logits pass through
 };
 
 Answer oracle(const Case& c);

@@ -304,7 +304,7 @@ class Unfused {
   void gradients() {
     const int64_t n = p_.tokens, d = p_.hidden, v = p_.vocab_local;
     if (p_.wants_db) sum_db();
-    if (p_.options.logit_scale != 1 || c_.in.token_scale) scale_gradients();
+    if (p_.options.logit_scale != 1 || c_.in.token_scale) scale_hidden();
     const MatrixView dz = cells(b_.dz);
     if (p_.wants_dx) multiply(dz, view(c_.in.weight), n, d, v, b_.dx, d);
     if (p_.wants_dw) multiply(dz.transposed(), hidden(0), v, d, n, b_.dw, d);
@@ -325,14 +325,13 @@ class Unfused {
     }
   }
 
-  void scale_gradients() {
+  // dW = dz^T (s x) and dX = s (dz W): the scale meets fp32 numbers, so dz is rounded only once.
+  void scale_hidden() {
 #pragma omp parallel for num_threads(threads_)
     for (int64_t t = 0; t < p_.tokens; ++t) {
-      float* row = row_buffer(0);
-      load(b_.dz, t, row);
+      float* row = b_.x + t * p_.hidden;
       const float s = scale(t);
-      for (int64_t v = 0; v < p_.vocab_local; ++v) row[v] *= s;
-      store(row, b_.dz, t);
+      for (int64_t i = 0; i < p_.hidden; ++i) row[i] *= s;
     }
   }
 
@@ -342,6 +341,8 @@ class Unfused {
     for (int64_t t = 0; p_.wants_dx && t < p_.tokens; ++t) {
       const RowKind kind = row_kind(p_, c_.in, t);
       float* row = b_.dx + t * d;
+      const float s = scale(t);
+      for (int64_t i = 0; s != 1 && i < d; ++i) row[i] *= s;
       if (kind != RowKind::valid) std::fill_n(row, d, kind == RowKind::poisoned ? NAN : 0.0f);
       store_row(row, d, out.dx.data, out.dx.dtype, t * out.dx.stride[0], out.dx.stride[1]);
     }

@@ -1,0 +1,215 @@
+// What: judges every output of a case: values, exact zeros, ranking.
+// Why: see compare.hpp; one rule for every lane, the suite and `talea check`.
+// Never: calls a lane.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+
+#include "support/compare.hpp"
+
+namespace talea::testing {
+namespace {
+
+// NaN against NaN, an infinity against the same infinity, finite against finite.
+bool same_kind(Real ours, Real truth) {
+  if (std::isnan(truth)) return std::isnan(ours);
+  if (std::isinf(truth)) return ours == truth;
+  return std::isfinite(ours);
+}
+
+bool is_gradient(const std::string& name) { return name == "dx" || name == "dw" || name == "db"; }
+
+const std::vector<Real>& values_of(const Answer& a, const std::string& name) {
+  if (name == "loss") return a.loss;
+  if (name == "lse") return a.lse;
+  if (name == "target_logprob") return a.target_logprob;
+  if (name == "entropy") return a.entropy;
+  if (name == "dx") return a.dx;
+  if (name == "dw") return a.dw;
+  return a.db;
+}
+
+// Ids of a row in falling order of its true logits, ties to the lowest id.
+std::vector<int64_t> ranking(const Case& c, const Answer& truth, int64_t t, int64_t k) {
+  std::vector<int64_t> ids(static_cast<size_t>(c.vocab()));
+  for (size_t v = 0; v < ids.size(); ++v) ids[v] = static_cast<int64_t>(v);
+  const Real* z = truth.logits.data() + t * c.vocab();
+  std::partial_sort(ids.begin(), ids.begin() + k, ids.end(),
+                    [&](int64_t a, int64_t b) { return z[a] > z[b] || (z[a] == z[b] && a < b); });
+  ids.resize(static_cast<size_t>(k));
+  return ids;
+}
+
+struct Judge {
+  const Case& c;
+  const CaseOutputs& ours;
+  const Yardsticks& y;
+  Standing standing;
+  Real e;
+  std::string complaints;
+
+  void tensor(const std::string& name, const Array& array) {
+    if (!array.present()) return;
+    if (is_gradient(name) && compare_mutant == CompareMutant::only_losses) return;
+    std::vector<const std::vector<Real>*> eager;
+    for (const Answer& a : y.eager) eager.push_back(&values_of(a, name));
+    Rule rule;
+    rule.e = e;
+    rule.unit = unit();
+    rule.worst_use = &used().floor;
+    std::vector<Real> floor;
+    if (is_gradient(name)) {
+      floor = floor_of(name);
+      rule.floor = &floor;
+      rule.worst_times = is_16bit(c.in.hidden.dtype()) ? 2 : 0;
+      // The lane that is eager on purpose cannot be asked to beat eager in every drawing.
+      if (rule.worst_times > 0 && name != "db") rule.l2_times = is_product() ? 1 : 2;
+    } else {
+      rule.floor_magnitude = y.truth.largest_logit;
+      // z_y and lse, each of logits that this lane rounds by its definition.
+      if (logit_unit() > unit()) rule.e += 2 * logit_unit();
+    }
+    complaints += compare(name, array, values_of(y.truth, name), eager, rule);
+  }
+
+  bool is_product() const { return standing == Standing::product; }
+  Used& used() const { return is_product() ? used_by_products : used_by_yardstick; }
+
+  std::vector<Real> floor_of(const std::string& name) const {
+    const Answer& a = y.truth;
+    std::vector<Real> floor = name == "dx" ? a.dx_floor : name == "dw" ? a.dw_floor : a.db_floor;
+    const auto& more = name == "dx"   ? a.dx_subtracted
+                       : name == "dw" ? a.dw_subtracted
+                                      : a.db_subtracted;
+    for (size_t k = 0; !is_product() && k < floor.size(); ++k) floor[k] += more[k];
+    return floor;
+  }
+
+  // What one rounding is: of fp32 where the softmax reads the accumulator (fp64 for fp64 problems).
+  Real unit() const { return c.in.hidden.dtype() == DType::f64 ? 0x1p-53L : 0x1p-24L; }
+  // Eager arithmetic, and so the lane that is meant to be it, rounds 16-bit logits after every
+  // operator: product, scale, bias, softcap.
+  Real logit_unit() const {
+    const DType dtype = c.in.hidden.dtype();
+    if (is_product() || !is_16bit(dtype)) return unit();
+    const bool scaled = c.options.logit_scale != 1 || c.in.token_scale.present();
+    const int operators = 1 + scaled + c.in.bias.present() + (c.options.softcap > 0);
+    return operators * (dtype == DType::bf16 ? 0x1p-8L : 0x1p-11L);
+  }
+
+  void require(bool holds, const std::string& text) {
+    if (!holds) complaints += text + "\n";
+  }
+
+  // Rows that took no part, and rows of the vocabulary that do not exist.
+  void zeros() {
+    for (int64_t t = 0; ours.dx.present() && t < c.tokens(); ++t)
+      for (int64_t i = 0; y.truth.rows[size_t(t)] == Row::ignored && i < c.hidden(); ++i)
+        require(ours.dx.get(t, i) == 0, fmt::format("dx[{}, {}] of an ignored row is not 0", t, i));
+    for (int64_t v = c.vocab(); v < c.vocab_stored(); ++v) {
+      for (int64_t i = 0; ours.dw.present() && i < c.hidden(); ++i) {
+        const Real want = c.accumulate_dw ? c.out.dw.get(v, i) : 0;
+        require(ours.dw.get(v, i) == want, fmt::format("dw[{}, {}] of padding changed", v, i));
+      }
+      const Real want = ours.db.present() && c.accumulate_db ? c.out.db.get(v) : 0;
+      require(!ours.db.present() || ours.db.get(v) == want,
+              fmt::format("db[{}] of padding changed", v));
+    }
+  }
+
+  void ranks() {
+    const int64_t k = c.top_k();
+    for (int64_t t = 0; t < c.tokens(); ++t) {
+      const bool ranked =
+          y.truth.rows[size_t(t)] == Row::valid && !std::isnan(y.truth.lse[size_t(t)]);
+      const auto best = ranked ? ranking(c, y.truth, t, std::max<int64_t>(k, 1))
+                               : std::vector<int64_t>(size_t(std::max<int64_t>(k, 1)), -1);
+      if (ours.argmax.present()) place(t, "argmax", ours.argmax.integer(t), best[0], ranked);
+      for (int64_t j = 0; ours.topk_ids.present() && j < k; ++j)
+        place(t, "topk_ids", ours.topk_ids.integer(t, j), best[size_t(j)], ranked);
+      std::set<int64_t> distinct;
+      for (int64_t j = 0; ranked && ours.topk_ids.present() && j < k; ++j)
+        require(distinct.insert(ours.topk_ids.integer(t, j)).second,
+                fmt::format("topk_ids of row {} repeat an id", t));
+      for (int64_t j = 0; j < k; ++j) {
+        // Values belong to the ids beside them.
+        const bool named = ranked && ours.topk_ids.present();
+        const int64_t id = named ? ours.topk_ids.integer(t, j) : best[size_t(j)];
+        if (id < -!ranked || id >= c.vocab()) continue;  // told above
+        near(t, j, id, "topk_values", ours.topk_values, Real(0));
+        near(t, j, id, "topk_logprobs", ours.topk_logprobs, Real(1));
+      }
+    }
+  }
+
+  Real logit(int64_t t, int64_t v) const { return y.truth.logits[size_t(t * c.vocab() + v)]; }
+  // The right id, or one whose true logit cannot be told apart at the working precision.
+  void place(int64_t t, const char* name, int64_t id, int64_t want, bool ranked) {
+    bool holds = id == want;
+    if (!holds && ranked && id >= 0 && id < c.vocab()) {
+      // Each of the two logits is rounded once. Exact ties: edges_test.cpp.
+      const Real gap = std::fabs(logit(t, id) - logit(t, want));
+      const Real room = logit_unit() * y.truth.row_largest[size_t(t)];
+      holds = gap <= 2 * room;
+      if (holds) used().tie = std::max(used().tie, gap / (2 * room));
+    }
+    require(holds, fmt::format("{}: row {} says {}, truth {}", name, t, id, want));
+  }
+
+  // A logit, or with `shift` 1 its log-probability: the elementwise rule, as for lse.
+  void near(int64_t t, int64_t j, int64_t id, const char* name, const Array& a, Real shift) {
+    if (!a.present()) return;
+    Real want = y.truth.rows[size_t(t)] == Row::ignored ? Real(0) : Real(NAN), room = 0;
+    if (id >= 0) {
+      want = logit(t, id) - shift * y.truth.lse[size_t(t)];
+      for (const Answer& other : y.eager) {
+        const Real z = other.logits[size_t(t * c.vocab() + id)];
+        const Real error = std::fabs(z - shift * other.lse[size_t(t)] - want);
+        if (std::isfinite(error)) room = std::max(room, error);
+      }
+      room += e * std::max(y.truth.largest_logit, std::fabs(want));
+      if (!ours.topk_ids.present() || !is_product())
+        room += 2 * logit_unit() * y.truth.row_largest[size_t(t)];
+    }
+    const Real got = a.get(t, j);
+    const bool holds =
+        same_kind(got, want) && (!std::isfinite(want) || std::fabs(got - want) <= room);
+    require(holds, fmt::format("{}[{}, {}] = {}, truth {}", name, t, j, double(got), double(want)));
+  }
+
+  void accuracy() {
+    if (!ours.accuracy.present()) return;
+    Real hits = 0, valid = 0;
+    for (int64_t t = 0; t < c.tokens(); ++t) {
+      if (y.truth.rows[size_t(t)] != Row::valid) continue;
+      valid += 1;
+      // Near ties are judged at argmax; accuracy must agree with what argmax says.
+      const int64_t id = ours.argmax.present() ? ours.argmax.integer(t) : y.truth.argmax[size_t(t)];
+      hits += id == c.in.targets.integer(t);
+    }
+    const Real want = hits / valid, got = ours.accuracy.get();
+    require(same_kind(got, want) && (!std::isfinite(want) || std::fabs(got - want) <= 1e-6L),
+            fmt::format("accuracy = {}, truth {}", double(got), double(want)));
+  }
+};
+
+}  // namespace
+
+std::string judge(const Case& c, const CaseOutputs& ours, const Yardsticks& y, Standing standing) {
+  Judge j{c, ours, y, standing, is_16bit(c.in.hidden.dtype()) ? 1e-4L : 1e-6L, ""};
+  j.tensor("loss", ours.loss);
+  j.tensor("lse", ours.lse);
+  j.tensor("target_logprob", ours.target_logprob);
+  j.tensor("entropy", ours.entropy);
+  j.tensor("dx", ours.dx);
+  j.tensor("dw", ours.dw);
+  j.tensor("db", ours.db);
+  j.zeros();
+  j.ranks();
+  j.accuracy();
+  return j.complaints;
+}
+
+}  // namespace talea::testing

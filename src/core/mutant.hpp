@@ -30,6 +30,7 @@ namespace talea {
   X(b19_dw_missing_when_dx_frozen, "dW is not computed when dX is not requested")          \
   X(b20_local_mean, "a local count divides where the global one was asked for")            \
   X(b22_probability_clamp, "-log(p + eps) instead of -log p")                              \
+  X(b23_mean_of_means, "a window's given denominator gives way to the micro-batch's own")  \
   X(b24_invalid_leaves_denominator, "an invalid target leaves the denominator in silence") \
   X(ignored_row_leaks, "an ignored row takes part in dW")                                  \
   X(zloss_outside_gradient, "the z-loss is in the loss but not in the gradient")           \

@@ -94,5 +94,43 @@ TEST_P(Large, RowsFurtherApartThan32BitsCanSay) {
   }
 }
 
+// 4.34e9 logits, of which no more than a tile exists. A row says the same alone and in the batch
+// (tests/ops/invariants_test.cpp), so a few rows of their own are the reference, bit for bit.
+TEST(LargeCpu, MoreThanTwoToThe32Logits) {
+  constexpr int64_t vocab = 62003, tokens = 70001, kinds = 7;
+  static_assert(vocab * tokens > int64_t{1} << 32);
+  std::vector<float> w(vocab), x(tokens), loss(tokens), lse(tokens), alone(kinds), alone_lse(kinds);
+  std::vector<int64_t> y(tokens);
+  Random random(11);
+  for (float& value : w) value = static_cast<float>(random.normal());
+  for (int64_t t = 0; t < tokens; ++t) {
+    x[size_t(t)] = 0.25f * static_cast<float>(t % kinds) - 0.6f;
+    y[size_t(t)] = (vocab - 1) - t % kinds;
+  }
+  const auto call = [&](int64_t rows, float* to_loss, float* to_lse) {
+    LinearCrossEntropyInputs in;
+    in.hidden = make_tensor(x.data(), DType::f32, {rows, 1});
+    in.weight = make_tensor(w.data(), DType::f32, {vocab, 1});
+    in.targets = make_tensor(y.data(), DType::i64, {rows});
+    LinearCrossEntropyOutputs out;
+    out.loss = make_tensor(to_loss, DType::f32, {rows});
+    out.lse = make_tensor(to_lse, DType::f32, {rows});
+    LinearCrossEntropyOptions options;
+    options.reduction = Reduction::none;
+    options.lane = "cpu";
+    const int64_t bytes = workspace_bytes(describe(in, out, options));
+    std::vector<char> room(static_cast<size_t>(bytes));
+    linear_cross_entropy(in, out, options, {room.data(), bytes});
+  };
+  call(kinds, alone.data(), alone_lse.data());
+  call(tokens, loss.data(), lse.data());
+  int64_t wrong = 0;
+  for (int64_t t = 0; t < tokens; ++t)
+    wrong += loss[size_t(t)] != alone[size_t(t % kinds)] ||
+             lse[size_t(t)] != alone_lse[size_t(t % kinds)];
+  EXPECT_EQ(wrong, 0);
+  EXPECT_GT(alone_lse[0], 11);  // log of 62003 and a little: the reference is no constant
+}
+
 }  // namespace
 }  // namespace talea::testing

@@ -111,7 +111,7 @@ Normaliser normaliser(const Problem& p, const TargetFacts& facts, Communicator& 
       m.denominator = sums[1];
       break;
     case Denominator::given:
-      m.denominator = p.options.denominator_value;
+      m.denominator = mutant(Mutant::b23_mean_of_means) ? sums[0] : p.options.denominator_value;
       break;
   }
   m.inverse = 1.0 / m.denominator;

@@ -3,9 +3,9 @@
 SHELL := /bin/bash
 JOBS ?= $(shell nproc)
 OUT ?= out
-ASAN_TESTS ?= .
+SECONDS_EACH ?= 60
 
-.PHONY: help setup build demo test mutants asan python format lint cuda clean
+.PHONY: help setup build demo test mutants asan tsan fuzz python format lint cuda clean
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 10
@@ -30,14 +30,24 @@ test: ## build and pass the tests
 mutants: ## plant every known bug and watch the suite kill it
 	@tools/setup build test
 	@cmake --preset dev >/dev/null
-	@cmake --build build/dev --parallel $(JOBS)
+	@cmake --build build/dev --target talea_tests --parallel $(JOBS)
 	@ctest --test-dir build/dev --output-on-failure -L mutants
 
 asan: ## the tests under the address and undefined-behaviour sanitizers
-	@tools/setup build test
+	@tools/setup build test check
 	@cmake --preset asan >/dev/null
 	@cmake --build build/asan --target talea_tests --parallel $(JOBS)
-	@ctest --test-dir build/asan --output-on-failure --parallel $(JOBS) -LE 'gpu|mutants' -R '$(ASAN_TESTS)'
+	@ctest --test-dir build/asan --output-on-failure -R '^sanitized' --parallel $(JOBS)
+
+tsan: ## the tests that run threads under the thread sanitizer, which is first shown two races
+	@tools/setup build test check
+	@cmake --preset tsan >/dev/null
+	@cmake --build build/tsan --target talea_race talea_thread_tests --parallel $(JOBS)
+	@ctest --test-dir build/tsan --output-on-failure -R '^(race|threads)_' --parallel $(JOBS)
+
+fuzz: ## each fuzzer for SECONDS_EACH (60)
+	@tools/setup build test check
+	@tests/fuzz/run.sh $(SECONDS_EACH)
 
 cuda: ## build the CUDA lanes (needs nvcc, no GPU)
 	@tools/setup build test

@@ -43,6 +43,53 @@ def test_probabilities(device, reduction):
         assert close(mine, other, 5e-6)
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("reduction", ("mean", "sum", "none"))
+def test_weighted_probabilities_with_bias(device, reduction):
+    x, w, _, b = problem(device=device, bias=True)
+    q = torch.softmax(torch.randn(x.shape[0], w.shape[0], device=device), -1)
+    options = dict(weight=torch.rand(w.shape[0], device=device) + 0.1, reduction=reduction)
+    ours = talea.linear_cross_entropy(x, w, q, linear_bias=b, **options)
+    theirs = eager(x, w, q, bias=b, **options)
+    assert close(ours, theirs)
+    up = torch.randn_like(theirs)
+    for mine, other in zip(
+        gradients(ours, x, w, b, upstream=up), gradients(theirs, x, w, b, upstream=up), strict=True
+    ):
+        assert close(mine, other, 5e-6)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("ignore_index", (-1, 3, 100, 12345))
+def test_ignore_index_of_any_value(device, ignore_index):
+    """Also inside the vocabulary, where a real word is then ignored."""
+    x, w, y, _ = problem(device=device)
+    y[1::4] = ignore_index
+    ours = talea.linear_cross_entropy(x, w, y, ignore_index=ignore_index)
+    theirs = eager(x, w, y, ignore_index=ignore_index)
+    assert close(ours, theirs)
+    for mine, other in zip(gradients(ours, x, w), gradients(theirs, x, w), strict=True):
+        assert close(mine, other, 5e-6)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16))
+def test_16_bits_against_eager_and_truth(device, dtype):
+    """No farther from fp64 than eager arithmetic of the same dtype."""
+    x, w, y, _ = problem(n=64, d=32, v=256, dtype=dtype, device=device)
+    wide = [t.detach().double().requires_grad_() for t in (x, w)]
+    truth = eager(*wide, y)
+    wanted = torch.autograd.grad(truth, wide)
+    loss, plain = talea.linear_cross_entropy(x, w, y), eager(x, w, y)
+    assert loss.dtype == torch.float32
+    assert abs(float(loss) - float(truth)) <= abs(float(plain) - float(truth)) + 1e-5
+    for mine, other, want in zip(
+        gradients(loss, x, w), gradients(plain, x, w), wanted, strict=True
+    ):
+        ours, theirs = (float((g.double() - want).norm()) for g in (mine, other))
+        assert ours <= theirs, (ours, theirs)
+
+
 @pytest.mark.parametrize("reduction", ("mean", "sum", "none"))
 def test_nothing_valid(reduction):
     x, w, y, _ = problem()

@@ -135,17 +135,18 @@ def forms_gradient_early(config: Config, main_grad, hidden: torch.Tensor) -> boo
     return config.outputs == ("loss",) or not any(n in config.outputs for n in PER_TOKEN)
 
 
-def exact_scale(gradients, scalar: torch.Tensor) -> float | None:
+def exact_scale(gradients, scalar: torch.Tensor) -> float | torch.Tensor | None:
     """What the early gradients may be multiplied by without a second 16-bit rounding, or None.
 
-    fp32: the scalar. bf16: the scalar where it is a power of two. A scalar on a device has to be
-    read for that, which waits for the forward call; a stream under capture cannot wait: None.
+    fp32: the scalar, unread on a device. bf16: the scalar where it is a power of two. To know that
+    on a device it has to be read, which waits for the forward call; a stream under capture cannot
+    wait: None.
     """
+    if all(g.element_size() >= 4 for g in gradients):
+        return scalar.item() if scalar.is_cpu else scalar
     if scalar.is_cuda and torch.cuda.is_current_stream_capturing():
         return None
     value = scalar.item()
-    if value == 1.0 or all(g.element_size() >= 4 for g in gradients):
-        return value
     return value if value and math.isfinite(value) and abs(math.frexp(value)[0]) == 0.5 else None
 
 
@@ -190,7 +191,7 @@ class Operator(torch.autograd.Function):
             return None
         # Handed out once, so scaling in place cannot scale twice.
         gradients, ctx.gradients = ctx.gradients, None
-        if scale != 1.0:
+        if not isinstance(scale, float) or scale != 1.0:
             for gradient in gradients.values():
                 gradient.mul_(scalar)
         return gradients

@@ -33,3 +33,7 @@ list(FILTER talea_cuda_hosts INCLUDE REGEX
      "/src/ops/.*/(cuda|sm90)/|/src/device/(common|sm90)/|/src/dist/nccl|/src/core/(device_facts|device_session_absent|provenance).cpp$")
 set_property(SOURCE ${talea_cuda_hosts} APPEND PROPERTY COMPILE_OPTIONS ${talea_cuda_options})
 target_link_libraries(talea_internal PUBLIC $<LINK_ONLY:CUDA::cudart_static> ${CMAKE_DL_LIBS})
+
+# Lanes over NCCL ranks, a process a GPU: times, correctness, training; writes receipts.
+add_executable(talea_nccl_bench EXCLUDE_FROM_ALL ${PROJECT_SOURCE_DIR}/bench/nccl_bench.cpp)
+target_link_libraries(talea_nccl_bench PRIVATE talea_internal)

@@ -26,6 +26,7 @@ namespace {
 
 struct Flags {
   OptionFlags options;
+  RankFlags ranks;
   ShapeFlags shape;
   std::string dtypes = "fp32", lanes, ignored = "0", runs_from, receipt;
   std::string limits, inputs, dw = "main_grad";
@@ -119,8 +120,11 @@ struct Subject {
 bool is_device_lane(const std::string& lane) { return lane == "cuda" || lane == "sm90"; }
 
 std::vector<std::string> wanted_lanes(const Flags& f) {
-  std::vector<std::string> lanes =
-      f.lanes.empty() ? std::vector<std::string>{"cpu", "unfused"} : split(f.lanes, ',');
+  std::vector<std::string> lanes = f.lanes.empty()
+                                       ? f.ranks.ranks > 1 || under_mpirun()
+                                             ? std::vector<std::string>{"cpu"}
+                                             : std::vector<std::string>{"cpu", "unfused"}
+                                       : split(f.lanes, ',');
   const auto known = linear_cross_entropy_lanes();
   for (const std::string& lane : lanes) {
     require(std::find(known.begin(), known.end(), lane) != known.end(), ErrorKind::usage,
@@ -169,7 +173,8 @@ Workload make_workload(const Flags& f) {
 }
 
 // products, subject, products, subject, ..., products: each subject stands between two limits.
-std::vector<double> measure(Context& context, const Flags& f, Workload& w, PlainProducts& plain) {
+std::vector<double> measure(Context& context, const Flags& f, Workload& w, PlainProducts& plain,
+                            const RankWorld& world) {
   const bool backward = w.subjects.empty() || w.subjects.front().backward;
   std::vector<double> limits;
   Progress progress(context, "bench", static_cast<int64_t>(w.subjects.size()) * (f.repeats + 1),
@@ -178,7 +183,7 @@ std::vector<double> measure(Context& context, const Flags& f, Workload& w, Plain
     double before = plain.run_ms(backward);
     for (Subject& s : w.subjects) {
       check_interrupt();
-      s.last = measured_call(s.in, s.out.views, s.options);
+      s.last = measured_call({s.in, s.out.views, s.options, f.ranks.sequence_parallel}, world);
       const double after = plain.run_ms(backward);
       // Libraries build their kernels once, in the warm-up; a step pays what later calls show.
       if (r >= 0) {
@@ -210,7 +215,8 @@ nlohmann::json run_json(const Subject& s) {
   return j;
 }
 
-void fill_receipt(Receipt& receipt, const Workload& w, const std::vector<double>& limits) {
+void fill_receipt(Receipt& receipt, const Workload& w, const std::vector<double>& limits,
+                  const RankWorld& world) {
   nlohmann::json runs = nlohmann::json::array();
   const bool backward = w.subjects.front().backward;
   runs.push_back({{"name", backward ? "three plain products" : "one plain product"},
@@ -227,6 +233,7 @@ void fill_receipt(Receipt& receipt, const Workload& w, const std::vector<double>
     facts.full_logits_measured = s.last.full_logits_excluded() || s.last.result.full_logits_tensor;
     facts.time = time_stats(s.ms);
     facts.ratio_to_plain_products = middle(s.ratios);
+    if (world.size() > 1) add_ranks(world, s.last.ranks, facts);
     receipt.call(facts);
   }
   receipt.section(
@@ -293,11 +300,15 @@ void run(Context& context, const Flags& f) {
     return run_on_device(context, f, lanes);
   // The plain products have no argument for their threads: both sides take OpenMP's number.
   if (f.options.threads > 0) omp_set_num_threads(f.options.threads);
+  const RankWorld world(f.ranks);
+  require(world.size() == 1 || f.lanes.find("unfused") == std::string::npos, ErrorKind::usage,
+          "--lanes {}: lane unfused has no ranks", f.lanes);
   Receipt receipt(ReceiptKind::bench, provenance_of(context));
   Workload w = make_workload(f);
   PlainProducts plain(f.shape);
-  const std::vector<double> limits = measure(context, f, w, plain);
-  fill_receipt(receipt, w, limits);
+  const std::vector<double> limits = measure(context, f, w, plain, world);
+  if (!world.speaks()) return;
+  fill_receipt(receipt, w, limits, world);
   receipt.title(fmt::format("Linear cross-entropy, {} tokens, hidden {}, vocabulary {}",
                             f.shape.tokens, f.shape.hidden, f.shape.vocab));
   receipt.verdict(Verdict::not_checked);
@@ -343,6 +354,7 @@ void register_bench(CLI::App& app, Context& context) {
   sub->add_option("--runs-from", f->runs_from,
                   "no timing: the receipt of runs that another program measured, .json");
   f->options.add(*sub, false);
+  f->ranks.add(*sub);
   sub->callback([f, &context] { run(context, *f); });
 }
 

@@ -3,6 +3,7 @@
 // Never: allocates between the watch's start and end but the workspace itself.
 #include "call.hpp"
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 
@@ -54,7 +55,7 @@ HostOutputs allocate_outputs(const Wanted& w, const LinearCrossEntropyInputs& in
 
 bool MeasuredCall::full_logits_excluded() const {
   const double smallest =
-      2.0 * static_cast<double>(problem.tokens) * static_cast<double>(problem.vocab_local);
+      2.0 * static_cast<double>(problem.tokens) * static_cast<double>(logits_columns);
   return peak_extra_bytes >= 0 && static_cast<double>(peak_extra_bytes) < smallest;
 }
 
@@ -62,6 +63,7 @@ MeasuredCall measured_call(const LinearCrossEntropyInputs& in, const LinearCross
                            const LinearCrossEntropyOptions& options) {
   MeasuredCall call;
   call.problem = describe(in, out, options);
+  call.logits_columns = call.problem.vocab_local;
   const int64_t bytes = workspace_bytes(call.problem);
   const MemoryWatch watch;
   const io::HostTensor workspace = io::allocate_tensor(DType::i32, {(bytes + 3) / 4});
@@ -70,6 +72,20 @@ MeasuredCall measured_call(const LinearCrossEntropyInputs& in, const LinearCross
   const auto end = std::chrono::steady_clock::now();
   call.peak_extra_bytes = watch.peak_extra_bytes();
   call.ms = std::chrono::duration<double, std::milli>(end - begin).count();
+  return call;
+}
+
+MeasuredCall measured_call(const lce::ShardedCall& whole, const RankWorld& world) {
+  if (world.size() == 1) return measured_call(whole.in, whole.out, whole.options);
+  MeasuredCall call;
+  const MemoryWatch watch;
+  lce::ShardedResult done = world.call(whole);
+  call.peak_extra_bytes = watch.peak_extra_bytes();
+  call.problem = done.problem;
+  call.logits_columns = world.processes() ? done.problem.vocab_local : done.problem.vocab;
+  call.result = std::move(done.result);
+  call.ranks = std::move(done.ranks);
+  for (const lce::ShardFigures& r : call.ranks) call.ms = std::max(call.ms, r.ms);
   return call;
 }
 

@@ -6,6 +6,7 @@
 #include "io/host_tensor.hpp"
 #include "io/safetensors.hpp"
 #include "options.hpp"
+#include "ranks.hpp"
 
 namespace talea::cli {
 
@@ -22,14 +23,17 @@ HostOutputs allocate_outputs(const Wanted& wanted, const LinearCrossEntropyInput
 struct MeasuredCall {
   LinearCrossEntropyProblem problem;
   LinearCrossEntropyResult result;
-  double ms = 0;
-  int64_t peak_extra_bytes = -1;  // workspace and everything else above inputs and outputs
+  std::vector<lce::ShardFigures> ranks;  // of a world of more than one
+  double ms = 0;                         // of the slowest rank
+  int64_t peak_extra_bytes = -1;         // workspace and everything else above inputs and outputs
+  int64_t logits_columns = 0;            // of what this process would have to hold
   // The peak is below the bytes of [tokens, vocab] in 16 bits: no full logits tensor was possible.
   bool full_logits_excluded() const;
 };
 
-// In a world of one. Ranks of one process join here.
+// Ranks that are threads of this process are measured together.
 MeasuredCall measured_call(const LinearCrossEntropyInputs& in, const LinearCrossEntropyOutputs& out,
                            const LinearCrossEntropyOptions& options);
+MeasuredCall measured_call(const lce::ShardedCall& whole, const RankWorld& world);
 
 }  // namespace talea::cli

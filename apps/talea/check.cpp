@@ -9,9 +9,12 @@
 #include "core/receipt.hpp"
 #include "io/receipt_file.hpp"
 #include "progress.hpp"
+#include "rank_check.hpp"
+#include "ranks.hpp"
 #include "record.hpp"
 #include "support/compare.hpp"
 #include "support/place.hpp"
+#include "support/ranks.hpp"
 #include "support/run.hpp"
 #include "table.hpp"
 
@@ -24,6 +27,7 @@ struct Flags {
   std::string preset = "quick", only_case, lane, results_from, receipt;
   uint64_t seed = 1;
   bool list = false;
+  RankFlags ranks;
 };
 
 struct Outcome {
@@ -104,11 +108,43 @@ std::vector<ErrorFigure> figures(const testing::Case& c, const testing::CaseOutp
   return list;
 }
 
+// The subject alone, or as the ranks of a world, into the same whole outputs.
+testing::Outcome run_subject(const Subject& subject, const testing::Case& c, const Flags& f,
+                             const RankWorld& world) {
+  if (world.size() == 1) return testing::run_lane(*subject.place, subject.lane, c);
+  testing::Outcome o;
+  o.result =
+      world.call(testing::sharded_case(c, o.out, subject.lane, f.ranks.sequence_parallel)).result;
+  return o;
+}
+
 struct Run {
   Context& context;
   const Flags& flags;
+  const RankWorld& world;
   std::vector<Outcome> outcomes;
   nlohmann::json cases = nlohmann::json::array();
+  std::string trap{};  // what the denominator trap showed
+
+  // Ranks of a batch, each with its own tokens: a local mean must be found out, a global one right.
+  void denominator_trap() {
+    const BatchScopes found = compare_batch_scopes(world.size(), flags.seed);
+    trap = fmt::format(
+        "{} ranks x {} tokens: with the local mean the gradient is {:.6g} x that of one batch of "
+        "{}; with the global mean {:.6g} x",
+        world.size(), found.tokens_each, found.local_factor, world.size() * found.tokens_each,
+        found.global_factor);
+    const bool right = std::abs(found.local_factor - world.size()) <= 1e-3 &&
+                       std::abs(found.global_factor - 1) <= 1e-5 && found.note_names_factor;
+    Outcome o{"batch-denominator", "cpu", "", right ? "" : trap, "", 0};
+    cases.push_back({{"name", o.name},
+                     {"lane", o.lane},
+                     {"passed", right},
+                     {"factor_local_mean", found.local_factor},
+                     {"factor_global_mean", found.global_factor},
+                     {"found", trap}});
+    outcomes.push_back(std::move(o));
+  }
 
   void one(const CheckCase& named, const testing::Case& c, const testing::Yardsticks& y,
            const Subject& subject) {
@@ -121,17 +157,21 @@ struct Run {
       if (!testing::may_decline(subject.lane, c)) o.complaint = "declined: " + *reason;
     } else {
       try {
-        const auto ran = testing::run_lane(*subject.place, subject.lane, c);
+        const auto ran = run_subject(subject, c, flags, world);
         o.complaint =
             ran.damage + testing::judge(c, ran.out, y, testing::standing_of(subject.lane));
         errors = figures(c, ran.out, y, subject.lane, o.complaint.empty());
       } catch (const Error& e) {
+        // A lost rank ends the check: those that are left could only wait for it again.
+        if (world.size() > 1 && e.kind() == ErrorKind::runtime) throw;
         o.complaint = std::string("threw: ") + e.what();
       }
     }
     if (!o.passed())
       entry["reproducer"] = o.reproducer =
-          fmt::format("talea check --case {} --seed {} --lane {}", o.name, flags.seed, o.lane);
+          fmt::format("talea check --case {} --seed {} --lane {}{}{}", o.name, flags.seed, o.lane,
+                      world.size() > 1 ? fmt::format(" --ranks {}", world.size()) : "",
+                      flags.ranks.sequence_parallel ? " --sequence-parallel" : "");
     entry["passed"] = o.passed();
     if (!errors.empty()) {
       entry["errors"] = nlohmann::json::array();
@@ -141,7 +181,7 @@ struct Run {
       }
     }
     if (!o.complaint.empty()) entry["complaint"] = o.complaint;
-    if (context.jsonl) {
+    if (context.jsonl && world.speaks()) {
       fmt::print("{}\n", entry.dump());
       std::fflush(stdout);
     }
@@ -150,7 +190,7 @@ struct Run {
   }
 };
 
-std::vector<Subject> subjects(Context& context, const Flags& f) {
+std::vector<Subject> subjects(Context& context, const Flags& f, bool ranked) {
   std::vector<Subject> list;
   bool known = f.lane.empty();
   for (const std::string& lane : linear_cross_entropy_lanes()) {
@@ -164,6 +204,14 @@ std::vector<Subject> subjects(Context& context, const Flags& f) {
         place = nullptr;
         why = "not built";
       }
+    }
+    if (place && ranked && testing::is_device_lane(lane)) {
+      place = nullptr;
+      why = "a device lane; ranks of this command are threads or processes on host memory";
+    }
+    if (place && ranked && lane == "unfused") {
+      place = nullptr;
+      why = "has no ranks";
     }
     require(place || f.lane.empty(), ErrorKind::unavailable, "lane {}: {}", lane, why);
     if (place)
@@ -207,6 +255,7 @@ void print_people(const Run& run, const std::vector<Subject>& lanes, int64_t fai
   fmt::print("\n");
   int64_t judged = 0;
   for (const Outcome& o : run.outcomes) judged += o.declined.empty();
+  if (!run.trap.empty()) fmt::print("{}\n", run.trap);
   verdict(failed == 0, failed == 0 ? fmt::format("passed: {} runs match fp64 truth", judged)
                                    : fmt::format("FAILED: {} of {} runs", failed, judged));
 }
@@ -214,24 +263,28 @@ void print_people(const Run& run, const std::vector<Subject>& lanes, int64_t fai
 void execute(Context& context, const Flags& f) {
   if (!f.results_from.empty())
     return record(context, ReceiptKind::check, f.results_from, f.receipt);
-  const auto cases = chosen_cases(f);
+  auto cases = chosen_cases(f);
   if (f.list) {
     for (const CheckCase& c : cases) fmt::print("{}\n", c.name);
     return;
   }
+  const RankWorld world(f.ranks);
   Receipt receipt(ReceiptKind::check, provenance_of(context));
-  const auto lanes = subjects(context, f);
-  Run run{context, f, {}, nlohmann::json::array()};
+  const auto lanes = subjects(context, f, world.size() > 1);
+  Run run{context, f, world, {}, nlohmann::json::array()};
   {
     Progress progress(context, "check", static_cast<int64_t>(cases.size()), "cases");
-    for (const CheckCase& named : cases) {
+    for (CheckCase& named : cases) {
       check_interrupt();
+      if (f.ranks.sequence_parallel)  // tokens are shared out evenly
+        named.spec.tokens = (named.spec.tokens + world.size() - 1) / world.size() * world.size();
       const testing::Case c = testing::make_case(named.spec);
       const testing::Yardsticks y = testing::yardsticks(c);
       for (const Subject& s : lanes) run.one(named, c, y, s);
       progress.advance(1, named.name);
     }
   }
+  if (world.size() > 1 && !world.processes() && f.only_case.empty()) run.denominator_trap();
   int64_t failed = 0, passed = 0;
   for (const Outcome& o : run.outcomes) {
     failed += !o.passed();
@@ -244,10 +297,16 @@ void execute(Context& context, const Flags& f) {
                             {"seed", f.seed},
                             {"cases", run.cases}};
   for (const Subject& s : lanes) section["lanes"].push_back(s.lane);
-  receipt.section("check", section).verdict(failed == 0 ? Verdict::passed : Verdict::failed);
   receipt.title("Parity of every lane");
-  if (!f.receipt.empty()) io::write_receipt(f.receipt, receipt);
+  if (world.size() > 1) {
+    section["ranks"] = world.size();
+    section["engine"] = world.engine();
+    section["sequence_parallel"] = f.ranks.sequence_parallel;
+  }
+  receipt.section("check", section).verdict(failed == 0 ? Verdict::passed : Verdict::failed);
   context.exit_code = failed == 0 ? 0 : static_cast<int>(ErrorKind::check_failed);
+  if (!world.speaks()) return;
+  if (!f.receipt.empty()) io::write_receipt(f.receipt, receipt);
   if (context.json) fmt::print("{}\n", receipt.text());
   if (!context.machine()) print_people(run, lanes, failed);
 }
@@ -271,6 +330,7 @@ void register_check(CLI::App& app, Context& context) {
   sub->add_option("--receipt", f->receipt, "write the receipt, .json");
   sub->add_option("--results-from", f->results_from,
                   "no check: the receipt of cases that another program judged, .json");
+  f->ranks.add(*sub);
   sub->callback([f, &context] { execute(context, *f); });
 }
 

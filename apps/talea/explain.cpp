@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/fail.hpp"
+#include "explain_ranks.hpp"
 #include "options.hpp"
 #include "table.hpp"
 
@@ -15,6 +16,7 @@ struct Flags {
   ShapeFlags shape;
   std::string dtype = "fp32", outputs = "loss,dx,dw", device = "cpu";
   bool bias = false, class_weight = false, token_weight = false;
+  PlanFlags plan;
 };
 
 // Tensors at distinct made-up addresses.
@@ -84,6 +86,7 @@ void print_json(const Context& context, const LaneChoice& chosen,
 void run(Context& context, const Flags& f) {
   const LinearCrossEntropyOptions options = f.options.options();
   const LinearCrossEntropyProblem problem = problem_of(f, options);
+  if (f.plan.ranks > 1) return explain_ranks(context, f.plan, problem);
   const LaneChoice chosen = explain(problem);
   std::vector<std::pair<std::string, LaneChoice>> each;
   for (const std::string& name : linear_cross_entropy_lanes()) {
@@ -137,6 +140,7 @@ void register_explain(CLI::App& app, Context& context) {
   sub->add_flag("--class-weight", f->class_weight, "with class weights");
   sub->add_flag("--token-weight", f->token_weight, "with token weights");
   f->options.add(*sub, false);
+  f->plan.add(*sub);
   sub->callback([f, &context] { run(context, *f); });
 }
 

@@ -18,6 +18,7 @@ namespace {
 
 struct Flags {
   OptionFlags options;
+  RankFlags ranks;
   std::string hidden, weight, targets, bias, class_weight, token_weight, token_scale;
   std::string soft_ids, soft_probs, upstream, upstream_lse, upstream_entropy;
   std::string outputs = "loss", main_grad, out, receipt;
@@ -109,11 +110,17 @@ double l2(const Tensor& t) {
   return std::sqrt(sum);
 }
 
-CallFacts call_facts(const MeasuredCall& call, const Read& read, const HostOutputs& out) {
+CallFacts call_facts(const MeasuredCall& call, const Read& read, const HostOutputs& out,
+                     const RankWorld& world) {
   CallFacts facts;
   facts.problem = call.problem;
   facts.result = call.result;
   if (read.hidden_shape.size() == 3) facts.layout = "[S,B,D]";
+  if (world.size() > 1) {
+    facts.layout += fmt::format(", logits [{},V/{}]",
+                                facts.layout.substr(1, facts.layout.size() - 4), world.size());
+    add_ranks(world, call.ranks, facts);
+  }
   facts.inputs = read.facts;
   facts.measured_peak_extra_bytes = call.peak_extra_bytes;
   if (memory_is_measured()) facts.measured_by = "every heap allocation of the process counted";
@@ -147,6 +154,11 @@ void print_people(const Flags& f, const MeasuredCall& call, const HostOutputs& o
   facts.add("lane", fmt::format("{} ({})", r.lane, r.lane_kind));
   for (const LaneDecline& d : r.declined)
     facts.add("declined", fmt::format("{}: {}", d.lane, d.reason));
+  for (size_t rank = 0; rank < call.ranks.size(); ++rank)
+    facts.add(fmt::format("rank {}", rank),
+              fmt::format("vocabulary rows [{}, {}), {} targets, {}", call.ranks[rank].begin,
+                          call.ranks[rank].end, grouped(call.ranks[rank].targets_in_partition),
+                          human_ms(call.ranks[rank].ms)));
   facts.add("tokens",
             fmt::format("{} valid, {} ignored, denominator {:.9g}", grouped(r.valid_tokens),
                         grouped(r.ignored_tokens), r.denominator));
@@ -162,6 +174,7 @@ void print_people(const Flags& f, const MeasuredCall& call, const HostOutputs& o
 void run(Context& context, const Flags& f) {
   const LinearCrossEntropyOptions options = f.options.options();
   Wanted wanted = parse_outputs(f.outputs);
+  const RankWorld world(f.ranks);
   Receipt receipt(ReceiptKind::loss, provenance_of(context));
   Read read = read_inputs(f, options);
   require(read.in.hidden.rank == 2 && read.in.weight.rank == 2, ErrorKind::invalid_data,
@@ -170,9 +183,11 @@ void run(Context& context, const Flags& f) {
           io::shape_text(read.in.hidden.rank == 2 ? read.in.weight : read.in.hidden));
   wanted.main_grad = read_main_grad(f, wanted, read);
   const HostOutputs out = allocate_outputs(wanted, read.in, options);
-  const MeasuredCall call = measured_call(read.in, out.views, options);
+  const MeasuredCall call =
+      measured_call({read.in, out.views, options, f.ranks.sequence_parallel}, world);
   check_interrupt();
-  receipt.call(call_facts(call, read, out)).verdict(Verdict::not_checked);
+  if (!world.speaks()) return;
+  receipt.call(call_facts(call, read, out, world)).verdict(Verdict::not_checked);
   if (!f.out.empty()) {
     std::vector<io::NamedTensor> shaped = out.named;
     for (io::NamedTensor& t : shaped)
@@ -210,6 +225,7 @@ void register_loss(CLI::App& app, Context& context) {
   sub->add_option("--upstream-lse", f->upstream_lse, "[tokens] gradient of lse");
   sub->add_option("--upstream-entropy", f->upstream_entropy, "[tokens] gradient of entropy");
   f->options.add(*sub, true);
+  f->ranks.add(*sub);
   sub->add_option("--outputs", f->outputs,
                   "loss,lse,target_logprob,entropy,argmax,accuracy,topk:K,dx,dw,db")
       ->capture_default_str();

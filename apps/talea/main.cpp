@@ -3,12 +3,14 @@
 // Never: does a subcommand's work.
 #include <cerrno>
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <new>
 #include <system_error>
 
 #include "context.hpp"
 #include "core/fail.hpp"
+#include "ranks.hpp"
 
 namespace talea::cli {
 namespace {
@@ -59,6 +61,11 @@ int run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   const int code = talea::cli::run(argc, argv);
+  // After an error MPI is not finalised, and must not be met again on the way out.
+  if (code != 0 && talea::cli::under_mpirun()) {
+    std::fflush(stdout);
+    std::_Exit(code);
+  }
   // A reader that went away (head, less) is no failure; a full disk under a redirection is.
   errno = 0;
   if ((std::fflush(stdout) != 0 || std::ferror(stdout)) && errno != EPIPE && errno != 0)

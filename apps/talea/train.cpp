@@ -28,6 +28,8 @@ class TrainCommand {
 
   void run() {
     settle_train_flags(flags_);
+    const RankWorld world(flags_.ranks);
+    join(world);
     receipt_.emplace(ReceiptKind::train, provenance_of(context_));
     if (flags_.mutant_table)
       mutants();
@@ -39,6 +41,28 @@ class TrainCommand {
   }
 
  private:
+  // Every rank trains the whole model and holds the loss' shard; rank 0 alone speaks and writes.
+  void join(const RankWorld& world) {
+    if (world.size() == 1) return;
+    require(flags_.gates.empty() && !flags_.mutant_table, ErrorKind::usage,
+            "--ranks {}: gates and the mutant table run in a world of one", world.size());
+    require(!world.processes() || flags_.run.checkpoint_dir.empty(), ErrorKind::usage,
+            "--checkpoint {}: not under mpirun, where every rank would write it",
+            flags_.run.checkpoint_dir);
+    train::TrainConfig& c = flags_.run.config;
+    c.ranks = world.size();
+    c.world = world.mpi();
+    c.sequence_parallel = flags_.ranks.sequence_parallel;
+    engine_ = fmt::format("the loss ran on {} vocabulary ranks ({})", world.size(), world.engine());
+    if (world.speaks()) return;
+    context_.quiet = true;
+    context_.json = context_.jsonl = false;
+    flags_.json_out.clear();
+    flags_.report.clear();
+    require(std::freopen("/dev/null", "w", stdout), ErrorKind::runtime,
+            "/dev/null: cannot be opened");
+  }
+
   // The progress line of a run; false once a signal asked to stop.
   train::OnStep watcher(const std::string& label) {
     return [this, label, bar = std::shared_ptr<Progress>()](
@@ -84,6 +108,7 @@ class TrainCommand {
     section["preset"] = flags_.preset;
     section["completed"] = !r.stopped;
     receipt_->section("train", section).section("gates", train::gates_of(r.checks));
+    if (!engine_.empty()) receipt_->note(engine_);
     receipt_->title(fmt::format("talea train: stream {}, seed {}", r.facts.config.data.stream,
                                 r.facts.config.seed));
     finish(r.passed(), r.stopped);
@@ -117,6 +142,7 @@ class TrainCommand {
     facts.add("data", fmt::format("stream {}, {} bytes of text", r.facts.config.data.stream,
                                   grouped(r.facts.corpus_bytes)));
     facts.add("loss lane", r.facts.lane);
+    if (!engine_.empty()) facts.add("ranks", engine_);
     facts.add("updates", fmt::format("{} of {}", last.candidate.step, r.facts.total_steps));
     facts.add("loss",
               fmt::format("{:.4f} -> {:.4f}, fp64 reference {:.4f}", r.steps.front().candidate.loss,
@@ -266,6 +292,7 @@ class TrainCommand {
   Context& context_;
   TrainFlags& flags_;
   std::optional<Receipt> receipt_;
+  std::string engine_;  // of the loss' ranks; empty: a world of one
   int signal_ = 0;
   int64_t last_shown_ = 0;
   bool reader_gone_ = false;

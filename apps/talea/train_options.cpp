@@ -128,6 +128,7 @@ void bind_train_flags(CLI::App& c, TrainFlags& f) {
   bind_model(c, f);
   bind_optimizer(c, f);
   bind_loss(c, f);
+  f.ranks.add(c);
   std::vector<std::string> names;
   for (const train::Gate& g : train::gates()) names.emplace_back(g.name);
   c.add_option("--gate", f.gates, "run this gate instead (repeat for more)")

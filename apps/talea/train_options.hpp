@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "ranks.hpp"
 #include "train/gates.hpp"
 
 namespace talea::cli {
@@ -19,6 +20,7 @@ struct TrainFlags {
   std::string stream;  // as given; a gate runs all of its own without it
   std::vector<std::string> gates;
   bool mutant_table = false, quick = false;
+  RankFlags ranks;
   // Explicit flags win over the preset, in whatever order they stand.
   std::vector<std::function<void(train::TrainConfig&)>> overrides;
 };

@@ -31,6 +31,17 @@ class Communicator {
   // send holds size() * count elements; this rank receives the sum of block rank().
   virtual void reduce_scatter_sum(const void* send, void* recv, int64_t count, DType dtype,
                                   Stream stream) = 0;
+  // As the two sums, but what is queued on `stream` afterwards may run beside them until
+  // join(stream); the buffers are the communicator's until then. Without a stream of its own a
+  // communicator sums at once.
+  virtual void begin_all_reduce_sum(void* buffer, int64_t count, DType dtype, Stream stream) {
+    all_reduce_sum(buffer, count, dtype, stream);
+  }
+  virtual void begin_reduce_scatter_sum(const void* send, void* recv, int64_t count, DType dtype,
+                                        Stream stream) {
+    reduce_scatter_sum(send, recv, count, dtype, stream);
+  }
+  virtual void join(Stream) {}
   // A small all_gather of host memory that has completed on return, for the handshake. False: this
   // communicator has no such channel.
   virtual bool host_gather(const void* send, void* recv, int64_t bytes) {
@@ -41,6 +52,12 @@ class Communicator {
   // Returns when what was queued on the stream is complete; throws where a rank was lost. A host
   // communicator has nothing queued.
   virtual void wait(Stream) {}
+  // Tells all ranks, without waiting for them, that this world is lost; and whether a rank has said
+  // so. Engines that cannot say so: false.
+  virtual bool give_up() { return false; }
+  virtual bool given_up() { return false; }
+  // How long the other ranks are waited for from now on. Engines without a clock ignore it.
+  virtual void set_timeout(double) {}
 };
 
 // The world of one rank; stateless and shared.

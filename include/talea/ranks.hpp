@@ -1,4 +1,4 @@
-// What: the ways to obtain a Communicator: threads of one process, MPI, NCCL.
+// What: the ways to obtain a Communicator: threads of one process, processes, MPI, NCCL.
 // Why: the operator takes ranks as an argument; this is where the argument comes from.
 // Never: needs MPI or NCCL to be installed: both are opened at run time, their absence is named.
 //
@@ -38,6 +38,16 @@ struct MpiOptions {
 // an Error(runtime) of this communicator MPI cannot be finalised: leave with std::_Exit.
 std::unique_ptr<Communicator> make_mpi_communicator(const MpiOptions& options = {});
 
+struct SharedOptions {
+  int rank = 0;
+  int size = 1;
+  std::string file;  // the same for all, e.g. under /dev/shm; new to this world: not used before
+  double timeout_s = default_rank_timeout_s;
+};
+
+// Processes of one host, without a launcher: all map one file. Sums run in rank order.
+std::unique_ptr<Communicator> make_shared_communicator(const SharedOptions& options);
+
 struct NcclOptions {
   int rank = 0;
   int size = 1;
@@ -52,7 +62,8 @@ struct NcclOptions {
 std::string nccl_unique_id(const std::string& library = "libnccl.so.2");
 
 // Collectives are queued on the stream. A rank that does not arrive makes a watchdog abort an own
-// communicator after the timeout; the next call, and wait(), throw. Sums repeat bit for bit on one
+// communicator after the timeout; the next call, and wait(), throw. Call wait() before the results
+// are read: it alone knows that no rank was lost on the way. Sums repeat bit for bit on one
 // topology with one NCCL, whose order of summation is fixed but is not rank order.
 std::unique_ptr<Communicator> make_nccl_communicator(const NcclOptions& options);
 

@@ -203,6 +203,8 @@ void close(talea_mpi_world* world) {
 }  // namespace
 
 extern "C" __attribute__((visibility("default"))) const talea_mpi_plugin* talea_mpi_plugin_entry() {
-  static const talea_mpi_plugin plugin = {TALEA_MPI_PLUGIN_ABI, open, exchange, close};
+  static const talea_mpi_plugin plugin = {TALEA_MPI_PLUGIN_ABI, open, exchange,
+                                          [](talea_mpi_world* w, double s) { w->timeout_s = s; },
+                                          close};
   return &plugin;
 }

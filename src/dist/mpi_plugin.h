@@ -9,7 +9,7 @@
 extern "C" {
 #endif
 
-#define TALEA_MPI_PLUGIN_ABI 1
+#define TALEA_MPI_PLUGIN_ABI 2
 
 typedef struct talea_mpi_world talea_mpi_world;
 
@@ -20,6 +20,7 @@ typedef struct talea_mpi_plugin {
                   char* error, int64_t error_bytes);
   int32_t (*exchange)(talea_mpi_world* world, const void* const* send, void* const* recv,
                       int64_t bytes, const char* what, char* error, int64_t error_bytes);
+  void (*set_timeout)(talea_mpi_world* world, double timeout_s);
   void (*close)(talea_mpi_world* world);
 } talea_mpi_plugin;
 

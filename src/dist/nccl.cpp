@@ -12,6 +12,7 @@
 #include <deque>
 #include <mutex>
 #include <thread>
+#include <vector>
 
 #include "core/fail.hpp"
 #include "talea/ranks.hpp"
@@ -27,7 +28,6 @@ struct Table {
   decltype(&ncclCommInitRankConfig) init;
   decltype(&ncclCommGetAsyncError) async_error;
   decltype(&ncclCommAbort) comm_abort;
-  decltype(&ncclCommDestroy) destroy;
   decltype(&ncclAllGather) all_gather;
   decltype(&ncclAllReduce) all_reduce;
   decltype(&ncclReduceScatter) reduce_scatter;
@@ -48,7 +48,6 @@ Table load(const std::string& name) {
   find(library, "ncclCommInitRankConfig", t.init);
   find(library, "ncclCommGetAsyncError", t.async_error);
   find(library, "ncclCommAbort", t.comm_abort);
-  find(library, "ncclCommDestroy", t.destroy);
   find(library, "ncclAllGather", t.all_gather);
   find(library, "ncclAllReduce", t.all_reduce);
   find(library, "ncclReduceScatter", t.reduce_scatter);
@@ -77,22 +76,63 @@ ncclDataType_t type_of(DType dtype) {
   }
 }
 
+constexpr auto grace = std::chrono::milliseconds(500);
+
+Clock::duration of_seconds(double s) {
+  return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(s));
+}
+
+// Events without timing, used again and again: creating one costs more than recording it.
+class Events {
+ public:
+  ~Events() {
+    for (cudaEvent_t e : free_) cudaEventDestroy(e);
+  }
+  cudaEvent_t record(cudaStream_t stream) {
+    cudaEvent_t e = nullptr;
+    if (free_.empty()) {
+      cuda(cudaEventCreateWithFlags(&e, cudaEventDisableTiming), "cudaEventCreate");
+    } else {
+      e = free_.back();
+      free_.pop_back();
+    }
+    cuda(cudaEventRecord(e, stream), "cudaEventRecord");
+    return e;
+  }
+  void give_back(cudaEvent_t e) { free_.push_back(e); }
+
+ private:
+  std::vector<cudaEvent_t> free_;
+};
+
 class NcclCommunicator final : public Communicator {
  public:
-  explicit NcclCommunicator(const NcclOptions& o) : o_(o), nccl_(load(o.library)) {
+  explicit NcclCommunicator(const NcclOptions& o)
+      : o_(o), nccl_(load(o.library)), timeout_(of_seconds(o.timeout_s)) {
     cuda(cudaSetDevice(o.device_index), "cudaSetDevice");
+    int least = 0, greatest = 0;
+    cuda(cudaDeviceGetStreamPriorityRange(&least, &greatest), "cudaDeviceGetStreamPriorityRange");
+    // Above the products: a sum that runs beside one must get its few multiprocessors.
+    cuda(cudaStreamCreateWithPriority(&beside_, cudaStreamNonBlocking, greatest),
+         "cudaStreamCreateWithPriority");
+    for (cudaEvent_t* e : {&fork_, &done_})
+      cuda(cudaEventCreateWithFlags(e, cudaEventDisableTiming), "cudaEventCreate");
     owned_ = o.comm == nullptr;
     comm_ = static_cast<ncclComm_t>(o.comm);
     if (owned_) start();
     watchdog_ = std::thread([this] { watch(); });
   }
 
+  // Waits for what is queued, then aborts: destroying would wait for the other ranks, lost or not.
   ~NcclCommunicator() override {
+    while (!failed_ && busy()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     ending_ = true;
     watchdog_.join();
-    for (const Pending& p : pending_) cudaEventDestroy(p.event);
-    if (!owned_ || failed_) return;
-    nccl_.destroy(comm_);
+    for (const Pending& p : pending_)
+      for (cudaEvent_t e : {p.begun, p.ended}) cudaEventDestroy(e);
+    for (cudaEvent_t e : {fork_, done_}) cudaEventDestroy(e);
+    if (owned_ && !failed_) nccl_.comm_abort(comm_);
+    cudaStreamDestroy(beside_);
   }
   NcclCommunicator(const NcclCommunicator&) = delete;
   NcclCommunicator& operator=(const NcclCommunicator&) = delete;
@@ -101,24 +141,35 @@ class NcclCommunicator final : public Communicator {
   int rank() const override { return o_.rank; }
   int size() const override { return o_.size; }
   DeviceKind device() const override { return DeviceKind::cuda; }
+  void set_timeout(double seconds) override {
+    const std::lock_guard lock(mutex_);
+    timeout_ = of_seconds(seconds);
+  }
 
   void all_gather(const void* send, void* recv, int64_t bytes, Stream stream) override {
-    queue("all_gather", stream, [&](cudaStream_t s) {
+    queue("all_gather", static_cast<cudaStream_t>(stream), [&](cudaStream_t s) {
       return nccl_.all_gather(send, recv, static_cast<size_t>(bytes), ncclInt8, comm_, s);
     });
   }
   void all_reduce_sum(void* buffer, int64_t count, DType dtype, Stream stream) override {
-    queue("all_reduce_sum", stream, [&](cudaStream_t s) {
-      return nccl_.all_reduce(buffer, buffer, static_cast<size_t>(count), type_of(dtype), ncclSum,
-                              comm_, s);
-    });
+    reduce(buffer, count, dtype, static_cast<cudaStream_t>(stream));
   }
   void reduce_scatter_sum(const void* send, void* recv, int64_t count, DType dtype,
                           Stream stream) override {
-    queue("reduce_scatter_sum", stream, [&](cudaStream_t s) {
-      return nccl_.reduce_scatter(send, recv, static_cast<size_t>(count), type_of(dtype), ncclSum,
-                                  comm_, s);
-    });
+    scatter(send, recv, count, dtype, static_cast<cudaStream_t>(stream));
+  }
+  void begin_all_reduce_sum(void* buffer, int64_t count, DType dtype, Stream stream) override {
+    fork(stream);
+    reduce(buffer, count, dtype, beside_);
+  }
+  void begin_reduce_scatter_sum(const void* send, void* recv, int64_t count, DType dtype,
+                                Stream stream) override {
+    fork(stream);
+    scatter(send, recv, count, dtype, beside_);
+  }
+  void join(Stream stream) override {
+    cuda(cudaEventRecord(done_, beside_), "cudaEventRecord");
+    cuda(cudaStreamWaitEvent(static_cast<cudaStream_t>(stream), done_, 0), "cudaStreamWaitEvent");
   }
   bool host_gather(const void* send, void* recv, int64_t bytes) override {
     if (!o_.host) return false;
@@ -133,13 +184,17 @@ class NcclCommunicator final : public Communicator {
       if (status != cudaErrorNotReady) cuda(status, "cudaStreamQuery");
       std::this_thread::sleep_for(std::chrono::microseconds(50));
     }
+    // A rank that aborts lets go of the others' kernels: they may end, with nonsense. It says so
+    // before it aborts.
+    if (host_gave_up()) abandon();
     if (failed_) lost("wait");
   }
 
  private:
+  // A collective on its stream. Its time runs from `begun`: what lies before is not its own.
   struct Pending {
-    cudaEvent_t event;
-    Clock::time_point deadline;
+    cudaEvent_t begun, ended;
+    Clock::time_point deadline = Clock::time_point::max();
   };
 
   // Non-blocking, so that a rank that never comes cannot hold this one for ever.
@@ -156,91 +211,131 @@ class NcclCommunicator final : public Communicator {
 
   // Waits while NCCL works on a call of its non-blocking communicator.
   void settle(const char* what) {
-    const auto deadline = Clock::now() + std::chrono::duration<double>(o_.timeout_s);
-    ncclResult_t state = ncclInProgress;
-    while (state == ncclInProgress) {
+    const auto deadline = Clock::now() + timeout_;
+    for (int64_t polls = 0;; ++polls) {
+      ncclResult_t state = ncclSuccess;
+      if (failed_) lost(what);
       check(nccl_.async_error(comm_, &state), what);
-      if (state == ncclInProgress && Clock::now() > deadline) {
-        give_up();
+      if (state != ncclInProgress) return check(state, what);
+      if (Clock::now() > deadline) {
+        abandon();
         lost(what);
       }
-      if (state == ncclInProgress) std::this_thread::sleep_for(std::chrono::microseconds(50));
+      if (polls > 100) std::this_thread::sleep_for(std::chrono::microseconds(50));
     }
-    check(state, what);
   }
 
-  void check(ncclResult_t result, const char* what) const {
-    require(result == ncclSuccess || result == ncclInProgress, ErrorKind::runtime, "nccl: {}: {}",
-            what, nccl_.text(result));
+  void check(ncclResult_t result, const char* what) {
+    if (result == ncclSuccess || result == ncclInProgress) return;
+    abandon();
+    lost(what, nccl_.text(result));
   }
+
+  bool host_gave_up() const { return o_.host && o_.host->given_up(); }
 
   // The watchdog and the caller may both find the failure; one of them aborts.
-  void give_up() {
+  void abandon() {
     const std::lock_guard lock(abort_mutex_);
     if (failed_) return;
     failed_ = true;
+    // Without a channel for it, the others have this long to find the failure themselves.
+    if (!o_.host || !o_.host->give_up()) std::this_thread::sleep_for(grace);
     if (owned_) nccl_.comm_abort(comm_);
   }
 
   // NCCL does not say which rank is missing. The host channel does: it is missing there, too.
-  [[noreturn]] void lost(const char* what) {
+  [[noreturn]] void lost(const char* what, const char* why = "a rank did not arrive in time") {
     if (o_.host) {
+      o_.host->set_timeout(1);  // the others come here as soon as they notice, too
       const int64_t here = 1;
       std::vector<int64_t> all(static_cast<size_t>(o_.size));
       o_.host->all_gather(&here, all.data(), sizeof here, nullptr);
     }
-    fail(ErrorKind::runtime,
-         "nccl: {}: a rank of the world of {} did not arrive within {} s (rank {} was waiting)",
-         what, o_.size, o_.timeout_s, o_.rank);
+    fail(ErrorKind::runtime, "nccl: {}: {} (world of {}, timeout {} s, rank {} was waiting)", what,
+         why, o_.size, std::chrono::duration<double>(timeout_).count(), o_.rank);
+  }
+
+  void reduce(void* buffer, int64_t count, DType dtype, cudaStream_t stream) {
+    queue("all_reduce_sum", stream, [&](cudaStream_t s) {
+      return nccl_.all_reduce(buffer, buffer, static_cast<size_t>(count), type_of(dtype), ncclSum,
+                              comm_, s);
+    });
+  }
+  void scatter(const void* send, void* recv, int64_t count, DType dtype, cudaStream_t stream) {
+    queue("reduce_scatter_sum", stream, [&](cudaStream_t s) {
+      return nccl_.reduce_scatter(send, recv, static_cast<size_t>(count), type_of(dtype), ncclSum,
+                                  comm_, s);
+    });
+  }
+  // What lies on the caller's stream comes before what this communicator's stream does next.
+  void fork(Stream stream) {
+    cuda(cudaEventRecord(fork_, static_cast<cudaStream_t>(stream)), "cudaEventRecord");
+    cuda(cudaStreamWaitEvent(beside_, fork_, 0), "cudaStreamWaitEvent");
   }
 
   template <typename Call>
-  void queue(const char* what, Stream stream, Call call) {
+  void queue(const char* what, cudaStream_t stream, Call call) {
+    if (host_gave_up()) abandon();
     if (failed_) lost(what);
-    const auto s = static_cast<cudaStream_t>(stream);
-    check(call(s), what);
-    if (owned_) settle(what);
     cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-    cuda(cudaStreamIsCapturing(s, &capture), "cudaStreamIsCapturing");
-    if (capture != cudaStreamCaptureStatusNone) return;  // nothing runs yet
+    cuda(cudaStreamIsCapturing(stream, &capture), "cudaStreamIsCapturing");
+    const bool watched = capture == cudaStreamCaptureStatusNone;  // else nothing runs yet
     Pending p{};
-    cuda(cudaEventCreateWithFlags(&p.event, cudaEventDisableTiming), "cudaEventCreate");
-    cuda(cudaEventRecord(p.event, s), "cudaEventRecord");
-    p.deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(
-                                    std::chrono::duration<double>(o_.timeout_s));
+    if (watched) {
+      const std::lock_guard lock(mutex_);
+      p.begun = events_.record(stream);
+    }
+    check(call(stream), what);
+    if (owned_) settle(what);
+    if (!watched) return;
     const std::lock_guard lock(mutex_);
+    p.ended = events_.record(stream);
     pending_.push_back(p);
   }
 
   void watch() {
     cudaSetDevice(o_.device_index);
+    auto mode = cudaStreamCaptureModeRelaxed;  // its queries touch no stream that is captured
+    cudaThreadExchangeStreamCaptureMode(&mode);
     while (!ending_ && !failed_) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(5));
-      const std::lock_guard lock(mutex_);
-      while (!pending_.empty() && cudaEventQuery(pending_.front().event) != cudaErrorNotReady) {
-        cudaEventDestroy(pending_.front().event);
-        pending_.pop_front();
-        // The time of earlier work on the stream is not the next collective's.
-        if (!pending_.empty())
-          pending_.front().deadline =
-              std::max(pending_.front().deadline,
-                       Clock::now() + std::chrono::duration_cast<Clock::duration>(
-                                          std::chrono::duration<double>(o_.timeout_s)));
-      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
       ncclResult_t state = ncclSuccess;
       const bool bad = nccl_.async_error(comm_, &state) != ncclSuccess ||
                        (state != ncclSuccess && state != ncclInProgress);
-      const bool late = !pending_.empty() && Clock::now() > pending_.front().deadline;
-      if (bad || late) give_up();
+      if (late() || bad || host_gave_up()) abandon();
     }
+  }
+
+  bool busy() {
+    const std::lock_guard lock(mutex_);
+    return !pending_.empty();
+  }
+
+  bool late() {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(pending_, [&](const Pending& p) {
+      if (cudaEventQuery(p.ended) == cudaErrorNotReady) return false;
+      for (cudaEvent_t e : {p.begun, p.ended}) events_.give_back(e);
+      return true;
+    });
+    for (Pending& p : pending_) {
+      if (p.deadline == Clock::time_point::max() && cudaEventQuery(p.begun) != cudaErrorNotReady)
+        p.deadline = Clock::now() + timeout_;
+      if (Clock::now() > p.deadline) return true;
+    }
+    return false;
   }
 
   NcclOptions o_;
   Table nccl_;
+  Clock::duration timeout_;
   ncclComm_t comm_ = nullptr;
   bool owned_ = true;
+  cudaStream_t beside_ = nullptr;
+  cudaEvent_t fork_ = nullptr, done_ = nullptr;
   std::atomic<bool> failed_{false}, ending_{false};
   std::mutex mutex_, abort_mutex_;
+  Events events_;
   std::deque<Pending> pending_;
   std::thread watchdog_;
 };

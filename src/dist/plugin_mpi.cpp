@@ -25,6 +25,7 @@ class MpiCommunicator final : public HostCommunicator {
   MpiCommunicator(const MpiCommunicator&) = delete;
   MpiCommunicator& operator=(const MpiCommunicator&) = delete;
   const char* engine() const override { return "mpi"; }
+  void set_timeout(double seconds) override { plugin_.set_timeout(world_, seconds); }
 
  protected:
   void exchange(const void* const* send, void* const* recv, int64_t bytes,
@@ -76,6 +77,14 @@ void announce(const MpiOptions& o) {
   std::ofstream(fs::path(o.presence_dir) / std::to_string(o.launcher_rank));
 }
 
+// All have come: the folder has served. The last to leave finds it empty.
+void clear(const MpiOptions& o) {
+  if (o.presence_dir.empty() || o.launcher_rank < 0) return;
+  std::error_code none;
+  fs::remove(fs::path(o.presence_dir) / std::to_string(o.launcher_rank), none);
+  fs::remove(o.presence_dir, none);
+}
+
 std::string absent(const MpiOptions& o) {
   std::string names;
   std::error_code none;
@@ -97,6 +106,7 @@ std::unique_ptr<Communicator> make_mpi_communicator(const MpiOptions& options) {
   char error[text_bytes];
   if (plugin.open(options.timeout_s, &world, &rank, &size, error, text_bytes) != 0)
     fail(ErrorKind::runtime, "{}{}", absent(options), error);
+  clear(options);
   return std::make_unique<MpiCommunicator>(plugin, world, rank, size);
 }
 

@@ -40,18 +40,24 @@ struct ThreadWorld {
   std::condition_variable changed;
   std::vector<int64_t> arrived;  // exchanges begun, by rank
   std::vector<char> left;        // its communicator is gone
+  std::atomic<bool> given_up{false};
 };
 
 class ThreadCommunicator final : public HostCommunicator {
  public:
   ThreadCommunicator(std::shared_ptr<ThreadWorld> world, int rank)
-      : HostCommunicator(rank, world->size), world_(std::move(world)) {}
+      : HostCommunicator(rank, world->size),
+        world_(std::move(world)),
+        timeout_s_(world_->timeout_s) {}
   ~ThreadCommunicator() override {
     const std::lock_guard lock(world_->mutex);
     world_->left[rank()] = 1;
     world_->changed.notify_all();
   }
   const char* engine() const override { return "threads"; }
+  void set_timeout(double seconds) override { timeout_s_ = seconds; }
+  bool give_up() override { return world_->given_up = true; }
+  bool given_up() override { return world_->given_up; }
 
  protected:
   void exchange(const void* const* send, void* const* recv, int64_t bytes,
@@ -79,7 +85,7 @@ class ThreadCommunicator final : public HostCommunicator {
           names += fmt::format("{}{}", names.empty() ? "" : ", ", r);
       return names;
     };
-    const auto limit = std::chrono::duration<double>(world_->timeout_s);
+    const auto limit = std::chrono::duration<double>(timeout_s_);
     world_->changed.wait_for(lock, limit, [&] { return missing(false).empty() || gone(); });
     const std::string late = missing(false);
     if (late.empty()) return;
@@ -87,7 +93,7 @@ class ThreadCommunicator final : public HostCommunicator {
     require(dead.empty(), ErrorKind::runtime, "rank {}: left the world of {} threads before {}",
             dead, size(), what);
     fail(ErrorKind::runtime, "rank {}: did not arrive at {} of the world of {} threads within {} s",
-         late, what, size(), world_->timeout_s);
+         late, what, size(), timeout_s_);
   }
   bool gone() const {
     for (int r = 0; r < size(); ++r)
@@ -96,6 +102,7 @@ class ThreadCommunicator final : public HostCommunicator {
   }
 
   std::shared_ptr<ThreadWorld> world_;
+  double timeout_s_;
   int64_t turn_ = 0;
 };
 

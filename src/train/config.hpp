@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "talea/communicator.hpp"
+
 namespace talea::train {
 
 struct ModelConfig {
@@ -68,6 +70,11 @@ struct TrainConfig {
   std::string loss_lane = "auto";
   std::string reference_lane = "reference";
   int threads = 1;  // 0: as many as OpenMP offers; models of this size gain nothing from more
+  // Of the candidate's loss: vocabulary shards, as threads, or over `world` (which is not owned and
+  // no part of what the run is).
+  int ranks = 1;
+  bool sequence_parallel = false;
+  Communicator* world = nullptr;
 };
 
 }  // namespace talea::train

@@ -3,7 +3,7 @@
 // Never: retries with another lane.
 #include "train/loss.hpp"
 
-#include "talea/linear_cross_entropy.hpp"
+#include "ops/linear_cross_entropy/sharded.hpp"
 #include "train/variants.hpp"
 
 namespace talea::train {
@@ -21,6 +21,12 @@ class OperatorLoss : public Loss<T> {
     options_.z_loss = c.z_loss;
     options_.threads = threads;
     options_.ignore_index = ignore_index;
+    // The fp64 reference and the noise twins stay in a world of one.
+    if (lane_ == c.loss_lane && sizeof(T) == 4) {
+      ranks_ = c.world ? c.world->size() : c.ranks;
+      world_ = c.world;
+      sequence_parallel_ = c.sequence_parallel;
+    }
   }
 
   HeadResult<T> run(const HeadCall<T>& c) override {
@@ -53,6 +59,12 @@ class OperatorLoss : public Loss<T> {
       options.denominator = Denominator::given;
       options.denominator_value = c.share.denominator;
     }
+    if (ranks_ > 1) {
+      const lce::ShardedCall call{in, out, options, sequence_parallel_};
+      lane_ =
+          (world_ ? run_shard(call, *world_, false) : run_thread_shards(call, ranks_)).result.lane;
+      return result;
+    }
     const int64_t needed = workspace_bytes(describe(in, out, options));
     if (static_cast<int64_t>(workspace_.size()) < needed)
       workspace_.resize(static_cast<size_t>(needed));
@@ -66,6 +78,9 @@ class OperatorLoss : public Loss<T> {
   std::string lane_;
   LinearCrossEntropyOptions options_;
   std::vector<char> workspace_;
+  int ranks_ = 1;
+  bool sequence_parallel_ = false;
+  Communicator* world_ = nullptr;
 };
 
 }  // namespace

@@ -154,7 +154,9 @@ json to_json(const TrainConfig& c) {
           {"z_loss", c.z_loss},
           {"loss_lane", c.loss_lane},
           {"reference_lane", c.reference_lane},
-          {"threads", c.threads}};
+          {"threads", c.threads},
+          {"ranks", c.world ? c.world->size() : c.ranks},
+          {"sequence_parallel", c.sequence_parallel}};
 }
 
 json to_json(const Check& c) {

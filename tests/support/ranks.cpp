@@ -9,6 +9,7 @@
 #include <cmath>
 
 #include "support/generate.hpp"
+#include "support/run.hpp"
 
 namespace talea::testing {
 namespace {
@@ -178,12 +179,22 @@ RankRun run_rank(const Case& part, const std::string& lane, const LinearCrossEnt
   return run;
 }
 
+lce::ShardedCall sharded_case(const Case& whole, CaseOutputs& out, const std::string& lane,
+                              bool sequence_parallel) {
+  out = whole.out;
+  lce::ShardedCall call{inputs_of(whole.in), outputs_of(whole, out), whole.options,
+                        sequence_parallel};
+  call.options.lane = lane;
+  return call;
+}
+
 CaseOutputs run_single(const Case& whole, const std::string& lane) {
   return run_rank(whole, lane, {}).out;
 }
 
 std::string check_rank(const Case& whole, const CaseOutputs& single, const Layout& layout,
-                       bool sequence_parallel, const std::string& lane, Communicator& vocab) {
+                       bool sequence_parallel, const std::string& lane, Communicator& vocab,
+                       Place& place) {
   const int rank = vocab.rank();
   const Shard& shard = layout[rank];
   const Case part = shard_case(whole, shard, sequence_parallel, rank, vocab.size());
@@ -191,22 +202,28 @@ std::string check_rank(const Case& whole, const CaseOutputs& single, const Layou
   ranks.vocab = &vocab;
   ranks.vocab_begin = shard.begin;
   ranks.sequence_parallel = sequence_parallel;
-  const RankRun run = run_rank(part, lane, ranks);
+  CaseOutputs out;
   std::string wrong;
+  if (place.kind() == DeviceKind::cpu) {
+    out = run_rank(part, lane, ranks).out;
+  } else {
+    Outcome ran = run_lane(place, lane, part, ranks);
+    out = std::move(ran.out);
+    wrong = ran.damage;
+  }
   for (const auto& [name, member] : CaseOutputs::members) {
-    const Array &ours = run.out.*member, &truth = single.*member;
+    const Array &ours = out.*member, &truth = single.*member;
     if (!truth.present()) continue;
     const std::string_view n = name;
     if (n == "dx" || n == "dw" || n == "db") continue;
     wrong += compare_values(name, ours, truth, {0, truth.shape().empty() ? 1 : truth.shape()[0]});
   }
   const int64_t each = whole.tokens() / (sequence_parallel ? vocab.size() : 1);
-  wrong +=
-      compare_gradient("dx", run.out.dx, single.dx, {sequence_parallel ? rank * each : 0, each});
-  wrong += compare_gradient("dw", run.out.dw, single.dw, {shard.begin, shard.logical});
-  wrong += compare_gradient("db", run.out.db, single.db, {shard.begin, shard.logical});
-  wrong += compare_padding("dw", run.out.dw, shard.logical);
-  wrong += compare_padding("db", run.out.db, shard.logical);
+  wrong += compare_gradient("dx", out.dx, single.dx, {sequence_parallel ? rank * each : 0, each});
+  wrong += compare_gradient("dw", out.dw, single.dw, {shard.begin, shard.logical});
+  wrong += compare_gradient("db", out.db, single.db, {shard.begin, shard.logical});
+  wrong += compare_padding("dw", out.dw, shard.logical);
+  wrong += compare_padding("db", out.db, shard.logical);
   return wrong.empty() ? "" : fmt::format("rank {} of {}: {}", rank, vocab.size(), wrong);
 }
 

@@ -6,7 +6,9 @@
 #include <string>
 #include <vector>
 
+#include "ops/linear_cross_entropy/sharded.hpp"
 #include "support/case.hpp"
+#include "support/place.hpp"
 #include "talea/ranks.hpp"
 
 namespace talea::testing {
@@ -31,6 +33,10 @@ struct RankRun {
 };
 RankRun run_rank(const Case& part, const std::string& lane, const LinearCrossEntropyRanks& ranks);
 
+// The whole case on host memory as one call for even shards; `out` takes the outputs.
+lce::ShardedCall sharded_case(const Case& whole, CaseOutputs& out, const std::string& lane,
+                              bool sequence_parallel);
+
 // The case on one rank.
 CaseOutputs run_single(const Case& whole, const std::string& lane);
 
@@ -38,7 +44,8 @@ CaseOutputs run_single(const Case& whole, const std::string& lane);
 // 1e-6 of the largest, gradients within 1e-5 relative L2 (16-bit gradients: one rounding of their
 // type), ids equal, padding exactly 0. Empty: holds.
 std::string check_rank(const Case& whole, const CaseOutputs& single, const Layout& layout,
-                       bool sequence_parallel, const std::string& lane, Communicator& vocab);
+                       bool sequence_parallel, const std::string& lane, Communicator& vocab,
+                       Place& place = host_place());
 
 // The option matrix of the rank tests, in fp32, then bf16, fp16 and bf16 with fp32 weights.
 std::vector<std::pair<std::string, Case>> rank_matrix();

@@ -129,13 +129,14 @@ Case fitted(const std::string& lane, const Case& c) {
   return f;
 }
 
-Outcome run_lane(Place& place, const std::string& lane, const Case& given) {
+Outcome run_lane(Place& place, const std::string& lane, const Case& given,
+                 const LinearCrossEntropyRanks& ranks) {
   const Case c = fitted(lane, given);
   Cleanup cleanup{place};
   Placed p = put(place, c);
   LinearCrossEntropyOptions options = c.options;
   options.lane = lane;
-  const int64_t bytes = workspace_bytes(describe(p.in, p.out, options));
+  const int64_t bytes = workspace_bytes(describe(p.in, p.out, options, ranks));
   constexpr int64_t skew = 8;  // the caller's address need not be aligned
   std::vector<std::byte> block(static_cast<size_t>(bytes + 2 * fence_bytes + skew),
                                std::byte{0xff});
@@ -143,7 +144,8 @@ Outcome run_lane(Place& place, const std::string& lane, const Case& given) {
   place.upload(base, block.data(), static_cast<int64_t>(block.size()));
   Workspace workspace{base + fence_bytes + skew, bytes};
   const LinearCrossEntropyResult result =
-      linear_cross_entropy(p.in, p.out, options, workspace, {}, place.stream());
+      linear_cross_entropy(p.in, p.out, options, workspace, ranks, place.stream());
+  if (ranks.vocab) ranks.vocab->wait(place.stream());  // throws where a rank was lost
   Outcome o = fetch(place, c, p);
   o.result = result;
   place.download(block.data(), base, static_cast<int64_t>(block.size()));
@@ -162,13 +164,14 @@ Outcome run_lane(Place& place, const std::string& lane, const Case& given) {
   return o;
 }
 
-std::optional<std::string> declines(Place& place, const std::string& lane, const Case& given) {
+std::optional<std::string> declines(Place& place, const std::string& lane, const Case& given,
+                                    const LinearCrossEntropyRanks& ranks) {
   const Case c = fitted(lane, given);
   Cleanup cleanup{place};
   Placed p = put(place, c);
   LinearCrossEntropyOptions options = c.options;
   options.lane = lane;
-  const LaneChoice choice = explain(describe(p.in, p.out, options));
+  const LaneChoice choice = explain(describe(p.in, p.out, options, ranks));
   if (!choice.lane.empty()) return std::nullopt;
   for (const LaneDecline& d : choice.declined)
     if (d.lane == lane) return d.reason;

@@ -20,10 +20,12 @@ struct Outcome {
 
 // Runs the fitted case. Throws talea::Error as the call does. The workspace has exactly the
 // declared size, starts at an odd multiple of 8 bytes and holds 0xFF in every byte.
-Outcome run_lane(Place& place, const std::string& lane, const Case& c);
+Outcome run_lane(Place& place, const std::string& lane, const Case& c,
+                 const LinearCrossEntropyRanks& ranks = {});
 
 // Why the lane declines the case, or nothing where it accepts. Throws where the case is an error.
-std::optional<std::string> declines(Place& place, const std::string& lane, const Case& c);
+std::optional<std::string> declines(Place& place, const std::string& lane, const Case& c,
+                                    const LinearCrossEntropyRanks& ranks = {});
 
 // Runs, judges and counts. Empty: right, or declined with a reason where that is allowed.
 std::string verify(const std::string& lane, const Case& c, const Yardsticks& y);

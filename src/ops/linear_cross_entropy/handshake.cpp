@@ -76,6 +76,13 @@ std::vector<Field> vocabulary_fields(const Problem& p, const Inputs& in, const s
   add("output dx", p.wants_dx);
   add("backward", p.backward());
   add("dx dtype", name_of(p.dx_dtype));
+  if (p.device == DeviceKind::cuda) {  // device lanes cut the tokens into chunks by these
+    add("workspace_limit_bytes", p.options.workspace_limit_bytes);
+    add("output dw", p.wants_dw);
+    add("dw dtype", name_of(p.dw_dtype));
+    add("accumulate_dw", p.accumulate_dw);
+    add("output db", p.wants_db);
+  }
   f.push_back({"targets", content(in.targets)});
   f.push_back({"token_weight", content(in.token_weight)});
   f.push_back({"class_weight", content(in.class_weight)});

@@ -194,7 +194,7 @@ class Run {
     gather_rows(rows, x_, p_.hidden, plan_.compute, b_.x, plan_.x_stride, stream_);
     for (const Piece& each : pieces(plan_, rows.rows, buffer_rows(plan_, plan_.chunk_rows)))
       piece(each, {b_.totals, b_.order, begin + each.begin, each.rows});
-    if (p_.backward()) gradients(rows);
+    if (p_.backward()) gradients(rows, i + 1 == chunks_);
   }
 
   // Rows `row` of dz, or of what is laid out like it.
@@ -249,23 +249,39 @@ class Run {
         stream_);
   }
 
-  void gradients(const ChunkRows& rows) {
+  void gradients(const ChunkRows& rows, bool last) {
     const Gradient dz{nullptr, b_.dz, plan_.two_terms ? b_.rest : nullptr, plan_.compute, 0};
     if (p_.wants_db && p_.vocab_local > 0)
       add_bias_gradient(s_, rows, dz, b_.factors, b_.db, stream_);
-    if (p_.wants_dx && p_.hidden > 0) {
-      if (multiplies())
-        multiply_dx(rows);
-      else
-        device::check(cudaMemsetAsync(
-                          b_.dx, 0, static_cast<size_t>(rows.rows * plan_.dx_stride) * 4, stream_),
-                      "zero dx");
-      if (p_.world > 1 && !plan_.gather_tokens)
-        c_.vocab.all_reduce_sum(b_.dx, rows.rows * plan_.dx_stride, DType::f32, c_.stream);
-      scatter_dx(rows, b_.factors, b_.dx, plan_.dx_stride, p_.hidden, dx_target(), stream_);
-    }
+    const bool dx = p_.wants_dx && p_.hidden > 0;
+    const bool summed = dx && p_.world > 1 && !plan_.gather_tokens;
+    if (dx && multiplies()) multiply_dx(rows);
+    if (dx && !multiplies())
+      device::check(
+          cudaMemsetAsync(b_.dx, 0, static_cast<size_t>(rows.rows * plan_.dx_stride) * 4, stream_),
+          "zero dx");
+    // The sum over the ranks travels while dW is multiplied.
+    if (summed)
+      c_.vocab.begin_all_reduce_sum(b_.dx, rows.rows * plan_.dx_stride, DType::f32, c_.stream);
+    if (dx && !summed) store_dx(rows);
+    if (dx && plan_.gather_tokens && last) scatter_ranks();
     if (p_.wants_dw && multiplies()) weight_gradient(rows);
+    if (!summed) return;
+    c_.vocab.join(c_.stream);
+    store_dx(rows);
   }
+
+  void store_dx(const ChunkRows& rows) {
+    scatter_dx(rows, b_.factors, b_.dx, plan_.dx_stride, p_.hidden, dx_target(), stream_);
+  }
+
+  // Sequence parallel: each rank is to have the sum of its own tokens' dX.
+  void scatter_ranks() {
+    const int64_t rows = p_.tokens / p_.world;
+    c_.vocab.begin_reduce_scatter_sum(b_.dx_all, own_dx(), rows * p_.hidden, DType::f32, c_.stream);
+    scattered_ = true;
+  }
+  float* own_dx() const { return b_.dx_all + p_.tokens * p_.hidden; }
 
   void multiply_dx(const ChunkRows& rows) {
     const int sms =
@@ -313,10 +329,9 @@ class Run {
 
   void finish() {
     if (plan_.gather_tokens && p_.wants_dx) {
-      const int64_t rows = p_.tokens / p_.world;
-      float* own = b_.dx_all + p_.tokens * p_.hidden;
-      c_.vocab.reduce_scatter_sum(b_.dx_all, own, rows * p_.hidden, DType::f32, c_.stream);
-      copy_matrix(own, p_.hidden, rows, p_.hidden, View(c_.out.dx), stream_);
+      if (!scattered_) scatter_ranks();  // no chunk had a row
+      c_.vocab.join(c_.stream);
+      copy_matrix(own_dx(), p_.hidden, p_.tokens / p_.world, p_.hidden, View(c_.out.dx), stream_);
     }
     if (p_.wants_dw) finish_dw();
     if (p_.wants_db) {
@@ -355,8 +370,9 @@ class Run {
     r.accumulator_dx = r.accumulator_dw = "fp32";
     r.accumulator_loss = "fp64, fixed order";
     r.upstream_handling = "applied to each row where its gradient is formed";
-    r.merges = p_.world > 1 ? "parts of a row on the device, ranks by all_gather of the row states"
-                            : "parts of a row on the device";
+    r.merges = "parts of a row (on the device)";
+    if (p_.world > 1)
+      r.merges += fmt::format(", ranks (all_gather of row states, {})", c_.vocab.engine());
     r.denominator = NAN;
     if (plan_.copies_weight)
       r.notes.push_back(fmt::format(
@@ -384,7 +400,7 @@ class Run {
   int64_t chunks_;
   const char* weight_ = nullptr;
   View x_;
-  bool counted_ = false;
+  bool counted_ = false, scattered_ = false;
 };
 
 void run(const Call& call) {

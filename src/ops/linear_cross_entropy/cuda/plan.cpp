@@ -39,6 +39,8 @@ Problem even_share(Problem p) {
   p.vocab_local = p.vocab_stored = (p.vocab + p.world - 1) / p.world;
   p.weight_row_stride = p.dw_row_stride = p.hidden;
   p.weight_col_stride = p.dw_col_stride = 1;
+  p.wants_loss = true;  // perhaps of one rank only
+  p.wants_accuracy = p.wants_argmax = p.wants_accuracy || p.wants_argmax;
   return p;
 }
 
@@ -65,8 +67,8 @@ Plan layout_of(const Problem& p, int sm) {
                                    : round_up(std::max<int64_t>(32, p.vocab_local / 128), 32);
   r.gather_tokens = p.sequence_parallel && p.world > 1;
   r.scaled_rows = r.compute == DType::f16;
-  // Not by the number of tokens: a row's dX must not depend on the others.
-  r.two_terms = is_16bit(r.compute) && p.vocab_local * p.hidden <= small_weight;
+  // Not by the number of tokens or ranks: a row's dX must not depend on them.
+  r.two_terms = is_16bit(r.compute) && p.vocab * p.hidden <= small_weight;
   const bool dense = (p.hidden <= 1 || p.dw_col_stride == 1) &&
                      (p.vocab_stored <= 1 || p.dw_row_stride >= p.hidden);
   r.dw_in_place = p.wants_dw && p.dw_dtype == DType::f32 && dense;

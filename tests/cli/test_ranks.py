@@ -1,0 +1,168 @@
+# What: ranks from the command line: threads, processes under mpirun, and a rank that never comes.
+# Why: --ranks and mpirun must give what one rank gives, in one receipt, and exit 4 by name.
+# Never: needs more than the standard library; without MPI the threads alone are tested, and said.
+# usage: test_ranks.py TALEA_BINARY mpi|none [unittest arguments]
+import json
+import math
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+import unittest
+
+TALEA, ENGINE = os.path.abspath(sys.argv[1]), sys.argv[2]
+sys.argv[1:3] = [TALEA]
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import test_cli  # noqa: E402
+
+TOKENS, HIDDEN, VOCAB = 24, 5, 37
+MPIRUN = ["mpirun", "--allow-run-as-root", "--oversubscribe"]
+MPIRUN += ["--mca", "btl", "self,vader", "--mca", "btl_vader_single_copy_mechanism", "none"]
+
+
+class Ranks(test_cli.Case):
+    def setUp(self):
+        super().setUp()
+        draw = random.Random(7)
+        floats = [draw.gauss(0, 1) for _ in range((TOKENS + VOCAB) * HIDDEN)]
+        test_cli.floats(self.at("x.npy"), (TOKENS, HIDDEN), floats[: TOKENS * HIDDEN])
+        test_cli.floats(self.at("w.npy"), (VOCAB, HIDDEN), floats[TOKENS * HIDDEN :])
+        test_cli.ids(self.at("y.npy"), [draw.randrange(VOCAB) for _ in range(TOKENS)])
+
+    def command(self, *more):
+        flags = ["--hidden", "x.npy", "--weight", "w.npy", "--targets", "y.npy"]
+        flags += ["--label-smoothing", "0.1", "--outputs", "loss,lse,argmax,topk:3,dx,dw"]
+        return ["loss", *flags, *more]
+
+    def compare(self, a, b):
+        left, right = test_cli.safetensors(self.at(a)), test_cli.safetensors(self.at(b))
+        self.assertEqual(left.keys(), right.keys())
+        for name, (shape, values) in left.items():
+            self.assertEqual(shape, right[name][0])
+            error = math.sqrt(
+                sum((x - y) ** 2 for x, y in zip(values, right[name][1], strict=True))
+            )
+            size = math.sqrt(sum(x * x for x in values))
+            self.assertLessEqual(error, 1e-5 * size, name)
+
+    def check_receipt(self, file, ranks, engine):
+        with open(self.at(file)) as text:
+            receipt = json.load(text)
+        (call,) = receipt["calls"]
+        reductions = call["reductions"]
+        self.assertEqual(reductions["collective"], engine)
+        self.assertEqual([s["rank"] for s in reductions["shards"]], list(range(ranks)))
+        self.assertEqual(reductions["shards"][0]["begin"], 0)
+        self.assertEqual(reductions["shards"][-1]["end"], VOCAB)
+        notes = [n for n in call["notes"] if re.match(r"rank \d+ of \d+: vocabulary rows", n)]
+        self.assertEqual(len(notes), ranks)
+
+    def test_threads_equal_one_rank(self):
+        self.talea(*self.command("--out", "one.safetensors"))
+        for ranks in (2, 3, 8):
+            out, receipt = f"{ranks}.safetensors", f"{ranks}.json"
+            flags = ["--ranks", str(ranks), "--out", out, "--receipt", receipt]
+            self.talea(*self.command(*flags))
+            self.compare("one.safetensors", out)
+            self.check_receipt(receipt, ranks, "threads")
+            self.talea(*self.command(*flags, "--sequence-parallel"))
+            self.compare("one.safetensors", out)
+
+    def test_tokens_that_do_not_divide_are_named(self):
+        done = self.talea(*self.command("--ranks", "5", "--sequence-parallel"), code=2)
+        self.assertIn("24 tokens do not divide among 5 ranks", done.stderr)
+
+    def test_check_names_the_factor_of_local_means(self):
+        done = self.talea("check", "--ranks", "8", "--lane", "cpu")
+        self.assertIn("8 ranks x 1024 tokens: with the local mean the gradient is 8 x", done.stdout)
+        self.assertIn("with the global mean 1 x", done.stdout)
+
+    def test_check_under_sequence_parallelism(self):
+        self.talea("check", "--ranks", "3", "--lane", "cpu", "--sequence-parallel")
+
+    def test_training_keeps_its_losses(self):
+        with open(self.at("text"), "w") as text:
+            text.write("the quick brown fox jumps over the lazy dog; " * 50)
+        base = ["train", "--text", "text", "--preset", "smoke", "--max-steps", "20"]
+        curves = []
+        for ranks in ("1", "4"):
+            done = self.talea(*base, "--ranks", ranks, "--jsonl", "--loss-lane", "cpu")
+            lines = [json.loads(line) for line in done.stdout.splitlines()]
+            self.assertEqual(len(lines), 20)
+            curves.append([line["loss"] for line in lines])
+        for a, b in zip(*curves, strict=True):
+            self.assertLessEqual(abs(a - b), 1e-5 * abs(a))
+
+    def test_bench_and_plan(self):
+        shape = ["--tokens", "32", "--hidden", "16", "--vocab", "200"]
+        self.talea("bench", *shape, "--ranks", "2", "--repeats", "1", "--receipt", "b.json")
+        self.assertEqual(self.receipt_engine("b.json"), "threads")
+        done = self.talea("explain", *shape, "--ranks", "4096", "--nodes", "512", "--json")
+        plan = json.loads(done.stdout)["plan"]
+        self.assertEqual([line["ranks"] for line in plan], [2**i for i in range(13)])
+        self.assertEqual(plan[-1]["nodes"], 512)
+
+    def receipt_engine(self, file):
+        with open(self.at(file)) as text:
+            return json.load(text)["calls"][0]["reductions"]["collective"]
+
+
+class Processes(Ranks):
+    """The same over MPI; only where the plug-in was built."""
+
+    def mpirun(self, arguments, code, *more):
+        done = subprocess.run(
+            [*MPIRUN, *arguments],
+            cwd=self.folder.name,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            stdin=subprocess.DEVNULL,
+        )
+        self.assertEqual(done.returncode, code, f"{arguments}\n{done.stdout}\n{done.stderr}")
+        return done
+
+    def test_processes_equal_one_rank(self):
+        self.talea(*self.command("--out", "one.safetensors"))
+        flags = ["--out", "mpi.safetensors", "--receipt", "mpi.json", "--json"]
+        done = self.mpirun(["-n", "3", TALEA, *self.command(*flags)], 0)
+        json.loads(done.stdout)  # one receipt, from rank 0
+        self.compare("one.safetensors", "mpi.safetensors")
+        self.check_receipt("mpi.json", 3, "mpi")
+        self.mpirun(["-n", "3", TALEA, *self.command(*flags, "--sequence-parallel")], 0)
+        self.compare("one.safetensors", "mpi.safetensors")
+
+    def test_check_and_training(self):
+        done = self.mpirun(["-n", "2", TALEA, "check", "--lane", "cpu"], 0)
+        self.assertEqual(done.stdout.count("passed: "), 1)
+        with open(self.at("text"), "w") as text:
+            text.write("the quick brown fox jumps over the lazy dog; " * 50)
+        train = ["train", "--text", "text", "--preset", "smoke", "--max-steps", "5", "--jsonl"]
+        done = self.mpirun(["-n", "2", TALEA, *train], 0)
+        self.assertEqual(len(done.stdout.splitlines()), 5)
+
+    def test_a_rank_that_never_comes_is_named_with_exit_code_4(self):
+        # With recovery the launcher itself ends with 0: each process says how it ended.
+        say = ["sh", "-c", '"$@"; echo "exit $?"', "sh"]
+        us = ["-n", "2", *say, TALEA, *self.command("--rank-timeout", "1.5")]
+        done = self.mpirun(["--enable-recovery", *us, ":", "-n", "1", "sleep", "6"], 0)
+        self.assertEqual(done.stdout.count("exit 4"), 2, done.stdout + done.stderr)
+        self.assertEqual(done.stderr.count("talea: rank 2: "), 2, done.stderr)
+
+    def test_a_wrong_number_of_ranks_is_refused(self):
+        done = self.mpirun(["-n", "2", TALEA, *self.command("--ranks", "3")], 2)
+        self.assertIn("mpirun started 2 processes", done.stderr)
+
+
+if __name__ == "__main__":
+    if ENGINE == "none":
+        print("built without MPI: ranks as threads only")
+        del Processes
+    elif not shutil.which("mpirun"):
+        sys.exit("the MPI plug-in was built, but mpirun is missing (Debian: openmpi-bin)")
+    else:  # each test once: the class inherits the helpers, not the tests
+        for name in [n for n in vars(Ranks) if n.startswith("test_")]:
+            setattr(Processes, name, None)
+    unittest.main()

@@ -152,6 +152,21 @@ TEST_P(Edges, LogitsUpToTheEndOfFp32) {
     }
 }
 
+// What was summed before the rise must vanish, its distances to the maximum included: they are what
+// the entropy is made of.
+TEST_P(Edges, RowsThatRiseBeyondTheRangeOfExp) {
+  constexpr int64_t vocab = 20000;
+  for (const DType dtype : working_types) {
+    Case c = plain_case({.tokens = 3, .hidden = 1, .vocab = vocab, .dtype = dtype});
+    c.options.reduction = Reduction::none;
+    want_everything(c);
+    for (int64_t t = 0; t < 3; ++t) c.in.hidden.set(t, 0, 1);
+    for (int64_t v = 0; v < vocab; ++v)
+      c.in.weight.set(v, 0, v < vocab / 2 ? -240 + v % 7 : v % 5);  // exact in 16 bits
+    expect_right(c);
+  }
+}
+
 TEST_P(Edges, NothingCounted) {
   for (const Reduction reduction : {Reduction::none, Reduction::sum, Reduction::mean})
     for (const OnEmpty on_empty : {OnEmpty::nan, OnEmpty::zero})

@@ -55,6 +55,17 @@ TEST_P(Precision, ConfidentRowsKeepTheirDigits) {
   }
 }
 
+// A lane that scales rows into the range of fp16 must not take its scale from a row of zeros.
+TEST_P(Precision, RowsOfWeightZeroLeaveTheOthersTheirDigits) {
+  for (const DType dtype : {DType::bf16, DType::f16}) {
+    Case c = plain_case({.tokens = 256, .hidden = 16, .vocab = 96, .dtype = dtype});
+    want_everything(c);
+    c.in.token_weight = Array(DType::f32, {256});
+    for (int64_t t = 0; t < 256; ++t) c.in.token_weight.set(t, 0, t % 3 == 0 ? 0 : 1);
+    expect_right(c);
+  }
+}
+
 TEST_P(Precision, TargetsTwoHundredNatsBelow) {
   for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
     Case c = identity_case(dtype, 3, 40);

@@ -99,11 +99,13 @@ __device__ double storage_factor(const Shape& s, const ChunkRows& c, const RowSt
       fabs(own_scale) * (fabs(g.prob) + fabs(g.target) + fabs(g.smooth) * weight +
                          fabs(g.soft) * fmax(weight, fabs(state.soft_mass)) +
                          fabs(g.entropy_up) * (1 + log(static_cast<double>(s.vocab))));
+  constexpr int widest = 120;
+  if (bound == 0) return ldexp(1.0, widest);  // a row of zeros never holds the other rows down
   if (!(bound > 0) || isinf(bound)) return 1;
   int exponent = 0;
   frexp(bound, &exponent);  // bound < 2^exponent
   exponent = 12 - exponent;
-  return ldexp(1.0, exponent < -120 ? -120 : exponent > 120 ? 120 : exponent);
+  return ldexp(1.0, exponent < -widest ? -widest : exponent > widest ? widest : exponent);
 }
 
 __device__ RowFactors factors_of(const Shape& s, const ChunkRows& c, int64_t t,

@@ -27,7 +27,8 @@ struct Seen {
   __device__ void raise(float to) {
     if (!(to > max)) return;
     const float f = max == -INFINITY ? 0.0f : expf(max - to);
-    if (f > 0) shifted = f * (shifted + others * (max - to));
+    // A fall beyond fp32's range leaves nothing of what was seen, infinite distances included.
+    shifted = f > 0 ? f * (shifted + others * (max - to)) : 0.0f;
     others *= f;
     max = to;
   }

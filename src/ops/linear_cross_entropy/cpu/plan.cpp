@@ -14,7 +14,7 @@ using talea::cpu::max_lanes;
 
 Scratch::Scratch(float* slice, const Problem& p, const Plan& plan) : floats(0) {
   auto take = [&](int64_t n) {
-    float* begin = slice + floats;
+    float* begin = slice ? slice + floats : nullptr;  // counting: there is no slice
     floats += round_up(n, max_lanes);
     return begin;
   };

@@ -154,29 +154,25 @@ std::string scatter_chart(const ChartText& text, const std::vector<Spot>& spots,
 }
 
 std::string bar_chart(const ChartText& text, const std::vector<Bar>& bars) {
-  constexpr double row = 30, name_right = 190, scale_right = 560;
+  constexpr double row = 42, left = 2, scale_right = 590;
   double most = 0;
   for (const Bar& b : bars)
     for (const double v : {b.value, b.high})
       if (std::isfinite(v)) most = std::max(most, v);
-  const double unit = most > 0 ? (scale_right - name_right) / most : 0;
-  const auto reach = [&](double v) {
-    return name_right + (std::isfinite(v) && v > 0 ? v * unit : 0);
-  };
+  const double unit = most > 0 ? (scale_right - left) / most : 0;
+  const auto reach = [&](double v) { return left + (std::isfinite(v) && v > 0 ? v * unit : 0); };
   std::string svg = begin(text, row * static_cast<double>(bars.size()) + 8);
   double y = 4;
   for (size_t i = 0; i < bars.size(); ++i, y += row) {
     const Bar& b = bars[i];
     svg += fmt::format(
-        "<text x=\"{}\" y=\"{}\" text-anchor=\"end\">{}</text><rect class=\"bar c{}\" x=\"{}\" "
-        "y=\"{}\" width=\"{:.1f}\" height=\"{}\"/>",
-        name_right - 8, y + row / 2 + 4, escape(b.label), i % colours, name_right, y + 4,
-        reach(b.value) - name_right, row - 8);
-    svg += fmt::format("<path class=\"whisker\" d=\"M{:.1f} {}H{:.1f}\"/>", reach(b.low),
-                       y + row / 2, reach(b.high));
-    svg +=
-        fmt::format("<text x=\"{:.1f}\" y=\"{}\">{}</text>\n",
-                    std::max(reach(b.value), reach(b.high)) + 8, y + row / 2 + 4, escape(b.note));
+        "<text x=\"{}\" y=\"{}\">{}</text><rect class=\"bar c{}\" x=\"{}\" y=\"{}\" "
+        "width=\"{:.1f}\" height=\"18\"/>",
+        left, y + 12, escape(b.label), i % colours, left, y + 17, reach(b.value) - left);
+    svg += fmt::format("<path class=\"whisker\" d=\"M{:.1f} {}H{:.1f}\"/>", reach(b.low), y + 26,
+                       reach(b.high));
+    svg += fmt::format("<text x=\"{:.1f}\" y=\"{}\">{}</text>\n",
+                       std::max(reach(b.value), reach(b.high)) + 8, y + 30, escape(b.note));
   }
   return svg + end(text, "");
 }

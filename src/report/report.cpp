@@ -77,7 +77,7 @@ std::string one_receipt(const NamedReceipt& named, size_t number) {
       "<section id=\"r{}\">\n<h2>{} {}</h2>\n<p>{} <span class=\"quiet\">From "
       "<code>{}</code>.</span></p>\n",
       number, escape(title_of(d)), verdict_badge(d), explanation_of(d["kind"]), escape(named.file));
-  html += loss_section(d);
+  if (d["kind"] == "loss") html += loss_section(d);
   if (d.contains("errors")) html += errors_section(d["errors"]);
   if (d.contains("train")) html += train_section(d["train"]);
   html += gates_section(d);
@@ -85,6 +85,7 @@ std::string one_receipt(const NamedReceipt& named, size_t number) {
   if (d.contains("bench")) html += bench_section(d["bench"]);
   if (d.contains("repro")) html += repro_section(d["repro"]);
   html += notes_section(d);
+  if (d["kind"] != "loss") html += loss_section(d);  // the calls behind what is shown above
   return html + provenance_section(d["provenance"]) + "</section>\n";
 }
 

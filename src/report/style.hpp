@@ -29,6 +29,7 @@ table { border-collapse: collapse; font-size: .92rem; } caption { text-align: le
   color: var(--quiet); padding: .2rem 0; white-space: nowrap; }
 th, td { text-align: left; vertical-align: top; padding: .28rem .7rem; border-bottom: 1px solid var(--rule);
   overflow-wrap: break-word; max-width: 28rem; }
+td { overflow-wrap: anywhere; min-width: 5rem; }
 thead th { border-bottom: 2px solid var(--rule); white-space: nowrap; } tbody th { font-weight: 600; }
 .num { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
 table.facts { font-size: .9rem; width: 100%; } table.facts th { width: 13rem; font-weight: 500;

@@ -35,5 +35,8 @@ set_property(SOURCE ${talea_cuda_hosts} APPEND PROPERTY COMPILE_OPTIONS ${talea_
 target_link_libraries(talea_internal PUBLIC $<LINK_ONLY:CUDA::cudart_static> ${CMAKE_DL_LIBS})
 
 # Lanes over NCCL ranks, a process a GPU: times, correctness, training; writes receipts.
-add_executable(talea_nccl_bench EXCLUDE_FROM_ALL ${PROJECT_SOURCE_DIR}/bench/nccl_bench.cpp)
+add_executable(talea_nccl_bench EXCLUDE_FROM_ALL
+  ${PROJECT_SOURCE_DIR}/bench/nccl/main.cpp ${PROJECT_SOURCE_DIR}/bench/nccl/errors.cpp
+  ${PROJECT_SOURCE_DIR}/bench/nccl/speed.cpp ${PROJECT_SOURCE_DIR}/bench/nccl/train.cpp)
+target_include_directories(talea_nccl_bench PRIVATE ${PROJECT_SOURCE_DIR})
 target_link_libraries(talea_nccl_bench PRIVATE talea_internal)

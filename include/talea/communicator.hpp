@@ -42,6 +42,10 @@ class Communicator {
     reduce_scatter_sum(send, recv, count, dtype, stream);
   }
   virtual void join(Stream) {}
+  // Multiprocessors that a sum begun beside other work takes: a product that is to run beside it
+  // leaves as many free, since neither yields to the other. 0: sums are not to be begun beside
+  // products.
+  virtual int multiprocessors_beside() const { return 0; }
   // A small all_gather of host memory that has completed on return, for the handshake. False: this
   // communicator has no such channel.
   virtual bool host_gather(const void* send, void* recv, int64_t bytes) {

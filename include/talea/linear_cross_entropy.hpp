@@ -51,6 +51,9 @@ struct LinearCrossEntropyRanks {
   Communicator* batch = nullptr;   // ranks that share the batch: DenominatorScope::global sums here
   int64_t vocab_begin = 0;         // global id of this rank's first weight row
   bool sequence_parallel = false;  // hidden and dx hold this rank's tokens / size rows only
+  // In which the ranks' shares of dX travel and are summed. bf16 halves the bytes and rounds each
+  // share before the sum; lane sm90, replicated hidden.
+  DType dx_sum = DType::f32;
   // Compare shapes, options and shards before any work. On a device this waits for the host once a
   // call: turn it off inside stream capture, after one call that was compared.
   bool handshake = true;
@@ -104,6 +107,7 @@ struct LinearCrossEntropyProblem {
   int rank = 0;
   int world = 1;
   bool sequence_parallel = false;
+  DType dx_sum = DType::f32;  // of the ranks' shares of dX
   DeviceKind device = DeviceKind::cpu;
   int device_index = 0;
   DType hidden_dtype = DType::f32;

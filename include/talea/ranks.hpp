@@ -57,6 +57,11 @@ struct NcclOptions {
   std::string unique_id;         // for an own one: rank 0's nccl_unique_id(), on every rank
   Communicator* host = nullptr;  // the same ranks over host memory: the handshake travels there,
                                  // and a lost rank is named there. null: neither.
+  // Multiprocessors that a sum of dX may take while dW is multiplied beside it; even. An own
+  // communicator is limited to as many (maxCTAs). A caller's is not: tell what yours is limited to.
+  // 0: sums are not begun beside products, and an own communicator has no limit. -1: 8 of an own
+  // communicator, 0 of a caller's.
+  int multiprocessors_beside = -1;
   std::string library = "libnccl.so.2";
 };
 std::string nccl_unique_id(const std::string& library = "libnccl.so.2");

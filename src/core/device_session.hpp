@@ -39,6 +39,9 @@ class DeviceSession {
   virtual void synchronise() = 0;
   // What `work` queues on stream(), between two events, in milliseconds. Waits for it.
   virtual double time_ms(const std::function<void()>& work) = 0;
+  // A point on stream(), by number from 0 on; and the time between two of them, which it waits for.
+  virtual int mark() = 0;
+  virtual double between_ms(int first, int last) = 0;
   // Within the device, on stream().
   virtual void queue_copy(void* to, const void* from, int64_t bytes) = 0;
   virtual int64_t free_bytes() = 0;

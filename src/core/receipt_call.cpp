@@ -219,8 +219,10 @@ json to_json(const CallFacts& f) {
   json logits = logits_json(r);
   logits["full_tensor_evidence"] =
       f.full_logits_measured ? "measured by the allocator" : "reported by the lane";
+  json problem = problem_json(f.problem, f.layout);
+  if (f.problem.wants_dx && f.problem.world > 1) problem["dx_sum"] = name_of(f.problem.dx_sum);
   return {{"operator", "linear_cross_entropy"},
-          {"problem", problem_json(f.problem, f.layout)},
+          {"problem", problem},
           {"options", options_json(f.problem.options)},
           {"seed", f.seed ? json(*f.seed) : json(nullptr)},
           {"inputs", inputs_json(f.inputs)},

@@ -77,6 +77,7 @@ ncclDataType_t type_of(DType dtype) {
 }
 
 constexpr auto grace = std::chrono::milliseconds(500);
+constexpr int multiprocessors_by_default = 8;
 
 Clock::duration of_seconds(double s) {
   return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(s));
@@ -108,7 +109,12 @@ class Events {
 class NcclCommunicator final : public Communicator {
  public:
   explicit NcclCommunicator(const NcclOptions& o)
-      : o_(o), nccl_(load(o.library)), timeout_(of_seconds(o.timeout_s)) {
+      : o_(o),
+        nccl_(load(o.library)),
+        timeout_(of_seconds(o.timeout_s)),
+        beside_count_(o.multiprocessors_beside >= 0 ? o.multiprocessors_beside
+                      : o.comm                      ? 0
+                                                    : multiprocessors_by_default) {
     cuda(cudaSetDevice(o.device_index), "cudaSetDevice");
     int least = 0, greatest = 0;
     cuda(cudaDeviceGetStreamPriorityRange(&least, &greatest), "cudaDeviceGetStreamPriorityRange");
@@ -141,6 +147,7 @@ class NcclCommunicator final : public Communicator {
   int rank() const override { return o_.rank; }
   int size() const override { return o_.size; }
   DeviceKind device() const override { return DeviceKind::cuda; }
+  int multiprocessors_beside() const override { return beside_count_; }
   void set_timeout(double seconds) override {
     const std::lock_guard lock(mutex_);
     timeout_ = of_seconds(seconds);
@@ -201,6 +208,12 @@ class NcclCommunicator final : public Communicator {
   void start() {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
+    if (beside_count_ > 0) {
+      config.maxCTAs = beside_count_;
+      // The products' blocks come in pairs, too: whichever kernel starts first, what it leaves free
+      // suits the other. Larger clusters may find no room beside a product until it has ended.
+      config.cgaClusterSize = 2;
+    }
     ncclUniqueId id;
     require(o_.unique_id.size() == sizeof id, ErrorKind::usage,
             "unique_id: {} bytes given, NCCL needs {}", o_.unique_id.size(), sizeof id);
@@ -331,6 +344,7 @@ class NcclCommunicator final : public Communicator {
   Clock::duration timeout_;
   ncclComm_t comm_ = nullptr;
   bool owned_ = true;
+  const int beside_count_;  // multiprocessors
   cudaStream_t beside_ = nullptr;
   cudaEvent_t fork_ = nullptr, done_ = nullptr;
   std::atomic<bool> failed_{false}, ending_{false};
@@ -356,6 +370,9 @@ std::unique_ptr<Communicator> make_nccl_communicator(const NcclOptions& options)
           options.timeout_s);
   require(options.rank >= 0 && options.rank < options.size, ErrorKind::usage,
           "rank = {}: must lie in [0, {})", options.rank, options.size);
+  const int beside = options.multiprocessors_beside;
+  require(beside >= -1 && (beside == -1 || beside % 2 == 0), ErrorKind::usage,
+          "multiprocessors_beside = {}: even, or -1 for the default", beside);
   return std::make_unique<NcclCommunicator>(options);
 }
 

@@ -12,8 +12,12 @@ BOUND = 0.08  # of the measured time
 
 def rates_of(bench, ranks):
     one = next(run for run in bench["runs"] if run["ranks"] == 1)
-    links = {(x["collective"], x["bytes"]): x["time"]["median_ms"] * 1e-3 for x in bench["links"]}
-    (reduce_bytes, reduce_s) = next((b, s) for (name, b), s in links.items() if "reduce" in name)
+    links = {
+        (x["collective"], x["bytes"]): x["time"]["median_ms"] * 1e-3
+        for x in bench["links"]
+        if x.get("multiprocessors", 0) == 0
+    }
+    (reduce_bytes, reduce_s) = next((b, s) for (name, b), s in links.items() if "fp32" in name)
     latency = links["all_gather", 8]
     wire = 2 * (ranks - 1) / ranks * reduce_bytes
     return {

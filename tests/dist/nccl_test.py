@@ -40,7 +40,9 @@ def text_of(out):
 
 def matrix(options, mode, ranks):
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        jobs = start(options, mode, ranks, folder + "/world", options.lane)
+        jobs = start(
+            options, mode, ranks, folder + "/world", options.lane, first=options.first_device
+        )
         begin = time.monotonic()
         while any(job.poll() is None for job, _ in jobs):
             if time.monotonic() - begin > 300:
@@ -139,6 +141,7 @@ def main():
     parser.add_argument("--ranks", type=int, nargs="+", default=[2])
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--devices", type=int, default=0, help="of the machine; worlds rotate")
+    parser.add_argument("--first-device", type=int, default=0, help="of a matrix")
     parser.add_argument("--at-once", type=int, default=1, help="worlds of faults side by side")
     parser.add_argument(
         "--modes", nargs="+", required=True, help=", ".join([*MATRICES, *TIMEOUT_S])

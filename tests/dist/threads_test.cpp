@@ -230,6 +230,30 @@ TEST(Handshake, NamesTheFieldThatDiffers) {
   }
 }
 
+TEST(DxSum, LanesThatSumInFp32SayThatTheyCannotInBf16) {
+  const Case plain = plain_case({.tokens = 8, .hidden = 6, .vocab = 29, .seed = 5});
+  const Layout shards = layout("even", 29, 2);
+  for (const std::string lane : {"cpu", "reference"})
+    run_thread_ranks(2, timeout_s, [&](Communicator& c) {
+      LinearCrossEntropyRanks ranks;
+      ranks.vocab = &c;
+      ranks.vocab_begin = shards[c.rank()].begin;
+      const Case part = shard_case(plain, shards[c.rank()], false, c.rank(), 2);
+      ranks.dx_sum = DType::bf16;
+      const std::string said =
+          message_of([&] { run_rank(part, lane, ranks); }, ErrorKind::unavailable);
+      EXPECT_NE(said.find("dx_sum = bf16: this lane sums the ranks' shares in fp32"),
+                std::string::npos)
+          << said;
+      ranks.dx_sum = DType::f16;
+      EXPECT_EQ(message_of([&] { run_rank(part, lane, ranks); }, ErrorKind::usage),
+                "dx_sum = fp16: fp32 or bf16");
+    });
+  LinearCrossEntropyRanks alone;  // nothing is summed
+  alone.dx_sum = DType::bf16;
+  EXPECT_GT(run_rank(plain, "cpu", alone).result.workspace_bytes, 0);
+}
+
 TEST(Handshake, NamesRowsOfTheVocabularyThatNobodyOrTwoOwn) {
   const Case plain = plain_case({.tokens = 8, .hidden = 6, .vocab = 29, .seed = 5});
   const auto said = [&](Layout shards) {

@@ -103,6 +103,10 @@ class Described {
       const cublasLtPointerMode_t mode = CUBLASLT_POINTER_MODE_DEVICE;
       set(CUBLASLT_MATMUL_DESC_POINTER_MODE, mode);
     }
+    if (p.multiprocessors > 0) {
+      const int32_t count = p.multiprocessors;
+      set(CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, count);
+    }
     layout(&a, p.in, p.transpose_a ? k : p.m, p.transpose_a ? p.m : k, p.lda);
     layout(&b, p.in, p.transpose_b ? n : k, p.transpose_b ? k : n, p.ldb);
     layout(&c, p.out, p.m, n, p.ldc);

@@ -33,6 +33,7 @@ struct Product {
   enum class Tiles : int32_t { library, middle, narrow };
   Tiles tiles = Tiles::library;
   int64_t workspace_bytes = product_workspace_bytes;  // of ProductBuffers::workspace
+  int multiprocessors = 0;                            // that the product may take; 0: all
 
   auto operator<=>(const Product&) const = default;
 };

@@ -25,6 +25,7 @@ class CudaSession final : public DeviceSession {
   }
   ~CudaSession() override {
     for (void* p : blocks_) cudaFree(p);
+    for (cudaEvent_t e : marks_) cudaEventDestroy(e);
     cudaEventDestroy(begin_);
     cudaEventDestroy(end_);
     cudaStreamDestroy(stream_);
@@ -76,6 +77,22 @@ class CudaSession final : public DeviceSession {
     check(cudaEventElapsedTime(&ms, begin_, end_), "cudaEventElapsedTime");
     return ms;
   }
+  int mark() override {
+    const device::DeviceGuard current(index_);
+    cudaEvent_t event = nullptr;
+    check(cudaEventCreate(&event), "cudaEventCreate");
+    marks_.push_back(event);
+    check(cudaEventRecord(event, stream_), "cudaEventRecord");
+    return static_cast<int>(marks_.size()) - 1;
+  }
+  double between_ms(int first, int last) override {
+    const cudaEvent_t begin = marks_.at(static_cast<size_t>(first)),
+                      end = marks_.at(static_cast<size_t>(last));
+    check(cudaEventSynchronize(end), "cudaEventSynchronize");
+    float ms = 0;
+    check(cudaEventElapsedTime(&ms, begin, end), "cudaEventElapsedTime");
+    return ms;
+  }
   void queue_copy(void* to, const void* from, int64_t bytes) override {
     check(cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDeviceToDevice, stream_),
           "cudaMemcpyAsync");
@@ -110,6 +127,7 @@ class CudaSession final : public DeviceSession {
   cudaEvent_t begin_ = nullptr, end_ = nullptr;
   char bus_[32] = {};
   std::vector<void*> blocks_;
+  std::vector<cudaEvent_t> marks_;
 };
 
 // What cuBLAS itself asks for on this generation of chips: the limit is not starved of workspace.

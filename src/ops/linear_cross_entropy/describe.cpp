@@ -285,6 +285,9 @@ Problem describe(const Inputs& in, const Outputs& out, const Options& options, c
   p.world = ranks.vocab ? ranks.vocab->size() : 1;
   p.rank = ranks.vocab ? ranks.vocab->rank() : 0;
   p.sequence_parallel = ranks.sequence_parallel;
+  p.dx_sum = ranks.dx_sum;
+  require(p.dx_sum == DType::f32 || p.dx_sum == DType::bf16, ErrorKind::usage,
+          "dx_sum = {}: fp32 or bf16", name_of(p.dx_sum));
   p.tokens = in.hidden.shape[0] * (ranks.sequence_parallel ? p.world : 1);
   p.hidden = in.hidden.shape[1];
   p.vocab_stored = in.weight.shape[0];

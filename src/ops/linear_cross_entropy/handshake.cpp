@@ -59,6 +59,7 @@ std::vector<Field> vocabulary_fields(const Problem& p, const Inputs& in, const s
   add("hidden", p.hidden);
   add("vocab", p.vocab);
   add("sequence_parallel", p.sequence_parallel);
+  add("dx_sum", name_of(p.dx_sum));
   add("hidden dtype", name_of(p.hidden_dtype));
   add("weight dtype", name_of(p.weight_dtype));
   add("lane", lane);

@@ -34,6 +34,10 @@ struct Call {
   Result& result;  // the lane fills what it knows
 };
 
+inline bool sums_dx_in_bf16(const Problem& p) {
+  return p.world > 1 && p.wants_dx && p.dx_sum == DType::bf16;
+}
+
 struct Lane {
   const char* name;
   const char* kind;

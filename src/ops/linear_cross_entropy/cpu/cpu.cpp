@@ -181,6 +181,7 @@ std::optional<std::string> decline(const Problem& p, const DeviceFacts&) {
   if (p.device != DeviceKind::cpu)
     return "reads host memory only; the tensors are on a CUDA device";
   if (p.hidden_dtype == DType::f64) return "fp64 hidden: this lane multiplies in fp32";
+  if (sums_dx_in_bf16(p)) return "dx_sum = bf16: this lane sums the ranks' shares in fp32";
   return std::nullopt;
 }
 

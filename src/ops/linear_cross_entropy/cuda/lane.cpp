@@ -260,15 +260,27 @@ class Run {
       device::check(
           cudaMemsetAsync(b_.dx, 0, static_cast<size_t>(rows.rows * plan_.dx_stride) * 4, stream_),
           "zero dx");
-    // The sum over the ranks travels while dW is multiplied.
-    if (summed)
+    // The sum over the ranks travels while dW is multiplied, where multiprocessors are left to it.
+    const bool beside = summed && p_.wants_dw && multiplies() && multiprocessors_beside() > 0;
+    if (summed && beside)
       c_.vocab.begin_all_reduce_sum(b_.dx, rows.rows * plan_.dx_stride, DType::f32, c_.stream);
+    else if (summed)
+      c_.vocab.all_reduce_sum(b_.dx, rows.rows * plan_.dx_stride, DType::f32, c_.stream);
     if (dx && !summed) store_dx(rows);
     if (dx && plan_.gather_tokens && last) scatter_ranks();
-    if (p_.wants_dw && multiplies()) weight_gradient(rows);
-    if (!summed) return;
-    c_.vocab.join(c_.stream);
-    store_dx(rows);
+    if (p_.wants_dw && multiplies())
+      weight_gradient(rows, beside || scattered_ ? multiprocessors_left() : 0);
+    if (beside) c_.vocab.join(c_.stream);
+    if (summed) store_dx(rows);
+  }
+
+  // 0: sums are not to run beside a product.
+  int multiprocessors_beside() const {
+    const int taken = c_.vocab.multiprocessors_beside();
+    return taken <= c_.device.sm_count / 2 ? taken : 0;
+  }
+  int multiprocessors_left() const {
+    return multiprocessors_beside() > 0 ? c_.device.sm_count - multiprocessors_beside() : 0;
   }
 
   void store_dx(const ChunkRows& rows) {
@@ -278,7 +290,11 @@ class Run {
   // Sequence parallel: each rank is to have the sum of its own tokens' dX.
   void scatter_ranks() {
     const int64_t rows = p_.tokens / p_.world;
-    c_.vocab.begin_reduce_scatter_sum(b_.dx_all, own_dx(), rows * p_.hidden, DType::f32, c_.stream);
+    const int64_t count = rows * p_.hidden;
+    if (multiprocessors_beside() > 0)
+      c_.vocab.begin_reduce_scatter_sum(b_.dx_all, own_dx(), count, DType::f32, c_.stream);
+    else
+      c_.vocab.reduce_scatter_sum(b_.dx_all, own_dx(), count, DType::f32, c_.stream);
     scattered_ = true;
   }
   float* own_dx() const { return b_.dx_all + p_.tokens * p_.hidden; }
@@ -305,7 +321,8 @@ class Run {
     }
   }
 
-  void weight_gradient(const ChunkRows& rows) {
+  // multiprocessors: what the products may take; 0: all.
+  void weight_gradient(const ChunkRows& rows, int multiprocessors) {
     const bool outside = plan_.dw_in_place || plan_.dw_direct;
     void* dw = outside ? c_.out.dw.data : b_.dw;
     const int64_t stride = outside ? p_.dw_row_stride : p_.hidden;
@@ -317,7 +334,8 @@ class Run {
     }
     for (const bool second : {false, true}) {
       if (second && !plan_.two_terms) return;
-      const device::Product g = dw_product(p_, plan_, rows.rows, stride);
+      device::Product g = dw_product(p_, plan_, rows.rows, stride);
+      g.multiprocessors = multiprocessors;
       const void* dz = second ? b_.rest : b_.dz;
       // fp16: {alpha, beta of the first term, beta of the second} lie on the device.
       if (plan_.scaled_rows)
@@ -330,7 +348,7 @@ class Run {
   void finish() {
     if (plan_.gather_tokens && p_.wants_dx) {
       if (!scattered_) scatter_ranks();  // no chunk had a row
-      c_.vocab.join(c_.stream);
+      if (multiprocessors_beside() > 0) c_.vocab.join(c_.stream);
       copy_matrix(own_dx(), p_.hidden, p_.tokens / p_.world, p_.hidden, View(c_.out.dx), stream_);
     }
     if (p_.wants_dw) finish_dw();

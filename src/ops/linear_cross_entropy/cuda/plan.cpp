@@ -230,6 +230,7 @@ std::optional<std::string> decline(const Problem& p, const DeviceFacts& device) 
                        device.sm % 10);
   if (!device.cublaslt_problem.empty()) return device.cublaslt_problem;
   if (p.hidden_dtype == DType::f64) return "fp64 tensors: only the reference lane, on the host";
+  if (sums_dx_in_bf16(p)) return "dx_sum = bf16: this lane sums the ranks' shares in fp32";
   if (p.vocab_local > INT32_MAX) return fmt::format("vocab = {}: above 2^31", p.vocab_local);
   return std::nullopt;
 }

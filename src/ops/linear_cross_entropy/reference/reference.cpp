@@ -264,6 +264,7 @@ class Reference {
 std::optional<std::string> decline(const Problem& p, const DeviceFacts&) {
   if (p.device != DeviceKind::cpu)
     return "reads host memory only; the tensors are on a CUDA device";
+  if (sums_dx_in_bf16(p)) return "dx_sum = bf16: this lane sums the ranks' shares in fp32";
   return std::nullopt;
 }
 

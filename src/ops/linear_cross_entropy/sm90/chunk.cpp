@@ -240,6 +240,9 @@ void wide_states(const Run& r, const Chunk& k) {
 
 // ---- gradients ----------------------------------------------------------------------------------
 
+// This rank's share of a chunk's dX, which the ranks then sum.
+Matrix dx_share(const Run& r) { return {r.b.dx_part, r.c.chunk_rows, r.p.hidden, r.p.hidden}; }
+
 void dx_of(const Run& r, const Chunk& k) {
   DxCall q;
   q.exp = buffer(r), q.terms = terms(r), q.weight = r.weight(), q.chunk = k.rows;
@@ -247,7 +250,8 @@ void dx_of(const Run& r, const Chunk& k) {
   q.f16 = r.c.f16;
   q.f32_out = true;
   if (r.c.exchange_dx) {
-    q.dx = {r.b.dx_part, r.c.chunk_rows, r.p.hidden, r.p.hidden};
+    q.dx = dx_share(r);
+    q.f32_out = !r.c.bf16_sum;
     q.scatters = false;
   } else if (r.c.gather_tokens) {
     q.dx = {r.b.dx_all, r.p.tokens, r.p.hidden, r.p.hidden};
@@ -260,12 +264,26 @@ void dx_of(const Run& r, const Chunk& k) {
   if (r.multiplies())
     dx_product(q, {r.stream, r.c.dx_blocks});
   else if (!r.c.gather_tokens)  // there the rows of a rank without words were zeroed before
-    device::check(
-        cudaMemsetAsync(q.dx.data, 0, static_cast<size_t>(q.dx.rows * q.dx.stride) * 4, r.stream),
-        "zero dx");
-  if (!r.c.exchange_dx) return;
-  r.call.vocab.all_reduce_sum(r.b.dx_part, r.c.chunk_rows * r.p.hidden, DType::f32, r.call.stream);
-  scatter_rows({r.b.dx_part, r.p.hidden, r.b.rows.index + k.begin, k.range, r.dx()}, r.stream);
+    device::check(cudaMemsetAsync(
+                      q.dx.data, 0,
+                      static_cast<size_t>(q.dx.rows * q.dx.stride) * (q.f32_out ? 4 : 2), r.stream),
+                  "zero dx");
+}
+
+// The sum over the ranks travels while dW is multiplied, where multiprocessors are left to it.
+void begin_dx_sum(const Run& r) {
+  const DType dtype = r.c.bf16_sum ? DType::bf16 : DType::f32;
+  const int64_t count = r.c.chunk_rows * r.p.hidden;
+  if (r.multiprocessors_beside() > 0)
+    r.call.vocab.begin_all_reduce_sum(r.b.dx_part, count, dtype, r.call.stream);
+  else
+    r.call.vocab.all_reduce_sum(r.b.dx_part, count, dtype, r.call.stream);
+}
+
+void end_dx_sum(const Run& r, const Chunk& k) {
+  if (r.multiprocessors_beside() > 0) r.call.vocab.join(r.call.stream);
+  scatter_rows({r.b.dx_part, r.c.bf16_sum, r.p.hidden, r.b.rows.index + k.begin, k.range, r.dx()},
+               r.stream);
 }
 
 void dw_of(const Run& r, const Chunk& k, bool first) {
@@ -281,7 +299,9 @@ void dw_of(const Run& r, const Chunk& k, bool first) {
   q.early = r.c.dw_early, q.head_start = r.c.dw_head_start, q.tickets = r.b.tickets;
   if (r.c.smoothing && !r.c.transform)
     q.smooth_row = r.b.smooth_row, q.class_weight = r.b.class_weight;
-  dw_product(q, r.launch());
+  Launch launch = r.launch();
+  if (r.c.exchange_dx) launch.blocks -= r.multiprocessors_beside();
+  dw_product(q, launch);
 }
 
 }  // namespace
@@ -300,12 +320,13 @@ void run_chunk(const Run& r, int64_t begin, bool first) {
     folded_states(r, k);
   if (!r.p.backward()) return;
   if (r.p.wants_dx) dx_of(r, k);
-  if (!r.multiplies()) return;
-  if (r.p.wants_dw) dw_of(r, k, first);
-  if (r.p.wants_db)
+  if (r.c.exchange_dx) begin_dx_sum(r);
+  if (r.multiplies() && r.p.wants_dw) dw_of(r, k, first);
+  if (r.multiplies() && r.p.wants_db)
     add_bias_gradient({r.b.exp, r.c.exp_stride, r.c.f16, k.range, static_cast<int>(r.p.vocab_local),
                        terms(r).offset, r.b.db_factor, first, r.b.db},
                       r.stream);
+  if (r.c.exchange_dx) end_dx_sum(r, k);
 }
 
 }  // namespace talea::lce::sm90

@@ -47,7 +47,7 @@ void share_device(const Problem& p, Config& c) {
   const int64_t pairs = c.blocks / 2;
   const int64_t tiles = (c.chunk_rows + kPairRows - 1) / kPairRows * ((p.hidden + 255) / 256);
   int64_t dx_pairs = pairs, waves = (tiles + pairs - 1) / pairs;
-  if (c.chunk_rows <= 1024) {
+  if (c.chunk_rows <= 1024 && p.world == 1) {  // with more ranks dW waits for dX
     // Milliseconds on one H200; only their proportions matter. A wave of dX takes as long on few
     // multiprocessors as on many; dW's additions have a rate of their own.
     const double d = static_cast<double>(p.hidden), v = static_cast<double>(p.vocab_local);
@@ -152,6 +152,9 @@ std::optional<std::string> decline(const Problem& p, const DeviceFacts& device) 
     return fmt::format("dx {}: {} or fp32 is needed", name_of(p.dx_dtype), name_of(p.hidden_dtype));
   if (p.wants_dw && p.dw_dtype != DType::f32 && p.dw_dtype != p.weight_dtype)
     return fmt::format("dw {}: {} or fp32 is needed", name_of(p.dw_dtype), name_of(p.weight_dtype));
+  if (sums_dx_in_bf16(p) && (p.sequence_parallel || p.hidden_dtype != DType::bf16))
+    return fmt::format("dx_sum = bf16: replicated bf16 hidden is needed, not {}{}",
+                       p.sequence_parallel ? "sequence parallel " : "", name_of(p.hidden_dtype));
   return decline_layout(p);
 }
 
@@ -182,6 +185,7 @@ Config config(const Problem& p, const DeviceFacts& device) {
   c.smoothing = smooth && !capped && !c.wide;
   c.gather_tokens = p.world > 1 && p.sequence_parallel;
   c.exchange_dx = p.world > 1 && !p.sequence_parallel && p.wants_dx;
+  c.bf16_sum = c.exchange_dx && p.dx_sum == DType::bf16;
   if (p.has_targets && (p.wants_dw || p.wants_db)) c.sort_bytes = sort_scratch_bytes(p.tokens);
   auto sized = [&](const Problem& q, Config to) {
     to.tiles = (q.vocab_local + kLogitsTile - 1) / kLogitsTile;

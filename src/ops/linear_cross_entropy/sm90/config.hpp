@@ -36,7 +36,8 @@ struct Config {
   bool f16 = false;
   int64_t kept = 0;            // candidates of a row for argmax and top-k
   bool gather_tokens = false;  // sequence parallel: the rows of all ranks are gathered first
-  bool exchange_dx = false;    // dX of a chunk is summed over the ranks in fp32
+  bool exchange_dx = false;    // dX of a chunk is summed over the ranks,
+  bool bf16_sum = false;       // in bf16; otherwise in fp32
   int64_t tiles = 0;           // vocabulary tiles of the logits product
   int blocks = 0;              // of every persistent product
   // Where both gradients are wanted, dW starts on the multiprocessors that dX leaves free.

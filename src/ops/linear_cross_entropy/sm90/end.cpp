@@ -10,7 +10,7 @@ void end_dx(const Run& r) {
   const int64_t rows = r.p.tokens / r.p.world;
   float* own = r.b.dx_all + r.p.tokens * r.p.hidden;
   r.call.vocab.reduce_scatter_sum(r.b.dx_all, own, rows * r.p.hidden, DType::f32, r.call.stream);
-  ScatterRowsParams s{own, r.p.hidden, nullptr, {}, device::View(r.call.out.dx)};
+  ScatterRowsParams s{own, false, r.p.hidden, nullptr, {}, device::View(r.call.out.dx)};
   s.range.rows = rows;
   scatter_rows(s, r.stream);
 }

@@ -24,7 +24,9 @@ void report(const Run& r) {
   said.chunk_rows = r.c.chunk_rows, said.chunks = r.c.chunks;
   said.accumulator_softmax =
       r.c.wide ? "fp32 per thread of a row, fp64 over a row" : "fp32 per tile, fp64 over tiles";
-  said.accumulator_dx = "fp32, rounded once";
+  said.accumulator_dx = r.c.bf16_sum ? "fp32 on each rank; ranks: rounded to bf16, summed in bf16"
+                        : r.exchanged() ? "fp32 on each rank and over the ranks, rounded once"
+                                        : "fp32, rounded once";
   said.accumulator_dw = r.c.round_dw    ? "fp32 workspace, rounded once"
                         : r.c.direct_dw ? "fp32, rounded once"
                                         : "fp32, added in place";

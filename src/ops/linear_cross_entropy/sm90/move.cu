@@ -66,12 +66,43 @@ __global__ void scale_kernel(ScaleParams p) {
   }
 }
 
+// hidden is a multiple of 8, and a row of `from` is aligned to 16 bytes.
+template <bool kBf16>
+__device__ void load_eight(const void* from, int64_t at, float (&x)[8]) {
+  if constexpr (kBf16) {
+    const uint4 v = *reinterpret_cast<const uint4*>(static_cast<const uint16_t*>(from) + at);
+    const uint32_t words[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      const float2 both = unpack<false>(words[k]);
+      x[2 * k] = both.x, x[2 * k + 1] = both.y;
+    }
+  } else {
+    const auto* f = reinterpret_cast<const float4*>(static_cast<const float*>(from) + at);
+    const float4 a = f[0], b = f[1];
+    x[0] = a.x, x[1] = a.y, x[2] = a.z, x[3] = a.w;
+    x[4] = b.x, x[5] = b.y, x[6] = b.z, x[7] = b.w;
+  }
+}
+
+template <bool kBf16>
 __global__ void scatter_rows_kernel(ScatterRowsParams p) {
   const int64_t row = blockIdx.x;
   if (row >= (p.range.in_use ? p.range.count() : p.range.rows)) return;
   const int64_t t = p.index ? p.index[row] : p.range.begin + row;
-  for (int64_t d = threadIdx.x; d < p.hidden; d += blockDim.x)
-    p.to.store(t, d, p.from[row * p.hidden + d]);
+  for (int64_t d = int64_t{8} * threadIdx.x; d < p.hidden; d += int64_t{8} * blockDim.x) {
+    float x[8];
+    load_eight<kBf16>(p.from, row * p.hidden + d, x);
+    if (p.to.dtype == DType::bf16 && p.to.stride1 == 1) {  // its rows are aligned, too
+      const uint4 v = {pack<false>(x[0], x[1]), pack<false>(x[2], x[3]), pack<false>(x[4], x[5]),
+                       pack<false>(x[6], x[7])};
+      auto* to = static_cast<uint16_t*>(p.to.data) + t * p.to.stride0 + d;
+      *reinterpret_cast<uint4*>(to) = v;
+      continue;
+    }
+#pragma unroll
+    for (int k = 0; k < 8; ++k) p.to.store(t, d + k, x[k]);
+  }
 }
 
 __global__ void convert_kernel(DeviceVector from, int64_t first, int64_t count, float* to) {
@@ -102,7 +133,8 @@ void scale_rows(const ScaleParams& p, cudaStream_t stream) {
 
 void scatter_rows(const ScatterRowsParams& p, cudaStream_t stream) {
   if (p.range.rows == 0) return;
-  scatter_rows_kernel<<<static_cast<unsigned>(p.range.rows), 128, 0, stream>>>(p);
+  auto* kernel = p.bf16 ? scatter_rows_kernel<true> : scatter_rows_kernel<false>;
+  kernel<<<static_cast<unsigned>(p.range.rows), 256, 0, stream>>>(p);
   device::check_launch("scatter_rows");
 }
 

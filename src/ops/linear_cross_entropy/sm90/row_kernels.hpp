@@ -116,9 +116,10 @@ struct ScaleParams {
 };
 void scale_rows(const ScaleParams& p, cudaStream_t stream);
 
-// Compact fp32 rows to the caller's dX; without an index row i goes to row i.
+// Compact rows, fp32 or bf16, to the caller's dX; without an index row i goes to row i.
 struct ScatterRowsParams {
-  const float* from = nullptr;
+  const void* from = nullptr;
+  bool bf16 = false;  // of `from`
   int64_t hidden = 0;
   const int* index = nullptr;
   RowRange range;

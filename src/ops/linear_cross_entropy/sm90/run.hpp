@@ -19,6 +19,12 @@ struct Run {
 
   bool multiplies() const { return p.vocab_local > 0; }
   bool exchanged() const { return p.world > 1; }
+  // What the sum of dX takes from the dW product beside it; 0: the sum comes first. Whole pairs of
+  // blocks, and at least half of the device for the product.
+  int multiprocessors_beside() const {
+    const int taken = (call.vocab.multiprocessors_beside() + 1) / 2 * 2;
+    return p.wants_dw && multiplies() && taken <= c.blocks / 2 ? taken : 0;
+  }
 
   Matrix hidden() const {
     if (c.gather_tokens) return {b.x_all, p.tokens, p.hidden, p.hidden};

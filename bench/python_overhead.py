@@ -14,6 +14,7 @@ import time
 import talea
 import torch
 from talea import _abi, _torch
+from talea._call import Config
 from talea._receipt import now, write_receipt
 
 CALL_LIMIT_US, IMPORT_LIMIT_MS = 15.0, 200.0
@@ -42,35 +43,80 @@ def described(samples_us, scale=1e-3):
     }
 
 
-def c_call(device, x, w, y):
+def c_call(x, w, y, need):
     """The library's function on prepared structs: what any binding must pay."""
-    _torch._plans.clear()
-    talea.linear_cross_entropy(x, w, y)
-    ((key, _),) = _torch._plans.items()
-    plan = _torch._plans.pop(key)  # ours alone: a call would put its own addresses into it
-    held = [torch.empty((), device=device), torch.empty_like(x), torch.empty_like(w)]
-    held.append(torch.empty(plan.workspace_bytes, dtype=torch.uint8, device=device))
-    stream = torch.cuda.current_stream().cuda_stream if device == "cuda" else None
-    addresses = [t.data_ptr() for t in (x, w, y, *held[:3])]
-    plan.place(addresses, held[3].data_ptr(), stream)
-    function, reference = _abi.lib.talea_linear_cross_entropy, plan.ref
-    return (lambda: function(reference, None)), (plan, held)
+    config, inputs = Config(outputs=("loss",)), (x, w, None, y)
+    described = _torch.Described(config, inputs, need)
+    held = [*_torch.allocate(described.makers, inputs), described.workspace()]
+    addresses = [t.data_ptr() for t in (x, w, y, *held)]
+    described.plan.place(addresses[:-1], addresses[-1], described.stream())
+    function, reference = _abi.lib.talea_linear_cross_entropy, described.plan.ref
+    return (lambda: function(reference, None)), (described, held)
+
+
+class Nothing(torch.autograd.Function):
+    """What torch itself takes for a differentiable call and its backward."""
+
+    @staticmethod
+    def forward(ctx, x, w, y):
+        ctx.save_for_backward(x, w, y)
+        ctx.gradients = torch.empty_like(x), torch.empty_like(w)
+        return x.new_empty((), dtype=torch.float32)
+
+    @staticmethod
+    def backward(ctx, upstream):
+        return *ctx.gradients, None
+
+
+def there_and_back(loss_of, x, w, y):
+    def call():
+        loss_of(x, w, y).backward()
+        x.grad = w.grad = None
+
+    return call
+
+
+def without_gradients(x, w, y):
+    def call():
+        with torch.no_grad():
+            talea.linear_cross_entropy(x, w, y)
+
+    return call
+
+
+FORWARD, LOSS_ONLY, TRAINING = "loss and gradients", "loss only", "forward and backward"
+CASES = {  # name: the call, what it is measured over, its limit
+    FORWARD: ("Python", "C", CALL_LIMIT_US),
+    LOSS_ONLY: ("Python, loss only", "C, loss only", CALL_LIMIT_US),
+    TRAINING: ("Python, with backward()", "C", None),
+    f"{TRAINING}, over torch's own": ("Python, with backward()", "C, nothing", CALL_LIMIT_US),
+}
 
 
 def measure_calls(device, count, repeats):
+    """Microseconds a call, by name: the samples of each, taken in turns."""
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     x = torch.randn(4, 64, device=device, dtype=dtype, requires_grad=True)
     w = torch.randn(64, 64, device=device, dtype=dtype, requires_grad=True)
     y = torch.randint(0, 64, (4,), device=device)
-    bare, kept = c_call(device, x, w, y)
-    calls = {"C function": bare, "Python call": lambda: talea.linear_cross_entropy(x, w, y)}
+    bare, kept = c_call(x, w, y, (True, True, False))
+    bare_loss, kept_loss = c_call(x, w, y, (False, False, False))
+    calls = {
+        "C": bare,
+        "Python": lambda: talea.linear_cross_entropy(x, w, y),
+        "C, loss only": bare_loss,
+        "Python, loss only": without_gradients(x, w, y),
+        "torch, nothing": there_and_back(Nothing.apply, x, w, y),
+        "Python, with backward()": there_and_back(talea.linear_cross_entropy, x, w, y),
+    }
     times = {name: [] for name in calls}
     for call in calls.values():
         sample(call, count, 1)
-    for _ in range(repeats):  # in turns, so that a change of clock meets both
+    for _ in range(repeats):  # in turns, so that a change of clock meets all
         for name, call in calls.items():
             times[name] += sample(call, count, 1)
-    del kept
+    del kept, kept_loss
+    times["C, nothing"] = [a + b for a, b in zip(times["C"], times["torch, nothing"], strict=True)]
     return times
 
 
@@ -78,6 +124,11 @@ def import_ms(what):
     code = f"import time, torch; b = time.perf_counter(); {what}; print(time.perf_counter() - b)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return 1e3 * float(done.stdout)
+
+
+def gate(name, values, limit):
+    value = statistics.median(values)
+    return {"name": name, "value": value, "limit": limit, "passed": value <= limit}
 
 
 def main():
@@ -91,21 +142,20 @@ def main():
     torch.set_num_threads(1)
     times = measure_calls(o.device, o.count, o.repeats)
     imports = [import_ms("import talea; talea.linear_cross_entropy") for _ in range(5)]
-    added = [a - b for a, b in zip(times["Python call"], times["C function"], strict=True)]
-    case = f"4 tokens, 64 x 64, {o.device}, forward with both gradients"
-    runs = [
-        {"name": name, "case": case, "time": described(values)} for name, values in times.items()
-    ]
-    runs.append({"name": "Python over C", "case": case, "time": described(added)})
+    problem = f"4 tokens, 64 x 64, {o.device}"
+    runs = [{"name": n, "case": problem, "time": described(v)} for n, v in times.items()]
+    gates = []
+    for name, (call, over, limit) in CASES.items():
+        added = [a - b for a, b in zip(times[call], times[over], strict=True)]
+        runs.append({"name": f"{name}: added", "case": problem, "time": described(added)})
+        if limit is not None:
+            gates.append(gate(f"microseconds added, {name}", added, limit))
     runs.append({"name": "import", "case": "beyond torch", "time": described(imports, 1.0)})
-    gates = [
-        {"name": "microseconds a call over the C function", "value": statistics.median(added),
-         "limit": CALL_LIMIT_US, "passed": statistics.median(added) <= CALL_LIMIT_US},
-        {"name": "milliseconds of import beyond torch", "value": statistics.median(imports),
-         "limit": IMPORT_LIMIT_MS, "passed": statistics.median(imports) <= IMPORT_LIMIT_MS},
-    ]  # fmt: skip
-    for gate in gates:
-        print(f"{gate['name']:45} {gate['value']:8.2f}  (limit {gate['limit']:g})")
+    gates.append(gate("milliseconds of import beyond torch", imports, IMPORT_LIMIT_MS))
+    for run in runs:
+        print(f"{run['name']:50} {run['time']['median_ms'] * 1e3:8.2f} us")
+    for g in gates:
+        print(f"{g['name']:60} {g['value']:8.2f}  (limit {g['limit']:g})")
     passed = all(g["passed"] for g in gates)
     if o.receipt:
         bench = {"limit": "the same call through the C function", "runs": runs}

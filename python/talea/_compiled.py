@@ -11,114 +11,74 @@ from torch import Tensor
 
 from . import _operator
 from ._call import Config
+from ._torch import GRADIENTS, RESULTS, allocate, call, recipe, results_of
+
+NOTHING = Config()  # no outputs but gradients
 
 _LEN = len(_operator.TENSORS)
+# An op's schema is text, so that the tensors that all three take are named once.
+_INPUTS = ", ".join(f"Tensor{'' if i < 2 else '?'} {n}" for i, n in enumerate(_operator.TENSORS))
+_REST = "str config, bool need_dx, bool need_dw, bool need_db) -> Tensor[]"
 
 
-def _listed(found: dict, names, like: Tensor) -> list[Tensor]:
+def _op(name: str, more: str):
+    schema = f"({_INPUTS}, {more}{_REST}"
+    return torch.library.custom_op(f"talea::{name}", mutates_args=(), schema=schema)
+
+
+def _listed(made, names, all_names, like: Tensor) -> list[Tensor]:
     """An op returns a fixed list: what is not there is an empty tensor."""
-    return [found[n] if n in found else like.new_empty((0,)) for n in names]
+    found = dict(zip(names, made, strict=True))
+    return [found[n] if n in found else like.new_empty((0,)) for n in all_names]
 
 
-@torch.library.custom_op("talea::linear_cross_entropy", mutates_args=())
-def forward(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    targets: Tensor | None,
-    class_weight: Tensor | None,
-    token_weight: Tensor | None,
-    token_scale: Tensor | None,
-    soft_target_ids: Tensor | None,
-    soft_target_probs: Tensor | None,
-    config: str,
-    need_dx: bool,
-    need_dw: bool,
-    need_db: bool,
-) -> list[Tensor]:
-    tensors = (hidden, weight, bias, targets, class_weight, token_weight, token_scale)
-    tensors = (*tensors, soft_target_ids, soft_target_probs)
-    need = (need_dx, need_dw, need_db)
-    results, gradients = _operator.forward(Config.parse(config), tensors, need)
-    names = (*_operator.RESULTS, *_operator.GRADIENTS)
-    return _listed({**results, **gradients}, names, hidden)
+def _needed(need) -> list[str]:
+    return [n for n, wanted in zip(GRADIENTS, need, strict=True) if wanted]
+
+
+@_op("linear_cross_entropy", "")
+def forward(*arguments):
+    tensors, config, need = arguments[:_LEN], Config.parse(arguments[_LEN]), arguments[-3:]
+    made = call(config, tensors, need)
+    names = (*results_of(config), *_needed(need))
+    return _listed(made, names, (*RESULTS, *GRADIENTS), tensors[0])
 
 
 @forward.register_fake
-def _(hidden, weight, bias, *rest):
-    results = _operator.allocate_results(Config.parse(rest[-4]), hidden)
-    gradients = _operator.allocate_gradients((hidden, weight, bias), rest[-3:])
-    names = (*_operator.RESULTS, *_operator.GRADIENTS)
-    return _listed({**results, **gradients}, names, hidden)
+def _(*arguments):
+    tensors, config, need = arguments[:_LEN], Config.parse(arguments[_LEN]), arguments[-3:]
+    makers = recipe(config, tensors, need)
+    made = allocate(makers.values(), tensors)
+    return _listed(made, makers, (*RESULTS, *GRADIENTS), tensors[0])
 
 
-@torch.library.custom_op("talea::linear_cross_entropy_backward", mutates_args=())
-def backward(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    targets: Tensor | None,
-    class_weight: Tensor | None,
-    token_weight: Tensor | None,
-    token_scale: Tensor | None,
-    soft_target_ids: Tensor | None,
-    soft_target_probs: Tensor | None,
-    g_loss: Tensor | None,
-    g_lse: Tensor | None,
-    g_logp: Tensor | None,
-    g_entropy: Tensor | None,
-    config: str,
-    need_dx: bool,
-    need_dw: bool,
-    need_db: bool,
-) -> list[Tensor]:
-    tensors = (hidden, weight, bias, targets, class_weight, token_weight, token_scale)
-    tensors = (*tensors, soft_target_ids, soft_target_probs)
-    upstream = (g_loss, g_lse, g_logp, g_entropy)
-    need = (need_dx, need_dw, need_db)
+def _exact(tensors, upstream, config: str, need) -> list[Tensor]:
     found = _operator.backward(Config.parse(config), tensors, upstream, need)
-    return _listed(found, _operator.GRADIENTS, hidden)
+    return [tensors[0].new_empty((0,)) if g is None else g for g in found]
 
 
-@backward.register_fake
-def _(hidden, weight, bias, *rest):
-    found = _operator.allocate_gradients((hidden, weight, bias), rest[-3:])
-    return _listed(found, _operator.GRADIENTS, hidden)
+@_op("linear_cross_entropy_backward", "Tensor? g_loss, Tensor? g_lse, Tensor? g_logp, "
+     "Tensor? g_entropy, ")  # fmt: skip
+def backward(*arguments):
+    return _exact(arguments[:_LEN], arguments[_LEN:-4], arguments[-4], arguments[-3:])
 
 
-@torch.library.custom_op("talea::linear_cross_entropy_scaled", mutates_args=())
-def scaled(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    targets: Tensor | None,
-    class_weight: Tensor | None,
-    token_weight: Tensor | None,
-    token_scale: Tensor | None,
-    soft_target_ids: Tensor | None,
-    soft_target_probs: Tensor | None,
-    early: list[Tensor],
-    g_loss: Tensor,
-    config: str,
-    need_dx: bool,
-    need_dw: bool,
-    need_db: bool,
-) -> list[Tensor]:
-    need = (need_dx, need_dw, need_db)
+@_op("linear_cross_entropy_scaled", "Tensor[] early, Tensor g_loss, ")
+def scaled(*arguments):
+    early, g_loss, config, *need = arguments[_LEN:]
     wanted = [g for g, n in zip(early, need, strict=True) if n]
     if _operator.exact_scale(wanted, g_loss) is not None:
         return [g * g_loss.to(g.dtype) for g in early]
-    tensors = (hidden, weight, bias, targets, class_weight, token_weight, token_scale)
-    tensors = (*tensors, soft_target_ids, soft_target_probs)
-    upstream = (g_loss, None, None, None)
-    found = _operator.backward(Config.parse(config), tensors, upstream, need)
-    return _listed(found, _operator.GRADIENTS, hidden)
+    return _exact(arguments[:_LEN], (g_loss, None, None, None), config, tuple(need))
 
 
+@backward.register_fake
 @scaled.register_fake
-def _(hidden, weight, bias, *rest):
-    found = _operator.allocate_gradients((hidden, weight, bias), rest[-3:])
-    return _listed(found, _operator.GRADIENTS, hidden)
+def _(*arguments):
+    need = arguments[-3:]
+    makers = recipe(NOTHING, arguments[:3], need)
+    made = allocate(makers.values(), arguments[:3])
+    return _listed(made, makers, GRADIENTS, arguments[0])
 
 
 def _setup(ctx, inputs, output):
@@ -158,6 +118,6 @@ def apply(config: Config, tensors, main_grad=None) -> tuple[Tensor, ...]:
     if torch.is_grad_enabled() and _operator.forms_gradient_early(config, None, tensors[0]):
         need = [t is not None and t.requires_grad for t in tensors[:3]]
     found = forward(*tensors, config.text(), *need)
-    names = _operator.RESULTS
+    names = RESULTS
     wanted = [n in config.outputs or (n[:4] == "topk" and config.top_k > 0) for n in names]
     return tuple(t for t, w in zip(found, wanted, strict=False) if w)

@@ -1,11 +1,18 @@
-"""PyTorch tensors for the C interface: descriptions, allocation, streams, plans found again."""
+"""PyTorch tensors for the C interface: descriptions, allocation, streams, calls found again.
+
+What a call returns is allocated here, by a recipe that is made once for equal calls.
+"""
 
 from __future__ import annotations
+
+import threading
+from functools import lru_cache, partial
+from operator import itemgetter
 
 import torch
 
 from . import _abi
-from ._call import Config, Plan, Receipt
+from ._call import Config, Plan
 
 _DTYPES = {
     torch.float32: _abi.F32,
@@ -15,6 +22,67 @@ _DTYPES = {
     torch.int32: _abi.I32,
     torch.int64: _abi.I64,
 }
+PER_TOKEN = ("lse", "target_logprob", "entropy")
+# What a call can return, in this order; then the gradients of hidden, weight and bias.
+RESULTS = ("loss", *PER_TOKEN, "argmax", "accuracy", "topk_values", "topk_ids", "topk_logprobs")
+GRADIENTS = ("dx", "dw", "db")
+NO_GRADIENT = (False, False, False)
+latest = threading.local()  # .receipt: of this thread's latest call that kept one
+
+
+def wide(hidden: torch.Tensor) -> torch.dtype:
+    return torch.float64 if hidden.dtype == torch.float64 else torch.float32
+
+
+@lru_cache(maxsize=1024)
+def results_of(config: Config) -> tuple[str, ...]:
+    """The names of RESULTS that a call returns."""
+    return tuple(
+        n for n in RESULTS if n in config.outputs or (n.startswith("topk") and config.top_k > 0)
+    )
+
+
+def _rows_of(config: Config, hidden: torch.Tensor) -> int:
+    """Tokens of the whole call: with sequence parallelism `hidden` holds this rank's part only."""
+    if not config.sequence_parallel:
+        return hidden.shape[0]
+    from ._ranks import size_of
+
+    return hidden.shape[0] * size_of(config.group)
+
+
+def _new(shape, dtype, device):
+    return lambda given: torch.empty(shape, dtype=dtype, device=device)
+
+
+def _like(tensor):
+    """Half the time of making it from its description."""
+    empty_like = torch.empty_like
+    return lambda given: empty_like(tensor)
+
+
+def recipe(config: Config, inputs, need, given=()) -> dict:
+    """By name: the place of the input that an output is like, or what makes it out of `given`."""
+    hidden, makers = inputs[0], {}
+    for name in results_of(config):
+        dtype = torch.int64 if name in ("argmax", "topk_ids") else wide(hidden)
+        shape = (_rows_of(config, hidden),)
+        if name == "accuracy" or (name == "loss" and config.reduction != "none"):
+            shape = ()
+        elif name.startswith("topk"):
+            shape = (*shape, config.top_k)
+        makers[name] = _new(shape, dtype, hidden.device)
+    for i, (name, wanted) in enumerate(zip(GRADIENTS, need, strict=True)):
+        if wanted:
+            like = inputs[i]
+            dense = like.is_contiguous()
+            makers[name] = i if dense else _new(like.shape, like.dtype, like.device)
+    return {**makers, **{name: itemgetter(name) for name in given}}
+
+
+def allocate(makers, inputs, given=None) -> list[torch.Tensor]:
+    empty_like = torch.empty_like
+    return [empty_like(inputs[m]) if type(m) is int else m(given) for m in makers]
 
 
 def _fill(slot: _abi.Tensor, tensor: torch.Tensor, name: str) -> None:
@@ -37,67 +105,92 @@ def _fill(slot: _abi.Tensor, tensor: torch.Tensor, name: str) -> None:
     slot.present = 1
 
 
-def rows_of(config: Config, hidden: torch.Tensor) -> int:
-    """Tokens of the whole call: with sequence parallelism `hidden` holds this rank's part only."""
-    if not config.sequence_parallel:
-        return hidden.shape[0]
-    from ._ranks import size_of
+class Described:
+    """A call as it was described once: its plan, how its outputs are made, on which stream."""
 
-    return hidden.shape[0] * size_of(config.group)
+    __slots__ = ("makers", "plan", "ranks", "stream", "workspace")
+
+    def __init__(self, config: Config, inputs, need, given=None, accumulate_dw=False) -> None:
+        device, makers = inputs[0].device, recipe(config, inputs, need, given or ())
+        outputs = dict(zip(makers, allocate(makers.values(), inputs, given), strict=True))
+        scalars = {
+            n: _like(t) for n, t in outputs.items() if not t.dim() and n not in (given or ())
+        }
+        self.makers = tuple({**makers, **scalars}.values())
+        self.ranks, self.stream = None, _no_stream
+        if config.group or config.batch_group:
+            from ._ranks import Groups
+
+            self.ranks = Groups(config, device)
+        named = {n: t for n, t in zip(_abi.INPUT_NAMES, inputs, strict=False) if t is not None}
+        struct = self.ranks and self.ranks.struct
+        self.plan = Plan(config, named, outputs, _fill, accumulate_dw=accumulate_dw, ranks=struct)
+        size = self.plan.workspace_bytes
+        self.workspace = partial(torch.empty, size, dtype=torch.uint8, device=device)
+        if device.type == "cpu" and size <= _MOST_HELD_BYTES:
+            held = self.workspace()
+            self.workspace = lambda: held
+        if device.type == "cuda":
+            self.stream = partial(torch._C._cuda_getCurrentRawStream, device.index)
+
+    def run(self, addresses, outputs, receipt: bool):
+        """The call on tensors of the described shapes: at these addresses, then `outputs`."""
+        for t in outputs:
+            addresses.append(t.data_ptr())
+        workspace = self.workspace()  # lives until the call is queued: enough, in stream order
+        if self.ranks is None:
+            return self.plan.run(addresses, workspace.data_ptr(), self.stream(), receipt)
+        self.plan.place(addresses, workspace.data_ptr(), self.stream())
+        return self.ranks.run(self.plan, receipt)
 
 
-_MOST_PLANS = 256
-_plans: dict[tuple, Plan] = {}
+def _no_stream() -> None:
+    return None
 
 
-def _plan(config, inputs, outputs: dict, accumulate_dw, ranks=None) -> Plan:
-    given = {n: t for n, t in zip(_abi.INPUT_NAMES, inputs, strict=False) if t is not None}
-    return Plan(config, given, outputs, _fill, accumulate_dw=accumulate_dw, ranks=ranks)
+class _Kept(threading.local):
+    """A description holds the addresses of one call, so that no two threads may share it."""
+
+    def __init__(self) -> None:
+        self.calls: dict[tuple, Described] = {}
 
 
-def call(config: Config, inputs: tuple, outputs: dict, *, accumulate_dw=False) -> Receipt | None:
-    """Runs the operator on PyTorch tensors, on the current stream of their device.
+_MOST_KEPT, _MOST_HELD_BYTES = 256, 1 << 16
+_kept = _Kept()
 
-    inputs: in the order of _abi.INPUT_NAMES, None where absent. A call like an earlier one finds
-    its plan again; a plan in use is out of the table, so that threads never share one.
+
+def call(config: Config, inputs, need, given=None, *, accumulate_dw=False) -> list[torch.Tensor]:
+    """Runs the operator on the current stream: results_of(config), the gradients that `need` names.
+
+    inputs: in the order of _abi.INPUT_NAMES, None where absent. given: outputs that exist already,
+    by name; they are returned in their place, or last.
     """
-    # All that a plan depends on. Outputs are fresh and dense, so their inputs describe them.
-    key, addresses = [config, *outputs], []
+    # All that a description depends on. Outputs made here are dense, so the inputs describe them.
+    key, addresses, bits = [config, need, accumulate_dw], [], 0
     for t in inputs:
         if t is None:
             key.append(None)
         else:
             address = t.data_ptr()
-            # A lane may decline pointers that are not 16-aligned.
-            key.append((t.shape, t.stride(), t.dtype, t.get_device(), address & 15))
+            key += (t.shape, t.stride(), t.dtype, t.get_device())
             addresses.append(address)
+            bits |= address
+    if given is not None:
+        for name, t in given.items():
+            key += (name, t.shape, t.stride(), t.dtype, t.get_device())
+            bits |= t.data_ptr()
     key = tuple(key)
-    # Ranks and foreign outputs are described anew each time.
-    ranks = None
-    kept = not (accumulate_dw or config.group or config.batch_group)
-    plan = _plans.pop(key, None) if kept else None
-    if plan is None:
-        if config.group or config.batch_group:
-            from ._ranks import Groups
-
-            ranks = Groups(config, inputs[0].device)
-        plan = _plan(config, inputs, outputs, accumulate_dw, ranks and ranks.struct)
-    for t in outputs.values():
-        addresses.append(t.data_ptr())
-    stream = None
-    if inputs[0].is_cpu:
-        workspace = torch.empty(plan.workspace_bytes, dtype=torch.uint8)
-    else:
-        device = inputs[0].device
-        workspace = torch.empty(plan.workspace_bytes, dtype=torch.uint8, device=device)
-        stream = torch.cuda.current_stream(device).cuda_stream
-    address = workspace.data_ptr()
-    if ranks is not None:
-        plan.place(addresses, address, stream)
-        return ranks.run(plan, config.receipt)
-    receipt = plan.run(addresses, address, stream, config.receipt)
-    if kept:
-        if len(_plans) >= _MOST_PLANS:
-            _plans.clear()
-        _plans[key] = plan
-    return receipt
+    calls = _kept.calls
+    described = calls.get(key)
+    # A lane may decline pointers that are not 16-aligned: such a call is described by itself.
+    if described is None or bits & 15:
+        described = Described(config, inputs, need, given, accumulate_dw)
+        if described.ranks is None and not bits & 15:  # groups may be made anew under an old name
+            if len(calls) >= _MOST_KEPT:
+                calls.clear()
+            calls[key] = described
+    outputs = allocate(described.makers, inputs, given)
+    receipt = described.run(addresses, outputs, config.receipt)
+    if receipt is not None:
+        latest.receipt = receipt
+    return outputs

@@ -7,7 +7,7 @@ from functools import lru_cache
 
 import torch
 
-from . import _operator
+from . import _operator, _torch
 from ._abi import UsageError
 from ._call import Config, Receipt
 
@@ -131,16 +131,18 @@ def linear_cross_entropy(
         input, linear_weight, linear_bias = _autocast(device, input, linear_weight, linear_bias)
     hidden = input if input.dim() == 2 else input.reshape(-1, input.shape[-1])
     targets = ids = probs = token_scale = None
-    rows = input.shape[:-1]
-    if target is not None and target.is_floating_point():
-        probs = target.reshape(hidden.shape[0], -1).to(_operator._wide(hidden))
+    if target is None:
+        pass
+    elif target.is_floating_point():
+        probs = target.reshape(hidden.shape[0], -1).to(_torch.wide(hidden))
         ids = None if soft_target_ids is None else soft_target_ids.reshape(hidden.shape[0], -1)
-    elif target is not None:
-        targets, rows = _flat(target), target.shape
+    else:
+        targets = target if target.dim() == 1 else target.reshape(-1)
     if isinstance(logit_scale, torch.Tensor):
         token_scale, logit_scale = _flat(logit_scale), 1.0
     plain = outputs is None and top_k == 0
-    make = _make_config if torch.compiler.is_compiling() else _kept_config
+    compiling = torch.compiler.is_compiling()
+    make = _make_config if compiling else _kept_config
     config = make(
         reduction, denominator, denominator_scope, on_empty, target_check, ignore_index, vocab,
         label_smoothing, z_loss, softcap, logit_scale, workspace_limit, lane,
@@ -150,10 +152,16 @@ def linear_cross_entropy(
     if token_weight is not None:
         token_weight = _flat(token_weight)
     rest = (targets, weight, token_weight, token_scale, ids, probs)
-    found = _operator.apply(config, hidden, linear_weight, linear_bias, rest, main_grad)
-    if plain:
-        return found[0] if reduction != "none" else found[0].reshape(rows)
-    return _output(config, found, rows)
+    if compiling:
+        from . import _compiled
+
+        found = _compiled.apply(config, (hidden, linear_weight, linear_bias, *rest), main_grad)
+    else:
+        found = _operator.apply(config, hidden, linear_weight, linear_bias, rest, main_grad)
+    if plain and reduction != "none":
+        return found[0]
+    rows = input.shape[:-1] if targets is None else target.shape
+    return found[0].reshape(rows) if plain else _output(config, found, rows)
 
 
 def _flat(t: torch.Tensor) -> torch.Tensor:
@@ -163,10 +171,10 @@ def _flat(t: torch.Tensor) -> torch.Tensor:
 def _output(config: Config, found: tuple, rows) -> LinearCrossEntropyOutput:
     result = LinearCrossEntropyOutput()
     if not torch.compiler.is_compiling():
-        result._receipt = _operator.latest.receipt
+        result._receipt = _torch.latest.receipt
     scalars = ("accuracy",) if config.reduction == "none" else ("accuracy", "loss")
     found = iter(found)
-    for name in _operator.RESULTS:
+    for name in _torch.RESULTS:
         top = name[:4] == "topk" and config.top_k > 0
         if name not in config.outputs and not top:
             continue

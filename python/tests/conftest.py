@@ -1,9 +1,14 @@
 """Shared pieces of the Python tests: seeds, devices, the eager comparison."""
 
+import os
+
 import pytest
 import talea  # noqa: F401  (fails early when the wheel is broken)
 import torch
 import torch.nn.functional as F
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # Liger's kernels then run on the CPU
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from conftest import DEVICES, close, eager, gradients, problem
-from talea import _operator
+from talea import _compiled, _operator  # noqa: F401  (registers torch.ops.talea)
 from talea._call import Config
 from torch.utils.checkpoint import checkpoint
 
@@ -119,6 +119,28 @@ def test_loss_scale_enters_before_fp16_underflows(device):
         gradients(loss * scale, x, w), _truth(x, w, y, scale * 64 / 1e6), strict=True
     ):
         assert close(got.double(), want, 2e-3)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_kept_call_meets_other_addresses(device):
+    """Calls of one description with tensors elsewhere: aligned, not aligned, freed and made anew."""
+    x, w, y, _ = problem(n=8, d=24, v=64, device=device)
+    for offset in (0, 1, 0, 3):
+        memory = torch.randn(w.numel() + offset, device=device)
+        moved = memory[offset:].view(w.shape).requires_grad_()
+        ours, theirs = talea.linear_cross_entropy(x, moved, y), eager(x, moved, y)
+        assert close(ours, theirs)
+        for a, b in zip(gradients(ours, x, moved), gradients(theirs, x, moved), strict=True):
+            assert close(a, b, 5e-6)
+
+
+def test_a_kept_call_meets_another_main_grad():
+    """The place and the strides of main_grad belong to the description."""
+    x, w, y, _ = problem(n=8, d=24, v=64)
+    want = gradients(eager(x, w, y), w)[0]
+    for main in (torch.zeros(64, 24), torch.zeros(64, 24), torch.zeros(64, 48)[:, :24]):
+        talea.linear_cross_entropy(x, w, y, main_grad=main).backward()
+        assert close(main, want, 5e-6) and w.grad is None
 
 
 def test_threads_do_not_share_a_plan():

@@ -1,0 +1,147 @@
+"""What: who takes part in bench/peers.py: Talea's lanes and the libraries people use today.
+Why: each is called as its own documentation says, from one place.
+Never: measures; a library that is missing raises where its contender is made.
+"""
+
+import importlib.metadata
+
+import talea
+import torch
+import torch.nn.functional as F
+from talea._call import Config
+from talea._torch import NO_GRADIENT, call
+
+MIB = 1 << 20
+# lane, workspace limit in MiB, fp32 main gradient
+LANES = [
+    ("sm90", 1050, True),
+    ("sm90", 530, True),
+    ("sm90", 265, True),
+    ("sm90", 135, True),
+    ("sm90", 2100, False),
+    ("cuda", 1060, True),
+    ("cuda", 530, True),
+]
+
+
+def eager(x, w, y):
+    return F.cross_entropy(F.linear(x, w), y)
+
+
+def eager_upcast(x, w, y):
+    return F.cross_entropy(F.linear(x, w).float(), y)
+
+
+def make_compile():
+    return torch.compile(eager_upcast)
+
+
+def make_liger():
+    from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
+
+    loss = LigerFusedLinearCrossEntropyLoss()
+    return lambda x, w, y: loss(w, x, y)
+
+
+def make_liger_fp32():
+    from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
+
+    loss = LigerFusedLinearCrossEntropyLoss(accum_dtype=torch.float32)
+    return lambda x, w, y: loss(w, x, y)
+
+
+def make_quack(chunk, scaled_exp=False):
+    def make():
+        from quack.linear_cross_entropy import chunked_linear_cross_entropy
+
+        return lambda x, w, y: chunked_linear_cross_entropy(
+            x, w, y, chunk_size=chunk, use_scaled_exp=scaled_exp
+        )
+
+    return make
+
+
+def make_cce(filter_eps):
+    def make():
+        from cut_cross_entropy import linear_cross_entropy
+
+        return lambda x, w, y: linear_cross_entropy(x, w, y, filter_eps=filter_eps)
+
+    return make
+
+
+def make_fla():
+    from fla.modules import FusedLinearCrossEntropyLoss
+
+    loss = FusedLinearCrossEntropyLoss()
+    return lambda x, w, y: loss(x, y, w)
+
+
+PEERS = {
+    "torch eager": (lambda: eager, "torch"),
+    "torch eager, logits upcast": (lambda: eager_upcast, "torch"),
+    "torch.compile, logits upcast": (make_compile, "torch"),
+    "Liger": (make_liger, "liger-kernel"),
+    "Liger, fp32 dW": (make_liger_fp32, "liger-kernel"),
+    "quack, chunk 8192": (make_quack(8192), "quack-kernels"),
+    "quack, chunk 2048": (make_quack(2048), "quack-kernels"),
+    "quack, chunk 1024": (make_quack(1024), "quack-kernels"),
+    "quack scaled-exp, chunk 2048": (make_quack(2048, True), "quack-kernels"),
+    "CCE": (make_cce("high"), "cut-cross-entropy"),  # its default
+    "CCE exact": (make_cce(None), "cut-cross-entropy"),
+    "FLA": (make_fla, "flash-linear-attention"),
+}
+
+
+class Peer:
+    """A library with autograd: returns gradients in the inputs' dtype."""
+
+    lane = None
+
+    def __init__(self, name, x, w, y):
+        make, package = PEERS[name]
+        self.name, self.loss_of, self.y = name, make(), y
+        self.version = f"{package} {importlib.metadata.version(package)}"
+        self.x, self.w = x.detach().requires_grad_(), w.detach().requires_grad_()
+
+    def use(self, x, y):
+        self.x, self.y = x.detach().requires_grad_(), y
+
+    def step(self):
+        self.x.grad = self.w.grad = None
+        loss = self.loss_of(self.x, self.w, self.y)
+        loss.backward()
+        return loss.detach(), self.x.grad, self.w.grad
+
+    def returned_bytes(self):
+        return self.x.numel() * self.x.element_size() + self.w.numel() * self.w.element_size()
+
+    def release(self):
+        self.x.grad = self.w.grad = None
+
+
+class Talea:
+    """dW added into an fp32 main gradient, or returned in the weight's dtype."""
+
+    def __init__(self, lane, limit_mib, main_grad, x, w, y, buffers):
+        self.name = f"Talea {lane}, {limit_mib} MiB" + ("" if main_grad else ", dW bf16")
+        self.version, self.lane, self.main = f"talea {talea.__version__}", lane, main_grad
+        self.config = Config(lane=lane, workspace_limit_bytes=limit_mib * MIB)
+        self.x, self.w, self.y = x, w, y
+        self.dw, self.dx = buffers[main_grad], buffers["dx"]
+        self.loss = torch.empty((), device=x.device)
+
+    def use(self, x, y):
+        self.x, self.y = x, y
+
+    def step(self):
+        given = {"loss": self.loss, "dx": self.dx, "dw": self.dw}
+        inputs = (self.x, self.w, None, self.y)
+        call(self.config, inputs, NO_GRADIENT, given, accumulate_dw=self.main)
+        return self.loss, self.dx, self.dw
+
+    def returned_bytes(self):
+        return 0  # allocated before the measurement
+
+    def release(self):
+        pass

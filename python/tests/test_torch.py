@@ -259,10 +259,11 @@ def _shards(rank, device):
                 assert close(shard.grad.float(), full.grad.float()[begin:end], tolerance), where
 
 
-def _global_denominator(rank):
+def _global_denominator(rank, device="cpu"):
     """Four tokens here, two there: the mean over both ranks' tokens, not the mean of means."""
     torch.manual_seed(0)
     x, w, y = torch.randn(6, 16), torch.randn(50, 16), torch.randint(0, 50, (6,))
+    x, w, y = x.to(device), w.to(device), y.to(device)
     part = slice(0, 4) if rank == 0 else slice(4, 6)
     mine = w.clone().requires_grad_()
     talea.linear_cross_entropy(
@@ -274,9 +275,10 @@ def _global_denominator(rank):
     assert close(mine.grad, full.grad, 1e-5)
 
 
-def _ranks_disagree(rank):
+def _ranks_disagree(rank, device="cpu"):
     """An error on every rank that names the field, not a hang."""
-    x, w, y = torch.randn(6, 16), torch.randn(25, 16), torch.randint(0, 50, (6,))
+    x, w = torch.randn(6, 16, device=device), torch.randn(25, 16, device=device)
+    y = torch.randint(0, 50, (6,), device=device)
     with pytest.raises(talea.Error, match="label_smoothing"):
         talea.linear_cross_entropy(
             x, w, y, tp_group=dist.group.WORLD, vocab=50, vocab_begin=25 * rank,
@@ -298,3 +300,21 @@ def _world(rank, path):
 def test_two_ranks(tmp_path):
     """DDP, FSDP2, vocabulary and sequence parallelism over gloo; a failing rank fails the test."""
     mp.spawn(_world, args=(tmp_path / "store",), nprocs=2)
+
+
+def _nccl_world(rank, path):
+    torch.cuda.set_device(rank)
+    dist.init_process_group(
+        "nccl", init_method=f"file://{path}", rank=rank, world_size=2,
+        device_id=torch.device("cuda", rank),
+    )  # fmt: skip
+    for test in (_shards, _global_denominator, _ranks_disagree):
+        test(rank, f"cuda:{rank}")
+    torch.cuda.synchronize()
+    dist.destroy_process_group()
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="NCCL needs a CUDA device a rank")
+def test_two_ranks_nccl(tmp_path):
+    """Vocabulary and sequence parallelism, the global denominator and a disagreement over NCCL."""
+    mp.spawn(_nccl_world, args=(tmp_path / "store",), nprocs=2)

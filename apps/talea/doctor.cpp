@@ -12,6 +12,7 @@
 #include "core/device_facts.hpp"
 #include "core/fail.hpp"
 #include "device/cpu/onednn.hpp"
+#include "device/cpu/pair_product.hpp"
 #include "memory.hpp"
 #include "table.hpp"
 #include "talea/linear_cross_entropy.hpp"
@@ -52,9 +53,9 @@ bool built_with(const std::string& option) {
 std::vector<Finding> machine_findings(const DeviceFacts& facts, const Provenance& provenance) {
   std::vector<Finding> list;
   list.push_back({"CPU", provenance.cpu, ""});
-  list.push_back({"instruction set",
-                  facts.isa + (facts.fast_bf16 ? ", native bf16" : ", bf16 and fp16 as fp32 tiles"),
-                  ""});
+  list.push_back(
+      {"instruction set",
+       facts.isa + (cpu::native_bf16() ? ", native bf16" : ", bf16 and fp16 as fp32 tiles"), ""});
   list.push_back({"threads", fmt::format("{} (OpenMP)", facts.threads), ""});
   const int64_t memory = static_cast<int64_t>(::sysconf(_SC_PHYS_PAGES)) * ::sysconf(_SC_PAGE_SIZE);
   list.push_back({"memory", human_bytes(memory), ""});

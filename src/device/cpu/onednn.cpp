@@ -33,4 +33,9 @@ void onednn_limit_to_avx2() {
 
 std::string onednn_isa() { return dnnl_cpu_isa2str(dnnl_get_effective_cpu_isa()); }
 
+bool onednn_may_use_bf16() {
+  const int isa = dnnl_get_effective_cpu_isa(), wanted = dnnl_cpu_isa_avx512_core_bf16;
+  return (isa & wanted) == wanted;  // a set of bits, one an extension
+}
+
 }  // namespace talea::cpu

@@ -27,5 +27,6 @@ std::string onednn_version();
 // device/cpu/isa.hpp sets the ceiling; both here because no other file includes oneDNN.
 void onednn_limit_to_avx2();
 std::string onednn_isa();
+bool onednn_may_use_bf16();  // the CPU has AVX512-BF16 and DNNL_MAX_CPU_ISA allows it
 
 }  // namespace talea::cpu

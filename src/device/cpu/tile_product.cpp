@@ -5,6 +5,7 @@
 #include "device/cpu/tile_product.hpp"
 
 #include "core/half.hpp"
+#include "device/cpu/fetch.hpp"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "device/cpu/tile_product.cpp"
@@ -43,36 +44,6 @@ HWY_INLINE void Step(Sums<MR, NV>& sums, const float* HWY_RESTRICT a, int64_t a_
     for (int n = 0; n < NV; ++n) sums.v[i][n] = hn::MulAdd(left, column[n], sums.v[i][n]);
   }
 }
-
-// Walks through TileProduct::ahead a little at a time. In bursts the lines on their way would keep
-// the product's own loads waiting.
-class Fetch {
- public:
-  explicit Fetch(const TileProduct& t)
-      : at_(static_cast<const char*>(t.ahead.first)), ahead_(t.ahead) {
-    const int64_t calls = (t.rows / block_rows) * ((t.panels + block_panels - 1) / block_panels) *
-                          ((t.depth + every - 1) / every);
-    const int64_t lines = (ahead_.row_bytes + line - 1) / line * ahead_.rows;
-    lines_ = (lines + calls) / HWY_MAX(int64_t{1}, calls);
-  }
-  HWY_INLINE void Some() {
-    for (int64_t i = 0; i < lines_ && row_ < ahead_.rows; ++i) {
-      __builtin_prefetch(at_ + byte_, 0, 2);
-      byte_ += line;
-      if (byte_ < ahead_.row_bytes) continue;
-      byte_ = 0;
-      ++row_;
-      at_ += ahead_.stride_bytes;
-    }
-  }
-  static constexpr int64_t every = 16;  // steps of k from one call to the next
-
- private:
-  static constexpr int64_t line = 64;
-  const char* at_;
-  const Ahead ahead_;
-  int64_t lines_, row_ = 0, byte_ = 0;
-};
 
 // One block of registers: rows [0, MR) and panels [0, NV), the whole depth.
 template <LeftForm F, int MR, int NV>
@@ -158,7 +129,8 @@ void Panels(const TileProduct& t, int64_t panel, Fetch& fetch) {
 
 template <LeftForm F>
 void All(const TileProduct& t) {
-  Fetch fetch(t);
+  Fetch fetch(t.ahead, (t.rows / block_rows) * ((t.panels + block_panels - 1) / block_panels) *
+                           ((t.depth + Fetch::every - 1) / Fetch::every));
   for (int64_t panel = 0; panel < t.panels;) {
     const int64_t left = t.panels - panel;
     const int64_t take = left == 4 ? 2 : left < block_panels ? left : block_panels;

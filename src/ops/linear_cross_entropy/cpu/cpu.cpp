@@ -146,6 +146,17 @@ void Run::finish_outputs() {
   }
 }
 
+namespace {
+
+std::string product_path(const Problem& p, const Plan& plan) {
+  if (plan.native_bf16)
+    return "native bf16 (AVX512-BF16), summed in fp32; gradient factors rounded to bf16";
+  const bool widened = is_16bit(p.hidden_dtype) || is_16bit(p.weight_dtype);
+  return widened ? "16-bit tensors widened to fp32" : "fp32";
+}
+
+}  // namespace
+
 void Run::record_facts() {
   Result& r = c_.result;
   r.logits_home = "fp32 rows of a chunk in the workspace, tile by tile through the cache";
@@ -166,7 +177,8 @@ void Run::record_facts() {
   const double one = 2.0 * static_cast<double>(active_) * static_cast<double>(p_.hidden) *
                      static_cast<double>(plan_.columns);
   r.flops = one * (1 + (p_.wants_dx ? 1 : 0) + (p_.wants_dw ? 1 : 0));
-  r.notes.push_back(std::string("row passes and products: ") + talea::cpu::isa_name());
+  r.notes.push_back(std::string("row passes: ") + talea::cpu::isa_name() +
+                    "; products: " + product_path(p_, plan_));
   if (plan_.over_limit)
     r.notes.push_back("workspace_limit: the smallest plan needs " + std::to_string(plan_.bytes) +
                       " bytes");
@@ -195,6 +207,7 @@ std::vector<std::string> details(const Problem& p, const DeviceFacts& device) {
           "threads = " + std::to_string(plan.threads),
           "tile_columns = " + std::to_string(cpu::tile_columns),
           "chunk_rows = " + std::to_string(plan.chunk_rows),
+          "products = " + cpu::product_path(p, plan),
           std::string("dw = ") + (plan.dw_in_workspace ? "fp32 sums in the workspace, rounded once"
                                                        : "straight into the output")};
 }

@@ -12,12 +12,11 @@
 
 namespace talea::lce::cpu {
 
+using talea::cpu::add_row;
 using talea::cpu::Ahead;
 using talea::cpu::LeftForm;
-using talea::cpu::load_panels;
 using talea::cpu::max_lanes;
 using talea::cpu::multiply;
-using talea::cpu::TileProduct;
 
 // Part of the weight that comes next, where its rows lie in one piece each.
 Ahead Run::weight_ahead(int64_t v0, int64_t rows, int64_t column, int64_t columns) const {
@@ -30,14 +29,16 @@ Ahead Run::weight_ahead(int64_t v0, int64_t rows, int64_t column, int64_t column
 }
 
 // Columns [begin, end) of the vocabulary into a block of dX: one step of its sums.
+template <class Kind>
 void Run::dx_block(const DxBlock& block, int64_t begin, int64_t end, float* slice_begin) {
   const Scratch s(slice_begin, p_, plan_);
   const Tensor& w = c_.in.weight;
   const int64_t wanted = std::min(block.columns, p_.hidden - block.column);
-  TileProduct t;
+  auto* pack = reinterpret_cast<typename Kind::Number*>(s.pack);
+  typename Kind::Product t;
   t.form = LeftForm::panel_transposed;
-  t.a_stride = plan_.columns_stored * lanes_;
-  t.b = s.pack;
+  t.a_stride = panel_floats();
+  t.b = pack;
   t.c = b_.dx + block.row * plan_.hidden_padded + block.column;
   t.c_row = plan_.hidden_padded;
   t.c_panel = lanes_;
@@ -45,21 +46,28 @@ void Run::dx_block(const DxBlock& block, int64_t begin, int64_t end, float* slic
   t.panels = block.columns / lanes_;
   int64_t v0 = begin;
   do {
-    t.depth = std::min(dx_depth, end - v0);
+    const int64_t depth = std::min(Kind::dx_step, end - v0);
+    t.depth = Kind::depth(depth);
     t.b_panel = t.depth * lanes_;
-    load_panels({w.data, w.dtype, v0 * w.stride[0] + block.column * w.stride[1], w.stride[0],
-                 w.stride[1], t.depth, wanted},
-                s.pack, t.b_panel);
-    t.ahead =
-        weight_ahead(v0 + dx_depth, std::min(dx_depth, end - v0 - dx_depth), block.column, wanted);
+    Kind::load({w.data, w.dtype, v0 * w.stride[0] + block.column * w.stride[1], w.stride[0],
+                w.stride[1], depth, wanted},
+               pack, t.b_panel);
+    const int64_t next = v0 + Kind::dx_step;
+    t.ahead = weight_ahead(next, std::min(Kind::dx_step, end - next), block.column, wanted);
     t.a = logit(block.row, v0);
     t.accumulate = v0 > 0;
     multiply(t);
+    if constexpr (Kind::rounds) {
+      const int64_t tile = v0 / tile_columns;  // a step is a tile
+      for (int64_t r = 0; r < std::min(block.rows, chunk_.rows - block.row); ++r)
+        for_rest(tile, block.row + r,
+                 [&](int64_t v, float rest) { add_row(t, v, rest, t.c + r * t.c_row); });
+    }
     if (mutant(Mutant::b14_dx_summed_in_16_bits))
       for (int64_t r = 0; r < t.rows; ++r)
         for (int64_t i = 0; i < block.columns; ++i)
           t.c[r * t.c_row + i] = bf16_to_float(float_to_bf16(t.c[r * t.c_row + i]));
-    v0 += dx_depth;
+    v0 = next;
   } while (v0 < end);
 }
 
@@ -77,8 +85,11 @@ void Run::dx(int64_t begin, int64_t end) {
 #pragma omp parallel for schedule(dynamic) num_threads(plan_.threads)
   for (int64_t task = 0; task < column_blocks * row_blocks; ++task) {
     const int64_t row = task % row_blocks * rows, column = task / row_blocks * columns;
-    dx_block({row, std::min(rows, chunk_.padded - row), column, std::min(columns, width - column)},
-             begin, end, slice(omp_get_thread_num()));
+    const DxBlock block = {row, std::min(rows, chunk_.padded - row), column,
+                           std::min(columns, width - column)};
+    float* scratch = slice(omp_get_thread_num());
+    plan_.native_bf16 ? dx_block<PairKind>(block, begin, end, scratch)
+                      : dx_block<WideKind>(block, begin, end, scratch);
   }
 }
 

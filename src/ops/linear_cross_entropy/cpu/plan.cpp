@@ -6,7 +6,7 @@
 #include <algorithm>
 
 #include "core/mutant.hpp"
-#include "device/cpu/tile_product.hpp"
+#include "device/cpu/pair_product.hpp"
 
 namespace talea::lce::cpu {
 
@@ -20,8 +20,9 @@ Scratch::Scratch(float* slice, const Problem& p, const Plan& plan) : floats(0) {
   };
   const int64_t tile = std::min(tile_columns, std::max<int64_t>(plan.columns_stored, max_lanes));
   const int64_t depth = std::min(depth_block, plan.hidden_padded);
-  const int64_t weights = weight_in_place(p) ? 0 : tile * depth;
-  const int64_t dx_weights = dx_depth * std::min(dx_columns, plan.hidden_padded);
+  const int64_t weights = weight_in_place(p, plan.native_bf16) ? 0 : tile * depth;
+  const int64_t dx_weights =  // pairs are half as long
+      std::max(dx_depth, dx_pair_depth / 2) * std::min(dx_columns, plan.hidden_padded);
   const int64_t dw_tile =
       plan.dw_in_workspace || dw_in_place(p) ? 0 : tile * std::min(dw_columns, plan.hidden_padded);
   pack = take(std::max({weights, p.wants_dx ? dx_weights : 0, p.wants_dw ? dw_tile : 0}));
@@ -39,14 +40,19 @@ Buffers::Buffers(Arena& a, const Problem& p, const Plan& plan) {
   const int64_t own_rows = sequence ? n / p.world : 0;
   active = a.take<int64_t>(n);
   z = a.take<float>(r * plan.columns_stored);
-  xt = a.take<float>(r * p.hidden);
-  xs = a.take<float>(p.wants_dw ? r * plan.hidden_padded : 0);
+  const int64_t by_rows = r * (p.hidden + p.hidden % 2), by_columns = r * plan.hidden_padded;
+  xt = a.take<float>(plan.native_bf16 ? 0 : r * p.hidden);
+  xs = a.take<float>(p.wants_dw && !plan.native_bf16 ? by_columns : 0);
+  xt_pairs = a.take<uint16_t>(plan.native_bf16 ? by_rows : 0);
+  xs_pairs = a.take<uint16_t>(p.wants_dw && plan.native_bf16 ? by_columns : 0);
+  rest = a.take<uint32_t>(
+      plan.native_bf16 && p.backward() ? plan.tiles * r * talea::cpu::Remainders::most : 0);
   dx = a.take<float>(p.wants_dx ? r * plan.hidden_padded : 0);
   dw = a.take<float>(plan.dw_in_workspace ? plan.columns * p.hidden : 0);
   db = a.take<float>(p.wants_db ? plan.columns : 0);
   RowFactors& rf = factors;
   for (float** f : {&rf.max, &rf.prob, &rf.prob_low, &rf.target, &rf.smooth, &rf.smooth_low,
-                    &rf.soft, &rf.entropy_weight, &rf.entropy_offset, &rf.scale})
+                    &rf.soft, &rf.entropy_weight, &rf.entropy_offset, &rf.scale, &rf.large})
     *f = a.take<float>(r);
   factors.all = a.take<RowResult<double>>(r);
   factors.sum = a.take<double>(r);
@@ -117,6 +123,10 @@ Plan make_plan(const Problem& p, const DeviceFacts& device) {
   plan.columns_stored = round_up(plan.columns, max_lanes);
   plan.tiles = blocks(plan.columns, tile_columns);
   plan.hidden_padded = std::max(max_lanes, round_up(p.hidden, max_lanes));
+  // Equal rows of the weight cancel in dX, down to roundings of the factors, which are equal too.
+  plan.native_bf16 = p.hidden_dtype == DType::bf16 && p.weight_dtype == DType::bf16 &&
+                     p.weight_row_stride != 0 && plan.columns >= native_columns &&
+                     talea::cpu::native_bf16();
   const int64_t limit = p.options.workspace_limit_bytes;
   // A small part of the limit is the threads' scratch: a tight limit is met with fewer threads.
   const int64_t slice = Scratch(nullptr, p, plan).floats * static_cast<int64_t>(sizeof(float));

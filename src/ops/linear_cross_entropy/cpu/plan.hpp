@@ -13,21 +13,27 @@ namespace talea::lce::cpu {
 // the contract allows.
 inline constexpr int64_t tile_columns = 256;  // vocabulary entries of a tile
 inline constexpr int64_t dx_depth = 128;      // the same for dX, whose sums run over the vocabulary
-inline constexpr int64_t depth_block = 256;   // multiply-adds per element before a sum is stored
-inline constexpr int64_t tile_rows = 384;     // rows of a logits tile
-inline constexpr int64_t dx_columns = 384;    // columns of dX of one task, at most
-inline constexpr int64_t dw_columns = 192;    // columns of dW that stay in cache between blocks
+inline constexpr int64_t dx_pair_depth = 256;  // in bf16 pairs
+inline constexpr int64_t depth_block = 256;    // multiply-adds per element before a sum is stored
+inline constexpr int64_t tile_rows = 384;      // rows of a logits tile
+inline constexpr int64_t dx_columns = 384;     // columns of dX of one task, at most
+inline constexpr int64_t dw_columns = 192;     // columns of dW that stay in cache between blocks
 inline constexpr int64_t gradient_bytes = int64_t{8} << 20;  // between the passes for dW and dX
 inline constexpr int64_t most_chunk_rows = 1024;
-static_assert(tile_columns % dx_depth == 0, "a step of dX must not cut a sum");
+// bf16 products want at least a tile of the vocabulary: with fewer factors in a row their roundings
+// do not average out, and there is little time to save.
+inline constexpr int64_t native_columns = tile_columns;
+static_assert(tile_columns % dx_depth == 0 && tile_columns % dx_pair_depth == 0,
+              "a step of dX must not cut a sum");
 inline constexpr double flops_per_thread = 4e6;
 
 constexpr int64_t round_up(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
 constexpr int64_t blocks(int64_t n, int64_t unit) { return (n + unit - 1) / unit; }
 
 // Rows that the products read or add to where they lie; others go through a thread's scratch.
-inline bool weight_in_place(const Problem& p) {
-  return p.weight_dtype == DType::f32 && p.weight_col_stride == 1;
+inline bool weight_in_place(const Problem& p, bool native_bf16) {
+  if (p.weight_col_stride != 1) return false;
+  return native_bf16 ? p.hidden % 2 == 0 : p.weight_dtype == DType::f32;
 }
 inline bool dw_in_place(const Problem& p) {
   return p.dw_dtype == DType::f32 && (p.dw_col_stride == 1 || p.hidden == 1);
@@ -35,6 +41,7 @@ inline bool dw_in_place(const Problem& p) {
 
 struct Plan {
   int threads = 1;
+  bool native_bf16 = false;    // products of bf16 pairs; else of fp32, 16-bit tensors widened
   int64_t columns = 0;         // logical vocabulary of this rank
   int64_t columns_stored = 0;  // padded
   int64_t tiles = 0;           // of the vocabulary
@@ -50,6 +57,7 @@ Plan make_plan(const Problem& p, const DeviceFacts& device);
 struct RowFactors {
   float *max, *prob, *prob_low, *target, *smooth, *smooth_low, *soft;
   float *entropy_weight, *entropy_offset, *scale;
+  float* large;            // gradient factors above this leave a remainder when they are rounded
   RowResult<double>* all;  // the same unrounded, for single entries
   double* sum;             // of exp(z - max)
   int64_t* local_target;   // column of this rank, or -1
@@ -65,9 +73,11 @@ struct Buffers {
   float* z;         // panels of logits, later of da: [row panel][columns_stored][lanes]
   float* xt;        // hidden, rows as lanes: [row panel][hidden][lanes]
   float* xs;        // hidden, columns as lanes: [hidden panel][rows][lanes]
-  float* dx;        // [rows][hidden_padded]
-  float* dw;        // [columns][hidden], where dw_in_workspace
-  float* db;        // [columns]
+  uint16_t *xt_pairs, *xs_pairs;  // the same as right operands of bf16 pairs
+  uint32_t* rest;  // what rounding gradient factors to bf16 leaves: [tile][row][Remainders::most]
+  float* dx;       // [rows][hidden_padded]
+  float* dw;       // [columns][hidden], where dw_in_workspace
+  float* db;       // [columns]
   RowFactors factors;
   Partials partials;
   RowState<double>*states, *all_states;

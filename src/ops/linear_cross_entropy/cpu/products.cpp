@@ -14,40 +14,48 @@
 
 namespace talea::lce::cpu {
 
+using talea::cpu::add_row;
 using talea::cpu::Ahead;
 using talea::cpu::LeftForm;
 using talea::cpu::load_row;
 using talea::cpu::max_lanes;
 using talea::cpu::multiply;
 using talea::cpu::store_row;
-using talea::cpu::TileProduct;
 
 float Run::class_weight(int64_t v) const {
   return c_.in.class_weight ? static_cast<float>(at(c_.in.class_weight, p_.vocab_begin + v)) : 1.0f;
 }
 
-// The chunk's valid rows of hidden, as fp32, once with rows and once with columns as lanes.
-void Run::pack_hidden() {
-  const int64_t d = p_.hidden, hp = plan_.hidden_padded, width = lanes_;
-#pragma omp parallel for num_threads(plan_.threads)
-  for (int64_t panel = 0; panel < chunk_.padded / width; ++panel) {
-    float* row = Scratch(slice(omp_get_thread_num()), p_, plan_).row;
-    for (int64_t lane = 0; lane < width; ++lane) {
-      const int64_t r = panel * width + lane;
-      std::fill_n(row, hp, 0.0f);
-      if (r < chunk_.rows) {
-        const int64_t stride = mutant(Mutant::b3_transposed_as_contiguous) ? 1 : x_.col_stride;
-        int64_t first = token(r) * x_.row_stride;
-        if (mutant(Mutant::b10_offset_32_bit)) first = static_cast<int32_t>(first);
-        load_row(x_.data, x_.dtype, first, stride, d, row);
-        if (mutant(Mutant::b15_input_overwritten) && d > 0)
-          std::memset(const_cast<void*>(x_.data), 0, static_cast<size_t>(size_of(x_.dtype)));
-      }
-      float* as_row = b_.xt + panel * d * width + lane;
-      for (int64_t i = 0; i < d; ++i) as_row[i * width] = row[i];
-      for (int64_t i = 0; p_.wants_dw && i < hp; i += width)
-        std::memcpy(b_.xs + i * chunk_.padded + r * width, row + i, sizeof(float) * width);
+// Valid rows of hidden, once with rows and once with columns as lanes. `row` has room for one.
+template <class Kind>
+void Run::pack_panel(int64_t panel, float* row) {
+  const int64_t d = p_.hidden, hp = plan_.hidden_padded, width = lanes_, depth = Kind::depth(d);
+  auto* as_rows = Kind::xt(b_) + panel * depth * width;
+  for (int64_t lane = 0; lane < width; ++lane) {
+    const int64_t r = panel * width + lane;
+    std::fill_n(row, hp, 0.0f);
+    if (r < chunk_.rows) {
+      const int64_t stride = mutant(Mutant::b3_transposed_as_contiguous) ? 1 : x_.col_stride;
+      int64_t first = token(r) * x_.row_stride;
+      if (mutant(Mutant::b10_offset_32_bit)) first = static_cast<int32_t>(first);
+      load_row(x_.data, x_.dtype, first, stride, d, row);
+      if (mutant(Mutant::b15_input_overwritten) && d > 0)
+        std::memset(const_cast<void*>(x_.data), 0, static_cast<size_t>(size_of(x_.dtype)));
     }
+    for (int64_t i = 0; i < depth; ++i) as_rows[Kind::place(i, lane, width)] = Kind::number(row[i]);
+    for (int64_t i = 0; p_.wants_dw && i < hp; i += width) {
+      auto* as_columns = Kind::xs(b_) + i * chunk_.padded;
+      for (int64_t j = 0; j < width; ++j)
+        as_columns[Kind::place(r, j, width)] = Kind::number(row[i + j]);
+    }
+  }
+}
+
+void Run::pack_hidden() {
+#pragma omp parallel for num_threads(plan_.threads)
+  for (int64_t panel = 0; panel < chunk_.padded / lanes_; ++panel) {
+    float* row = Scratch(slice(omp_get_thread_num()), p_, plan_).row;
+    plan_.native_bf16 ? pack_panel<PairKind>(panel, row) : pack_panel<WideKind>(panel, row);
   }
 }
 
@@ -94,30 +102,32 @@ TilePanel Run::tile_panel(int64_t tile, int64_t panel, int32_t* target) const {
   return t;
 }
 
-void Run::logits_tile(int64_t tile, int64_t panel, int64_t panels, float* slice_begin) {
-  const Scratch s(slice_begin, p_, plan_);
+template <class Kind>
+void Run::logits_product(int64_t tile, int64_t panel, int64_t panels, const Scratch& s) {
+  using Number = typename Kind::Number;
   const Tensor& w = c_.in.weight;
   const int64_t v0 = tile * tile_columns, n = tile_size(tile), d = p_.hidden;
-  const bool in_place = weight_in_place(p_);
-  TileProduct t;
-  t.b_panel = d * lanes_;
+  const bool in_place = weight_in_place(p_, plan_.native_bf16);
+  typename Kind::Product t;
+  t.b_panel = Kind::depth(d) * lanes_;
   t.c = logit(panel * lanes_, v0);
   t.c_row = lanes_;
-  t.c_panel = plan_.columns_stored * lanes_;
+  t.c_panel = panel_floats();
   t.rows = n;
   t.panels = panels;
   int64_t k = 0;
   do {
-    t.depth = std::min(depth_block, d - k);
-    t.b = b_.xt + (panel * d + k) * lanes_;
+    const int64_t depth = std::min(depth_block, d - k);
+    t.depth = Kind::depth(depth);
+    t.b = Kind::xt(b_) + panel * t.b_panel + k * lanes_;
     if (in_place) {
-      t.a = static_cast<const float*>(w.data) + v0 * w.stride[0] + k;
+      t.a = static_cast<const Number*>(w.data) + v0 * w.stride[0] + k;
       t.a_stride = w.stride[0];
     } else {
+      auto* pack = reinterpret_cast<Number*>(s.pack);
       for (int64_t v = 0; v < n; ++v)
-        load_row(w.data, w.dtype, (v0 + v) * w.stride[0] + k * w.stride[1], w.stride[1], t.depth,
-                 s.pack + v * t.depth);
-      t.a = s.pack;
+        Kind::load_row(w, (v0 + v) * w.stride[0] + k * w.stride[1], depth, pack + v * t.depth);
+      t.a = pack;
       t.a_stride = t.depth;
     }
     t.accumulate = k > 0;
@@ -128,7 +138,13 @@ void Run::logits_tile(int64_t tile, int64_t panel, int64_t panels, float* slice_
     multiply(t);
     k += depth_block;
   } while (k < d);
+}
 
+void Run::logits_tile(int64_t tile, int64_t panel, int64_t panels, float* slice_begin) {
+  const Scratch s(slice_begin, p_, plan_);
+  const int64_t n = tile_size(tile);
+  plan_.native_bf16 ? logits_product<PairKind>(tile, panel, panels, s)
+                    : logits_product<WideKind>(tile, panel, panels, s);
   load_tile(tile, s);
   for (int64_t i = panel; i < panel + panels; ++i) {
     int32_t target[max_lanes];
@@ -243,6 +259,9 @@ void Run::gradient_tile(int64_t tile, float* slice_begin) {
       for (int64_t e = 0; e < n * lanes_; ++e) view.z[e] = bf16_to_float(float_to_bf16(view.z[e]));
   }
   if (p_.soft_k > 0) correct_listed(tile, p_.wants_db ? s.db_lanes : nullptr);
+  for (int64_t r = 0; plan_.native_bf16 && r < chunk_.padded; r += lanes_)
+    talea::cpu::narrow_to_twins(logit(r, tile * tile_columns), n, b_.factors.large + r,
+                                rest(tile, r));
   for (int64_t v = 0; p_.wants_db && v < n; ++v) {
     double sum = 0;
     for (int64_t lane = 0; lane < lanes_; ++lane) sum += s.db_lanes[v * lanes_ + lane];
@@ -261,36 +280,52 @@ Ahead Run::logits_ahead(int64_t tile, int64_t share, int64_t shares) const {
   const int64_t begin = panels * share / shares, end = panels * (share + 1) / shares;
   const auto bytes = static_cast<int64_t>(sizeof(float));
   return {logit(begin * lanes_, next * tile_columns), end - begin, tile_size(next) * lanes_ * bytes,
-          plan_.columns_stored * lanes_ * bytes};
+          panel_floats() * bytes};
+}
+
+template <class Kind>
+void Run::dw_product(const DwBlock& block) {
+  typename Kind::Product t;
+  t.form = LeftForm::panel;
+  t.a_stride = panel_floats();
+  t.b_panel = chunk_.padded * lanes_;
+  t.c = block.c;
+  t.c_row = block.c_row;
+  t.c_panel = lanes_;
+  t.rows = tile_size(block.tile);
+  t.panels = blocks(block.columns, lanes_);
+  if (block.to_the_edge) t.last_columns = block.columns % lanes_;
+  t.ahead = block.ahead;
+  for (int64_t r = 0; r < chunk_.padded; r += depth_block) {
+    t.a = logit(r, block.tile * tile_columns);
+    t.b = Kind::xs(b_) + block.column * chunk_.padded + r * lanes_;
+    t.depth = std::min(depth_block, chunk_.padded - r);
+    t.accumulate = block.add || r > 0;
+    multiply(t);
+    t.ahead = {};
+  }
+  if constexpr (Kind::rounds) {
+    t.b = Kind::xs(b_) + block.column * chunk_.padded;
+    for (int64_t r = 0; r < chunk_.rows; ++r)
+      for_rest(block.tile, r,
+               [&](int64_t v, float rest) { add_row(t, r, rest, t.c + v * t.c_row); });
+  }
 }
 
 void Run::dw_tile(int64_t tile, float*) {
   const bool add =
       c_.out.accumulate_dw && !mutant(Mutant::main_grad_overwritten) && !plan_.dw_in_workspace;
-  TileProduct t;
-  t.form = LeftForm::panel;
-  t.a_stride = plan_.columns_stored * lanes_;
-  t.b_panel = chunk_.padded * lanes_;
-  t.c_row = dw_stride_;
-  t.c_panel = lanes_;
-  t.rows = tile_size(tile);
   for (int64_t d0 = 0; d0 < p_.hidden; d0 += dw_columns) {
-    const int64_t columns = std::min(dw_columns, p_.hidden - d0);
-    t.c = dw_ + tile * tile_columns * dw_stride_ + d0;
-    t.panels = blocks(columns, lanes_);
-    t.last_columns = columns % lanes_;
-    for (int64_t r = 0; r < chunk_.padded; r += depth_block) {
-      t.a = logit(r, tile * tile_columns);
-      t.b = b_.xs + d0 * chunk_.padded + r * lanes_;
-      t.depth = std::min(depth_block, chunk_.padded - r);
-      t.accumulate = add || !chunk_.is_first || r > 0;
-      t.ahead =
-          r > 0 ? Ahead{} : logits_ahead(tile, d0 / dw_columns, blocks(p_.hidden, dw_columns));
-      multiply(t);
-    }
+    DwBlock block = {tile, d0, std::min(dw_columns, p_.hidden - d0)};
+    block.c = dw_ + tile * tile_columns * dw_stride_ + d0;
+    block.c_row = dw_stride_;
+    block.to_the_edge = true;
+    block.add = add || !chunk_.is_first;
+    block.ahead = logits_ahead(tile, d0 / dw_columns, blocks(p_.hidden, dw_columns));
+    plan_.native_bf16 ? dw_product<PairKind>(block) : dw_product<WideKind>(block);
   }
   if (!mutant(Mutant::b6_dw_16bit_accumulator)) return;
-  for (int64_t v = 0; v < t.rows; ++v)
+  for (int64_t v = 0; v < tile_size(tile); ++v)
     for (int64_t i = 0; i < p_.hidden; ++i) {
       float& e = dw_[(tile * tile_columns + v) * dw_stride_ + i];
       e = bf16_to_float(float_to_bf16(e));
@@ -306,25 +341,13 @@ void Run::dw_tile_through_scratch(int64_t tile, float* slice_begin) {
       !chunk_.is_first || (c_.out.accumulate_dw && !mutant(Mutant::main_grad_overwritten));
   for (int64_t d0 = 0; d0 < p_.hidden; d0 += dw_columns) {
     const int64_t columns = std::min(dw_columns, p_.hidden - d0);
-    TileProduct t;
-    t.form = LeftForm::panel;
-    t.a_stride = plan_.columns_stored * lanes_;
-    t.b_panel = chunk_.padded * lanes_;
-    t.c = s.pack;
-    t.c_row = round_up(columns, lanes_);
-    t.c_panel = lanes_;
-    t.rows = tile_size(tile);
-    t.panels = blocks(columns, lanes_);
-    for (int64_t r = 0; r < chunk_.padded; r += depth_block) {
-      t.a = logit(r, v0);
-      t.b = b_.xs + d0 * chunk_.padded + r * lanes_;
-      t.depth = std::min(depth_block, chunk_.padded - r);
-      t.accumulate = r > 0;
-      multiply(t);
-    }
+    DwBlock block = {tile, d0, columns};
+    block.c = s.pack;
+    block.c_row = round_up(columns, lanes_);
+    plan_.native_bf16 ? dw_product<PairKind>(block) : dw_product<WideKind>(block);
     const Tensor& dw = c_.out.dw;
-    for (int64_t v = 0; v < t.rows; ++v) {
-      float* row = s.pack + v * t.c_row;
+    for (int64_t v = 0; v < tile_size(tile); ++v) {
+      float* row = s.pack + v * block.c_row;
       const int64_t first = (v0 + v) * dw.stride[0] + d0 * dw.stride[1];
       if (!add) {
         store_row(row, columns, dw.data, dw.dtype, first, dw.stride[1]);

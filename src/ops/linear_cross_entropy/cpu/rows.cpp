@@ -158,6 +158,11 @@ double Run::finish_row_of_chunk(int64_t r) {
   f.soft[r] = static_cast<float>(g.soft);
   f.entropy_weight[r] = static_cast<float>(g.entropy_up / row.sum);
   f.entropy_offset[r] = static_cast<float>(row.lse - state.max - row.entropy);
+  // A 64th of the row's factors, sizes added up: no more than 64 of them are larger.
+  const double sizes = std::abs(g.target) + std::abs(g.prob) * row.others_share +
+                       std::abs(g.smooth) * facts_.class_weight_sum +
+                       std::abs(g.soft) * state.soft_mass + std::abs(g.entropy_up);
+  f.large[r] = static_cast<float>(sizes * std::abs(f.scale[r]) / 64);
   if (mutant(Mutant::scale_missing_in_dw)) f.scale[r] = 1;
   return g.loss;
 }
@@ -167,7 +172,7 @@ void Run::finish_rows() {
   for (int64_t r = 0; r < chunk_.rows; ++r) b_.loss[r] = finish_row_of_chunk(r);
   const RowFactors& f = b_.factors;
   for (float* a : {f.max, f.prob, f.prob_low, f.target, f.smooth, f.smooth_low, f.soft,
-                   f.entropy_weight, f.entropy_offset})
+                   f.entropy_weight, f.entropy_offset, f.large})
     std::fill(a + chunk_.rows, a + chunk_.padded, 0.0f);
   if (mutant(Mutant::b17_unordered_sum)) {
     float sum = 0;

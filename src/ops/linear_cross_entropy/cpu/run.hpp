@@ -3,8 +3,7 @@
 // Never: outlives the call.
 #pragma once
 
-#include "device/cpu/tile_product.hpp"
-#include "ops/linear_cross_entropy/cpu/plan.hpp"
+#include "ops/linear_cross_entropy/cpu/kinds.hpp"
 
 namespace talea::lce::cpu {
 
@@ -27,6 +26,16 @@ struct DxBlock {
   int64_t row, rows, column, columns;
 };
 
+// A few columns of a tile of dW, and where they are summed.
+struct DwBlock {
+  int64_t tile, column, columns;
+  float* c = nullptr;
+  int64_t c_row = 0;
+  bool to_the_edge = false;  // c ends with the columns, not with a panel
+  bool add = false;
+  talea::cpu::Ahead ahead = {};
+};
+
 class Run {
  public:
   explicit Run(const Call& call);
@@ -44,14 +53,21 @@ class Run {
 
   // products.cpp, dx.cpp: phases over tiles
   void pack_hidden();
+  template <class Kind>
+  void pack_panel(int64_t panel, float* row);
   void logits();
   void logits_tile(int64_t tile, int64_t panel, int64_t panels, float* scratch);
+  template <class Kind>
+  void logits_product(int64_t tile, int64_t panel, int64_t panels, const struct Scratch& s);
   void backward();
   void gradients(int64_t first, int64_t end);
   void gradient_tile(int64_t tile, float* scratch);
   void dw_tile(int64_t tile, float* scratch);
+  template <class Kind>
+  void dw_product(const DwBlock& block);
   void dw_tile_through_scratch(int64_t tile, float* scratch);
   void dx(int64_t begin, int64_t end);
+  template <class Kind>
   void dx_block(const DxBlock& block, int64_t begin, int64_t end, float* scratch);
   talea::cpu::Ahead logits_ahead(int64_t tile, int64_t share, int64_t shares) const;
   talea::cpu::Ahead weight_ahead(int64_t v0, int64_t rows, int64_t column, int64_t columns) const;
@@ -76,6 +92,19 @@ class Run {
   float* logit(int64_t r, int64_t v) const {
     return b_.z + r / lanes_ * plan_.columns_stored * lanes_ + v * lanes_ + r % lanes_;
   }
+  uint32_t* rest(int64_t tile, int64_t r) const {
+    return b_.rest + (tile * plan_.chunk_rows + r) * talea::cpu::Remainders::most;
+  }
+  // f(column in the tile, remainder) for each of row r.
+  template <class F>
+  void for_rest(int64_t tile, int64_t r, F f) const {
+    using talea::cpu::Remainders;
+    const uint32_t* list = rest(tile, r);
+    for (int64_t i = 0; i < Remainders::most && list[i] != 0; ++i)
+      f(Remainders::column(list[i]), Remainders::value(list[i]));
+  }
+  // A panel of logits, one row of lanes after the other, for the products.
+  int64_t panel_floats() const { return plan_.columns_stored * lanes_; }
   int64_t tile_size(int64_t tile) const {
     return std::min(tile_columns, plan_.columns - tile * tile_columns);
   }

@@ -293,11 +293,18 @@ void run_on_device(Context& context, const Flags& f, const std::vector<std::stri
 
 void run(Context& context, const Flags& f) {
   if (!f.runs_from.empty()) return record(context, ReceiptKind::bench, f.runs_from, f.receipt);
+  require(f.options.lane == "auto", ErrorKind::usage, "--lane {}: here the lanes are --lanes",
+          f.options.lane);
   require(f.shape.tokens > 0 && f.shape.hidden > 0 && f.shape.vocab > 0, ErrorKind::usage,
           "--tokens {} --hidden {} --vocab {}: a benchmark needs all above 0", f.shape.tokens,
           f.shape.hidden, f.shape.vocab);
   if (const auto lanes = split(f.lanes, ','); is_device_lane(lanes.front()))
     return run_on_device(context, f, lanes);
+  for (const auto& [flag, given] :
+       {std::pair("--limits", !f.limits.empty()), std::pair("--inputs", !f.inputs.empty()),
+        std::pair("--dw", f.dw != "main_grad"), std::pair("--late-upstream", f.late_upstream),
+        std::pair("--spread", f.spread != 1)})
+    require(!given, ErrorKind::usage, "{}: of device lanes (--lanes sm90 or cuda) only", flag);
   // The plain products have no argument for their threads: both sides take OpenMP's number.
   if (f.options.threads > 0) omp_set_num_threads(f.options.threads);
   const RankWorld world(f.ranks);

@@ -3,9 +3,11 @@
 // Never: prints.
 #include "context.hpp"
 
+#include <charconv>
 #include <cmath>
 #include <csignal>
 #include <cstdlib>
+#include <filesystem>
 
 #include "core/fail.hpp"
 #include "device/cpu/isa.hpp"
@@ -81,7 +83,11 @@ double parse_number(const std::string& flag, const std::string& text) {
 
 int64_t parse_bytes(const std::string& flag, const std::string& text) {
   const size_t unit_at = std::min(text.find_first_not_of("0123456789."), text.size());
-  const double number = parse_number(flag, text.substr(0, unit_at));
+  const std::string digits = text.substr(0, unit_at);
+  char* end = nullptr;
+  const double number = std::strtod(digits.c_str(), &end);
+  require(!digits.empty() && *end == 0, ErrorKind::usage,
+          "{} '{}': not a number of bytes, such as 64MiB", flag, text);
   const std::string unit = text.substr(unit_at);
   static const std::pair<const char*, double> units[] = {
       {"", 1},     {"B", 1},    {"KiB", 0x1p10}, {"MiB", 0x1p20}, {"GiB", 0x1p30}, {"kB", 1e3},
@@ -104,6 +110,44 @@ std::vector<std::string> split(const std::string& text, char mark) {
     if (end == std::string::npos) return parts;
     begin = end + 1;
   }
+}
+
+void require_other_file(const std::string& flag, const std::string& out,
+                        const std::vector<std::string>& others) {
+  namespace fs = std::filesystem;
+  std::error_code none;
+  if (out.empty() || (fs::exists(out, none) && !fs::is_regular_file(out, none))) return;
+  for (const std::string& argument : others) {
+    const size_t key = argument.find(".safetensors:");
+    const std::string other =
+        key == std::string::npos ? argument : argument.substr(0, argument.find(':', key));
+    if (other.empty()) continue;
+    const bool same = fs::equivalent(out, other, none) ||
+                      fs::weakly_canonical(out, none) == fs::weakly_canonical(other, none);
+    require(!same, ErrorKind::usage, "{} {}: is also {}, which it would replace", flag, out,
+            argument);
+  }
+}
+
+void check_whole_numbers(CLI::App& app) {
+  for (CLI::App* sub : app.get_subcommands({}))
+    for (CLI::Option* option : sub->get_options()) {
+      const bool natural = option->get_type_name().rfind("UINT", 0) == 0;
+      if (!natural && option->get_type_name().rfind("INT", 0) != 0) continue;
+      option->check(CLI::Validator(
+          [natural](std::string& text) -> std::string {
+            int64_t whole = 0;
+            uint64_t count = 0;
+            const char *begin = text.data(), *end = begin + text.size();
+            const auto read =
+                natural ? std::from_chars(begin, end, count) : std::from_chars(begin, end, whole);
+            const bool octal = text.find_first_of("123456789") > text.find('0');
+            if (read.ec == std::errc() && read.ptr == end && (!octal || text == "0")) return "";
+            return text + (natural ? ": not a whole number from 0 to 2^64 - 1"
+                                   : ": not a whole number of 64 bits");
+          },
+          ""));
+    }
 }
 
 }  // namespace talea::cli

@@ -50,6 +50,13 @@ int64_t parse_bytes(const std::string& flag, const std::string& text);
 double parse_number(const std::string& flag, const std::string& text);
 std::vector<std::string> split(const std::string& text, char mark);
 
+// An output must not take the place of a file that is read, or written beside it. Error(usage)
+// naming both; an empty name is no file, and devices (/dev/null) are no place to take.
+void require_other_file(const std::string& flag, const std::string& out,
+                        const std::vector<std::string>& others);
+// Numbers of an INT or UINT flag as they are written: no wrapping, no octal, no clamping.
+void check_whole_numbers(CLI::App& app);
+
 void register_loss(CLI::App& app, Context& context);
 void register_check(CLI::App& app, Context& context);
 void register_bench(CLI::App& app, Context& context);

@@ -5,6 +5,7 @@
 
 #include "core/fail.hpp"
 #include "explain_ranks.hpp"
+#include "io/host_tensor.hpp"
 #include "options.hpp"
 #include "table.hpp"
 
@@ -19,18 +20,23 @@ struct Flags {
   PlanFlags plan;
 };
 
-// Tensors at distinct made-up addresses.
+// Tensors at made-up addresses that do not overlap.
 class Shapes {
  public:
   explicit Shapes(DeviceKind device) : device_(device) {}
   Tensor make(DType dtype, std::initializer_list<int64_t> shape) {
-    next_ += uintptr_t{1} << 42;
-    return make_tensor(reinterpret_cast<void*>(next_), dtype, shape, device_);
+    Tensor t = make_tensor(reinterpret_cast<void*>(next_), dtype, shape, device_);
+    double bytes = static_cast<double>(size_of(dtype));
+    for (const int64_t extent : shape) bytes *= static_cast<double>(extent);
+    require(bytes < 0x1p58, ErrorKind::usage, "shape {}: more bytes than 64 bits can count",
+            io::shape_text(t));
+    next_ += (static_cast<uintptr_t>(bytes) / 4096 + 2) * 4096;
+    return t;
   }
 
  private:
   DeviceKind device_;
-  uintptr_t next_ = 0;
+  uintptr_t next_ = 4096;
 };
 
 LinearCrossEntropyProblem problem_of(const Flags& f, const LinearCrossEntropyOptions& options) {

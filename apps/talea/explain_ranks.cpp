@@ -3,6 +3,7 @@
 // Never: decides anything; lce::predict does.
 #include "explain_ranks.hpp"
 
+#include <cmath>
 #include <nlohmann/json.hpp>
 #include <vector>
 
@@ -82,12 +83,18 @@ PlanFlags::PlanFlags() {
 
 void PlanFlags::add(CLI::App& sub) {
   const auto count = CLI::Range(int64_t{1}, int64_t{4096});
-  sub.add_option("--ranks", ranks, "plan for this many ranks of the vocabulary")->check(count);
-  sub.add_option("--nodes", nodes, "machines that hold the ranks")->check(count);
-  sub.add_flag("--sequence-parallel", sequence_parallel, "plan: tokens are spread as well");
-  sub.add_flag("--dx-beside-dw", dx_beside_dw, "plan: dX is summed while dW is multiplied");
+  auto* plan =
+      sub.add_option("--ranks", ranks, "plan for this many ranks of the vocabulary")->check(count);
+  sub.add_option("--nodes", nodes, "machines that hold the ranks")->check(count)->needs(plan);
+  sub.add_flag("--sequence-parallel", sequence_parallel, "plan: tokens are spread as well")
+      ->needs(plan);
+  sub.add_flag("--dx-beside-dw", dx_beside_dw, "plan: dX is summed while dW is multiplied")
+      ->needs(plan);
   const auto rate = [&](const char* name, double& value, const char* text) {
-    sub.add_option(name, value, text)->check(CLI::PositiveNumber)->capture_default_str();
+    sub.add_option(name, value, text)
+        ->check(CLI::Range(1e-6, 1e9))
+        ->capture_default_str()
+        ->needs(plan);
   };
   rate("--product-tflops", product_tflops, "plan: of one rank, a whole call");
   rate("--link-gb", link_gb, "plan: GB/s of a ring within a node");
@@ -100,6 +107,12 @@ void explain_ranks(const Context& context, const PlanFlags& plan,
                    const LinearCrossEntropyProblem& problem) {
   require(plan.ranks % plan.nodes == 0, ErrorKind::usage,
           "--nodes {}: {} ranks do not divide among them", plan.nodes, plan.ranks);
+  require(!plan.sequence_parallel || problem.tokens % plan.ranks == 0, ErrorKind::usage,
+          "--sequence-parallel: {} tokens do not divide among {} ranks", problem.tokens,
+          plan.ranks);
+  for (const double rate :
+       {plan.product_tflops, plan.link_gb, plan.link_us, plan.node_gb, plan.node_us})
+    require(std::isfinite(rate), ErrorKind::usage, "a rate of the plan is {}", rate);
   const lce::RankRates rates{plan.product_tflops * 1e12, plan.link_gb * 1e9, plan.link_us * 1e-6,
                              plan.node_gb * 1e9, plan.node_us * 1e-6};
   const int64_t each = plan.ranks / plan.nodes;

@@ -86,6 +86,18 @@ Read read_inputs(const Flags& f, const LinearCrossEntropyOptions& options) {
   return r;
 }
 
+void check_files(const Flags& f) {
+  require(f.out.empty() || f.out.ends_with(".safetensors") || f.out.starts_with("/dev/"),
+          ErrorKind::usage, "--out {}: the outputs are written as .safetensors", f.out);
+  std::vector<std::string> read = {
+      f.hidden,       f.weight,           f.targets,  f.bias,       f.class_weight,
+      f.token_weight, f.token_scale,      f.soft_ids, f.soft_probs, f.upstream,
+      f.upstream_lse, f.upstream_entropy, f.main_grad};
+  require_other_file("--out", f.out, read);
+  read.push_back(f.out);
+  require_other_file("--receipt", f.receipt, read);
+}
+
 // The fp32 sum that dW is added to: the shape of the weight, row by row.
 Tensor read_main_grad(const Flags& f, const Wanted& wanted, Read& r) {
   if (f.main_grad.empty()) return {};
@@ -174,6 +186,7 @@ void print_people(const Flags& f, const MeasuredCall& call, const HostOutputs& o
 void run(Context& context, const Flags& f) {
   const LinearCrossEntropyOptions options = f.options.options();
   Wanted wanted = parse_outputs(f.outputs);
+  check_files(f);
   const RankWorld world(f.ranks);
   Receipt receipt(ReceiptKind::loss, provenance_of(context));
   Read read = read_inputs(f, options);

@@ -35,6 +35,7 @@ int run(int argc, char** argv) {
   // Where the tool lies on this machine is nobody's business in a receipt.
   if (argc > 0) context.argv[0] = std::filesystem::path(argv[0]).filename();
   for (auto* add : subcommands) add(app, context);
+  check_whole_numbers(app);
   try {
     app.parse(argc, argv);
     return context.exit_code;

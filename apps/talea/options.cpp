@@ -78,6 +78,7 @@ Wanted parse_outputs(const std::string& text) {
     for (const auto& [flag, wanted] : flags)
       if (name == flag) known = *wanted = true;
     if (name.rfind("topk:", 0) == 0) {
+      require(w.top_k == 0, ErrorKind::usage, "--outputs {}: topk is given twice", text);
       const double k = parse_number("--outputs topk", name.substr(5));
       require(k >= 1 && k <= max_top_k && k == static_cast<double>(static_cast<int64_t>(k)),
               ErrorKind::usage, "--outputs {}: k must be a whole number from 1 to {}", name,

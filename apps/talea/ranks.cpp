@@ -57,7 +57,7 @@ void RankFlags::add(CLI::App& sub) {
   sub.add_flag("--sequence-parallel", sequence_parallel,
                "each rank holds its share of the tokens: gathered in, reduce-scattered out");
   sub.add_option("--rank-timeout", timeout_s, "seconds that a rank waits for the others")
-      ->check(CLI::PositiveNumber)
+      ->check(CLI::Range(1e-3, 1e6))
       ->capture_default_str();
 }
 

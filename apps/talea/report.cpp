@@ -15,6 +15,7 @@ namespace talea::cli {
 namespace {
 
 void run_report(Context& context, const std::vector<std::string>& files, const std::string& out) {
+  require_other_file("--out", out, files);
   std::vector<report::NamedReceipt> receipts;
   for (const std::string& file : files) receipts.push_back({file, io::read_receipt(file)});
   const std::string page = report::render_html(receipts);

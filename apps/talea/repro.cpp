@@ -103,6 +103,7 @@ void write(const Context& context, const std::string& path, const std::string& d
 
 void run(Context& context, const Flags& f) {
   if (f.name == "list" && !f.all) return list(context);
+  require(f.name == "list" || !f.all, ErrorKind::usage, "repro {} --all: one of the two", f.name);
   const auto device = open_device(f.device);
   repro::run_on(device.get());
   std::vector<Ran> ran;

@@ -305,7 +305,7 @@ void register_train(CLI::App& app, Context& context) {
       app, context,
       {"train", "trains on text beside an fp64 reference and says when the loss leaves it",
        "talea train --text README.md --preset smoke --json-out train.json",
-       "1 past a tolerance, a gate failed or a mutant survived"});
+       "; 1 past a tolerance, a gate failed or a mutant survived"});
   auto flags = std::make_shared<TrainFlags>();
   bind_train_flags(*command, *flags);
   command->callback([&context, flags] { TrainCommand(context, *flags).run(); });

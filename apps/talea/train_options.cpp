@@ -140,10 +140,12 @@ void bind_train_flags(CLI::App& c, TrainFlags& f) {
   c.add_option("--curve-points", f.run.curve_points,
                "points of each curve in the receipt, about; 0: every update")
       ->check(CLI::NonNegativeNumber);
-  c.add_option("--checkpoint", f.run.checkpoint_dir, "directory of checkpoint and journal");
+  auto* folder =
+      c.add_option("--checkpoint", f.run.checkpoint_dir, "directory of checkpoint and journal");
   c.add_option("--checkpoint-every", f.run.checkpoint_every, "updates between checkpoints")
       ->check(CLI::PositiveNumber);
-  c.add_flag("--resume", f.run.resume, "continue from the checkpoint, if there is one");
+  c.add_flag("--resume", f.run.resume, "continue from the checkpoint, if there is one")
+      ->needs(folder);
   c.add_option("--initial-parameters-out", f.run.initial_parameters_out,
                "write the initial weights as .safetensors");
 }

@@ -14,7 +14,10 @@ template <typename T>
 class Attention : public Mixer<T> {
  public:
   Attention(const ModelConfig& c, const std::string& prefix, int threads, Layout& layout)
-      : heads_(c.heads), size_(c.hidden / c.heads), threads_(threads), base_(c.rope_base) {
+      : heads_(c.heads),
+        size_(c.heads > 0 ? c.hidden / c.heads : 0),
+        threads_(threads),
+        base_(c.rope_base) {
     require(c.heads > 0 && c.hidden % c.heads == 0 && size_ % 2 == 0, ErrorKind::usage,
             "heads = {}: must divide hidden = {} into heads of even size", c.heads, c.hidden);
     const double scale = 1 / std::sqrt(double(c.hidden));

@@ -6,6 +6,9 @@
 #include <algorithm>
 #include <cmath>
 #include <numbers>
+#include <utility>
+
+#include "core/fail.hpp"
 
 namespace talea::train {
 namespace {
@@ -37,6 +40,18 @@ AdamTerms adam_terms(const OptimizerConfig& c, const std::string& flaw, double l
 }
 
 }  // namespace
+
+void check_optimizer(const OptimizerConfig& c) {
+  for (const auto& [name, value] :
+       {std::pair("lr", c.lr), std::pair("min-lr", c.min_lr), std::pair("eps", c.eps),
+        std::pair("weight-decay", c.weight_decay), std::pair("clip", c.clip_norm)})
+    require(value >= 0 && std::isfinite(value), ErrorKind::usage,
+            "{} = {}: must be finite and >= 0", name, value);
+  for (const auto& [name, value] : {std::pair("beta1", c.beta1), std::pair("beta2", c.beta2),
+                                    std::pair("momentum", c.momentum)})
+    require(value >= 0 && value < 1, ErrorKind::usage, "{} = {}: must lie in [0, 1)", name, value);
+  require(c.warmup_steps >= 0, ErrorKind::usage, "warmup-steps = {}: must be >= 0", c.warmup_steps);
+}
 
 template <typename T>
 void optimizer_step(const OptimizerConfig& c, const std::string& flaw, double lr, int64_t step,

@@ -11,6 +11,9 @@
 
 namespace talea::train {
 
+// Error(usage) naming the number that no update rule has a meaning for.
+void check_optimizer(const OptimizerConfig& config);
+
 // step counts from 1. `m` is the momentum buffer of SGD; `v` is untouched by SGD.
 // flaw: a mutant's name (variants.hpp), or empty.
 template <typename T>

@@ -32,10 +32,15 @@ Stream::Stream(const TrainConfig& config, const Corpus& corpus) : config_(config
   require(d.seq_len > 0 && d.batch > 0 && config.grad_accum > 0 && d.epochs > 0, ErrorKind::usage,
           "seq-len {}, batch {}, grad-accum {} and epochs {} must be positive", d.seq_len, d.batch,
           config.grad_accum, d.epochs);
+  require(d.total_tokens >= 0 && config.max_steps >= 0, ErrorKind::usage,
+          "total-tokens {} and max-steps {} must not be negative", d.total_tokens,
+          config.max_steps);
   require(config.model.vocab >= 256 || d.stream == "random", ErrorKind::usage,
           "vocab = {}: byte-level text needs 256", config.model.vocab);
   const bool from_text = d.stream != "random" && d.stream != "repeat";
   const auto bytes = static_cast<int64_t>(corpus.bytes.size());
+  require(!from_text || bytes > 0 || !d.text_files.empty(), ErrorKind::usage,
+          "stream {}: needs text files (--text)", d.stream);
   require(!from_text || bytes > d.seq_len, ErrorKind::invalid_data,
           "text: {} bytes, at least seq-len + 1 = {} are needed", bytes, d.seq_len + 1);
   windows_ = from_text ? (bytes - 1) / d.seq_len : 0;

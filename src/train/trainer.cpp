@@ -17,6 +17,7 @@ Trainer<T>::Trainer(const TrainConfig& config, const std::string& loss, std::str
       total_steps_(total_steps),
       model_(make_model<T>(config.model, config.threads)),
       loss_(make_loss<T>(loss, config, config.threads)) {
+  check_optimizer(config.optimizer);
   state_.params = initial_parameters<T>(layout(), config.seed);
   const auto count = static_cast<size_t>(layout().size());
   state_.m.assign(count, T(0));

@@ -18,7 +18,7 @@ import time
 import unittest
 
 TALEA = os.path.abspath(sys.argv.pop(1))
-SUBCOMMANDS = ["loss", "check", "bench", "explain", "doctor", "report", "compare"]
+SUBCOMMANDS = "loss check bench explain doctor report compare train repro".split()
 
 
 def npy(path, descr, shape, raw):
@@ -205,6 +205,63 @@ class Failures(Case):
         self.expect(2, ["'QiB'"], "--workspace-limit", "3QiB")
         self.expect(2, ["fastest"], "--lane", "fastest")
         self.expect(2, ["--denominator often"], "--denominator", "often")
+
+    def test_numbers_are_taken_as_written_or_not_at_all(self):
+        shape = ["--hidden", "8", "--vocab", "16"]
+        for text in ["99999999999999999999", "010", "0x10", "1e3", "-1"]:
+            self.assertIn(
+                "--tokens", self.talea("explain", "--tokens", text, *shape, code=2).stderr
+            )
+            self.talea("check", "--list", "--seed", text, code=2)
+        self.expect(2, ["--ignore-index"], "--ignore-index", "99999999999999999999")
+        self.expect(2, ["'-5'"], "--workspace-limit", "-5")
+        self.expect(2, ["1.5.2MiB"], "--workspace-limit", "1.5.2MiB")
+        for text in ["nan", "0", "1e300", "inf"]:  # 1e300 s once was no time at all
+            self.expect(2, ["timeout"], "--ranks", "2", "--rank-timeout", text)
+        huge = ["--tokens", "1099511627776", "--hidden", "1099511627776"]
+        self.assertIn("64 bits", self.talea("explain", *huge, code=2).stderr)
+        self.talea("explain", "--tokens", "1073741824", "--hidden", "4096", "--vocab", "131072")
+
+    def test_flags_that_would_do_nothing(self):
+        for flags in ["--nodes 4", "--sequence-parallel", "--link-gb 9", "--ranks 8 --link-gb nan"]:
+            self.talea("explain", *flags.split(), code=2)
+        uneven = "explain --ranks 8 --tokens 9 --sequence-parallel"
+        self.assertIn("9 tokens", self.talea(*uneven.split(), code=2).stderr)
+        small = "bench --tokens 8 --hidden 8 --vocab 32 --repeats 1".split()
+        for flags in ["--limits 1MiB", "--inputs bias", "--dw fp32", "--spread 2", "--lane cpu"]:
+            said = self.talea(*small, *flags.split(), code=2).stderr
+            self.assertIn(flags.split()[0], said)
+        self.talea(*small, "--late-upstream", code=2)
+        self.talea("repro", "--all", "none_backward", code=2)
+        self.talea("train", "--resume", code=2)
+        self.expect(2, ["twice"], "--outputs", "topk:1,topk:2")
+
+    def test_no_output_takes_the_place_of_an_input(self):
+        raw = pathlib.Path(self.at("x.npy")).read_bytes()
+        self.expect_kept(["--out", "x.npy"], ["--receipt", "x.npy"], ["--receipt", "./x.npy"])
+        self.expect_kept(["--out", "o.npy"], ["--out", "o"])
+        self.expect_kept(["--out", "o.safetensors", "--receipt", "o.safetensors"])
+        self.assertEqual(pathlib.Path(self.at("x.npy")).read_bytes(), raw)
+        self.loss("--receipt", "r.json")
+        self.talea("report", "r.json", "--out", "r.json", code=2)
+        self.talea("report", "r.json")
+
+    def expect_kept(self, *lines):
+        for line in lines:
+            before = sorted(os.listdir(self.folder.name))
+            self.assertIn(line[-1], self.loss(*line, code=2).stderr)
+            self.assertEqual(sorted(os.listdir(self.folder.name)), before)
+
+    def test_train_refuses_numbers_without_a_meaning(self):
+        pathlib.Path(self.at("t.txt")).write_text("as the tally is split " * 20)
+        run = "train --text t.txt --preset smoke --max-steps 1 --twins 0".split()
+        for name, text in [
+            ("heads", "0"), ("max-steps", "-1"), ("total-tokens", "-3"), ("warmup-steps", "-2"),
+            ("lr", "nan"), ("lr", "-1"), ("clip", "nan"), ("beta1", "1"), ("weight-decay", "-1"),
+        ]:  # fmt: skip
+            self.assertIn(name, self.talea(*run, "--" + name, text, code=2).stderr)
+        self.assertIn("--text", self.talea("train", "--preset", "smoke", code=2).stderr)
+        self.talea(*run)
 
     def test_unavailable(self):
         self.expect(3, ["cuda"], "--lane", "cuda")
@@ -440,6 +497,7 @@ class Others(Case):
 
     def test_every_help_names_exit_codes_and_an_example_that_runs(self):
         self.talea("--version")
+        pathlib.Path(self.at("README.md")).write_text("the tally stick is split in two\n" * 40)
         self.talea("check", "--case", "mean/fp32/17x13x67", "--receipt", "check.json")
         for name in ["before.json", "after.json"]:
             pathlib.Path(self.at(name)).write_bytes(
@@ -453,7 +511,7 @@ class Others(Case):
         for name in SUBCOMMANDS:
             with self.subTest(name):
                 text = self.talea(name, "--help").stdout
-                self.assertIn("Exit codes: 0", text)
+                self.assertRegex(text, r"Exit codes: 0 done[;,]")
                 example = re.search(
                     r"Example: +talea (.*?)\n\s*\n", text.replace("\\\n", " ") + "\n\n", re.S
                 )

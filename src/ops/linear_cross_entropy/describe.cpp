@@ -38,7 +38,10 @@ template <typename... Allowed>
 void check_dtype(const char* name, const Tensor& t, Allowed... allowed) {
   if (!t) return;
   std::string list;
-  ((list += std::string(list.empty() ? "" : ", ") + name_of(allowed)), ...);
+  const auto add = [&](const std::string& name) {
+    if (list.find(name) == std::string::npos) list += (list.empty() ? "" : ", ") + name;
+  };
+  (add(name_of(allowed)), ...);
   require(((t.dtype == allowed) || ...), data_error,
           "{}: dtype {} is not supported here; one of {}", name, name_of(t.dtype), list);
 }

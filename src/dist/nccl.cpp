@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "core/fail.hpp"
+#include "dist/serial_calls.hpp"
 #include "talea/ranks.hpp"
 
 namespace talea {
@@ -227,8 +228,8 @@ class NcclCommunicator final : public Communicator {
     const auto deadline = Clock::now() + timeout_;
     for (int64_t polls = 0;; ++polls) {
       ncclResult_t state = ncclSuccess;
+      check(guarded([&] { return nccl_.async_error(comm_, &state); }), what);
       if (failed_) lost(what);
-      check(nccl_.async_error(comm_, &state), what);
       if (state != ncclInProgress) return check(state, what);
       if (Clock::now() > deadline) {
         abandon();
@@ -236,6 +237,13 @@ class NcclCommunicator final : public Communicator {
       }
       if (polls > 100) std::this_thread::sleep_for(std::chrono::microseconds(50));
     }
+  }
+
+  // Even asking for the state of a non-blocking communicator ends a job of its: the watchdog and
+  // the caller must never be inside NCCL together. Nothing is called once the communicator is lost.
+  template <typename Call>
+  ncclResult_t guarded(Call call) {
+    return calls_.run(ncclSuccess, [&] { return failed_ ? ncclSuccess : call(); });
   }
 
   void check(ncclResult_t result, const char* what) {
@@ -253,7 +261,7 @@ class NcclCommunicator final : public Communicator {
     failed_ = true;
     // Without a channel for it, the others have this long to find the failure themselves.
     if (!o_.host || !o_.host->give_up()) std::this_thread::sleep_for(grace);
-    if (owned_) nccl_.comm_abort(comm_);
+    if (owned_) calls_.end([&] { nccl_.comm_abort(comm_); });
   }
 
   // NCCL does not say which rank is missing. The host channel does: it is missing there, too.
@@ -298,8 +306,9 @@ class NcclCommunicator final : public Communicator {
       const std::lock_guard lock(mutex_);
       p.begun = events_.record(stream);
     }
-    check(call(stream), what);
+    check(guarded([&] { return call(stream); }), what);
     if (owned_) settle(what);
+    if (failed_) lost(what);
     if (!watched) return;
     const std::lock_guard lock(mutex_);
     p.ended = events_.record(stream);
@@ -312,11 +321,17 @@ class NcclCommunicator final : public Communicator {
     cudaThreadExchangeStreamCaptureMode(&mode);
     while (!ending_ && !failed_) {
       std::this_thread::sleep_for(std::chrono::milliseconds(2));
-      ncclResult_t state = ncclSuccess;
-      const bool bad = nccl_.async_error(comm_, &state) != ncclSuccess ||
-                       (state != ncclSuccess && state != ncclInProgress);
-      if (late() || bad || host_gave_up()) abandon();
+      if (late() || broken() || host_gave_up()) abandon();
     }
+  }
+
+  // While a call is inside there is nothing to ask; one on a caller's communicator may block.
+  bool broken() {
+    return calls_.try_run(false, [&] {
+      ncclResult_t state = ncclSuccess;
+      return nccl_.async_error(comm_, &state) != ncclSuccess ||
+             (state != ncclSuccess && state != ncclInProgress);
+    });
   }
 
   bool busy() {
@@ -349,6 +364,7 @@ class NcclCommunicator final : public Communicator {
   cudaEvent_t fork_ = nullptr, done_ = nullptr;
   std::atomic<bool> failed_{false}, ending_{false};
   std::mutex mutex_, abort_mutex_;
+  SerialCalls calls_;
   Events events_;
   std::deque<Pending> pending_;
   std::thread watchdog_;

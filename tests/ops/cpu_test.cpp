@@ -300,6 +300,37 @@ TEST(CpuLane, LossAndDxDoNotDependOnTheWorkspaceLimit) {
   }
 }
 
+TEST(CpuLane, AWindowOfTheVocabularyGivesTheSameBits) {
+  for (DType dtype : {DType::bf16, DType::f16})
+    for (const auto& vary : variations()) {
+      Case k;
+      k.dtype = k.weight_dtype = k.dw_dtype = dtype;
+      vary(k);
+      if (k.sparse > 0) continue;  // such calls keep all logits of a chunk
+      k.n = 300, k.v = 12000, k.stored = 0, k.d = 61;
+      const Data data(k);
+      k.options.workspace_limit_bytes = int64_t{1} << 30;
+      const Outcome whole = run(k, data, "cpu");
+      EXPECT_EQ(whole.result.logits_home.find("window"), std::string::npos);
+      for (int threads : {1, 3}) {
+        k.options.threads = threads;
+        k.options.workspace_limit_bytes = int64_t{12} << 20;
+        const Outcome part = run(k, data, "cpu");
+        EXPECT_NE(part.result.logits_home.find("window"), std::string::npos);
+        EXPECT_FALSE(part.result.full_logits_tensor);
+        EXPECT_EQ(whole.loss, part.loss);
+        EXPECT_EQ(whole.lse, part.lse);
+        EXPECT_EQ(whole.logp, part.logp);
+        EXPECT_EQ(whole.entropy, part.entropy);
+        EXPECT_EQ(whole.topk, part.topk);
+        EXPECT_EQ(whole.ids, part.ids);
+        EXPECT_EQ(whole.dx, part.dx);
+        EXPECT_EQ(whole.dw, part.dw);
+        EXPECT_EQ(whole.db, part.db);
+      }
+    }
+}
+
 TEST(CpuLane, NativeBf16IsNamedAndRoundsWhereEagerCodeDoes) {
   Case k;
   k.n = 70, k.v = 1500, k.d = 129;

@@ -105,8 +105,13 @@ void Run::gather_hidden() {
 void Run::chunk() {
   row_terms();
   pack_hidden();
-  logits();
-  reduce_rows();
+  for (window_ = 0; window_ == 0 || window_ < plan_.tiles;
+       window_ += std::max<int64_t>(1, plan_.window_tiles)) {
+    logits();
+    reduce_rows();
+  }
+  window_ = 0;
+  if (p_.world > 1) exchange();
   finish_rows();
   if (p_.backward()) backward();
 }
@@ -159,11 +164,15 @@ std::string product_path(const Problem& p, const Plan& plan) {
 
 void Run::record_facts() {
   Result& r = c_.result;
-  r.logits_home = "fp32 rows of a chunk in the workspace, tile by tile through the cache";
+  r.logits_home =
+      plan_.recompute
+          ? "fp32, a window of the vocabulary in the workspace, multiplied again for the gradient"
+          : "fp32 rows of a chunk in the workspace, tile by tile through the cache";
   r.logits_tile_rows = std::min(tile_rows, chunk_rows_);
   r.logits_tile_columns = std::min(tile_columns, plan_.columns);
   r.logits_tile_bytes = r.logits_tile_rows * r.logits_tile_columns * 4;
-  r.full_logits_tensor = chunks_ == 1 && chunk_rows_ >= p_.tokens && p_.world == 1;
+  r.full_logits_tensor =
+      chunks_ == 1 && chunk_rows_ >= p_.tokens && p_.world == 1 && !plan_.recompute;
   r.chunk_rows = chunk_rows_;
   r.chunks = chunks_;
   r.accumulator_softmax = "fp32 within a tile of 256 columns, fp64 across tiles, chunks and ranks";
@@ -176,7 +185,7 @@ void Run::record_facts() {
     r.merges += std::string(", ranks (all_gather of row states, ") + c_.vocab.engine() + ")";
   const double one = 2.0 * static_cast<double>(active_) * static_cast<double>(p_.hidden) *
                      static_cast<double>(plan_.columns);
-  r.flops = one * (1 + (p_.wants_dx ? 1 : 0) + (p_.wants_dw ? 1 : 0));
+  r.flops = one * (1 + (plan_.recompute ? 1 : 0) + (p_.wants_dx ? 1 : 0) + (p_.wants_dw ? 1 : 0));
   r.notes.push_back(std::string("row passes: ") + talea::cpu::isa_name() +
                     "; products: " + product_path(p_, plan_));
   if (plan_.over_limit)
@@ -207,6 +216,7 @@ std::vector<std::string> details(const Problem& p, const DeviceFacts& device) {
           "threads = " + std::to_string(plan.threads),
           "tile_columns = " + std::to_string(cpu::tile_columns),
           "chunk_rows = " + std::to_string(plan.chunk_rows),
+          "window_columns = " + std::to_string(plan.window_columns),
           "products = " + cpu::product_path(p, plan),
           std::string("dw = ") + (plan.dw_in_workspace ? "fp32 sums in the workspace, rounded once"
                                                        : "straight into the output")};

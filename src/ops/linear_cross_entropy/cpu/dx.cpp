@@ -96,14 +96,18 @@ void Run::dx(int64_t begin, int64_t end) {
 // A few tiles at a time: dX finds their gradient in the cache that the threads share.
 void Run::backward() {
   const int64_t tile_bytes = chunk_.padded * tile_columns * static_cast<int64_t>(sizeof(float));
-  const int64_t step = std::max<int64_t>(4 * plan_.threads, gradient_bytes / tile_bytes);
+  const int64_t step = plan_.recompute
+                           ? plan_.window_tiles
+                           : std::max<int64_t>(4 * plan_.threads, gradient_bytes / tile_bytes);
   int64_t tile = 0;
   do {
     const int64_t end = std::min(tile + step, plan_.tiles);
+    if (plan_.recompute) window_ = tile;
     gradients(tile, end);
     if (p_.wants_dx) dx(tile * tile_columns, std::min(end * tile_columns, plan_.columns));
     tile = end;
   } while (tile < plan_.tiles);
+  window_ = 0;
   if (p_.wants_dx) store_dx();
 }
 

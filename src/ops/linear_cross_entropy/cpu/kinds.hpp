@@ -14,6 +14,7 @@ struct WideKind {  // any dtype, widened to fp32
   static constexpr bool rounds = false;  // gradient factors
   static constexpr int64_t dx_step = dx_depth;
   static int64_t depth(int64_t k) { return k; }
+  static int64_t depth_of_block(int64_t) { return depth_block; }
   static float* xt(const Buffers& b) { return b.xt; }
   static float* xs(const Buffers& b) { return b.xs; }
   static Number number(float x) { return x; }
@@ -34,6 +35,10 @@ struct PairKind {  // bf16 hidden and weight; gradients rounded to bf16 where ea
   static constexpr int64_t dx_step = dx_pair_depth;
   static_assert(dx_step == tile_columns);
   static int64_t depth(int64_t k) { return k + k % 2; }
+  // Equal parts: three panels of a right operand stay in the first cache.
+  static int64_t depth_of_block(int64_t k) {
+    return k == 0 ? 2 : depth(blocks(k, blocks(k, pair_depth_block)));
+  }
   static uint16_t* xt(const Buffers& b) { return b.xt_pairs; }
   static uint16_t* xs(const Buffers& b) { return b.xs_pairs; }
   static Number number(float x) {  // exact: it was widened from bf16

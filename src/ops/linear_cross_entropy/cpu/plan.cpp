@@ -19,7 +19,7 @@ Scratch::Scratch(float* slice, const Problem& p, const Plan& plan) : floats(0) {
     return begin;
   };
   const int64_t tile = std::min(tile_columns, std::max<int64_t>(plan.columns_stored, max_lanes));
-  const int64_t depth = std::min(depth_block, plan.hidden_padded);
+  const int64_t depth = std::min(std::max(depth_block, pair_depth_block / 2), plan.hidden_padded);
   const int64_t weights = weight_in_place(p, plan.native_bf16) ? 0 : tile * depth;
   const int64_t dx_weights =  // pairs are half as long
       std::max(dx_depth, dx_pair_depth / 2) * std::min(dx_columns, plan.hidden_padded);
@@ -39,14 +39,14 @@ Buffers::Buffers(Arena& a, const Problem& p, const Plan& plan) {
   const bool sequence = p.sequence_parallel && p.world > 1;
   const int64_t own_rows = sequence ? n / p.world : 0;
   active = a.take<int64_t>(n);
-  z = a.take<float>(r * plan.columns_stored);
+  z = a.take<float>(r * plan.window_columns);
   const int64_t by_rows = r * (p.hidden + p.hidden % 2), by_columns = r * plan.hidden_padded;
   xt = a.take<float>(plan.native_bf16 ? 0 : r * p.hidden);
   xs = a.take<float>(p.wants_dw && !plan.native_bf16 ? by_columns : 0);
   xt_pairs = a.take<uint16_t>(plan.native_bf16 ? by_rows : 0);
   xs_pairs = a.take<uint16_t>(p.wants_dw && plan.native_bf16 ? by_columns : 0);
   rest = a.take<uint32_t>(
-      plan.native_bf16 && p.backward() ? plan.tiles * r * talea::cpu::Remainders::most : 0);
+      plan.native_bf16 && p.backward() ? plan.window_tiles * r * talea::cpu::Remainders::most : 0);
   dx = a.take<float>(p.wants_dx ? r * plan.hidden_padded : 0);
   dw = a.take<float>(plan.dw_in_workspace ? plan.columns * p.hidden : 0);
   db = a.take<float>(p.wants_db ? plan.columns : 0);
@@ -58,7 +58,7 @@ Buffers::Buffers(Arena& a, const Problem& p, const Plan& plan) {
   factors.sum = a.take<double>(r);
   factors.local_target = a.take<int64_t>(r);
   const bool dense = p.soft_targets == SoftTargets::dense;
-  const int64_t cells = plan.tiles * r;
+  const int64_t cells = plan.window_tiles * r;
   partials.max = a.take<float>(cells);
   partials.others = a.take<float>(cells);
   partials.shifted = a.take<float>(cells);
@@ -115,6 +115,21 @@ int64_t rows_within(const Problem& p, Plan plan, int64_t room) {
   return low * max_lanes;
 }
 
+// One chunk of all rows, logits a window at a time: as many tiles as fit, or none.
+int64_t window_within(const Problem& p, Plan& plan, int64_t room) {
+  const int64_t rows = std::max(max_lanes, round_up(p.tokens, max_lanes));
+  const int64_t tile_bytes = rows * tile_columns * static_cast<int64_t>(sizeof(float));
+  plan.recompute = true;
+  plan.window_tiles = std::max<int64_t>(4 * plan.threads, gradient_bytes / tile_bytes);
+  plan.window_tiles = std::min(plan.window_tiles, plan.tiles);
+  plan.threads = 0;
+  for (; plan.window_tiles > 0; --plan.window_tiles) {
+    plan.window_columns = std::min(plan.window_tiles * tile_columns, plan.columns_stored);
+    if (bytes_with(p, plan, rows) <= room) break;
+  }
+  return plan.window_tiles > 0 ? rows : 0;
+}
+
 }  // namespace
 
 Plan make_plan(const Problem& p, const DeviceFacts& device) {
@@ -139,7 +154,18 @@ Plan make_plan(const Problem& p, const DeviceFacts& device) {
           ? p.options.threads
           : static_cast<int64_t>(std::min<double>(device.threads, 1 + flops / flops_per_thread));
   plan.threads = static_cast<int>(std::clamp<int64_t>(wanted, 1, reserve / slice));
+  plan.window_tiles = plan.tiles;
+  plan.window_columns = plan.columns_stored;
   plan.chunk_rows = rows_within(p, plan, limit - reserve);
+  if (sums_dw_over_chunks(p, plan.chunk_rows) && plan.chunk_rows < fewest_chunk_rows &&
+      p.world == 1 && p.soft_k == 0) {
+    Plan other = plan;
+    if (const int64_t rows = window_within(p, other, limit - reserve); rows > 0) {
+      other.threads = plan.threads;
+      other.chunk_rows = rows;
+      plan = other;
+    }
+  }
   plan.dw_in_workspace = sums_dw_over_chunks(p, plan.chunk_rows);
   plan.bytes = bytes_with(p, plan, plan.chunk_rows);
   plan.over_limit = plan.bytes > limit;

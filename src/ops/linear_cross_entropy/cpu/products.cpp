@@ -115,9 +115,10 @@ void Run::logits_product(int64_t tile, int64_t panel, int64_t panels, const Scra
   t.c_panel = panel_floats();
   t.rows = n;
   t.panels = panels;
+  const int64_t block = Kind::depth_of_block(d);
   int64_t k = 0;
   do {
-    const int64_t depth = std::min(depth_block, d - k);
+    const int64_t depth = std::min(block, d - k);
     t.depth = Kind::depth(depth);
     t.b = Kind::xt(b_) + panel * t.b_panel + k * lanes_;
     if (in_place) {
@@ -131,12 +132,12 @@ void Run::logits_product(int64_t tile, int64_t panel, int64_t panels, const Scra
       t.a_stride = t.depth;
     }
     t.accumulate = k > 0;
-    const int64_t next = k + depth_block;  // of this tile, or the tile that this thread gets next
-    t.ahead = next < d ? weight_ahead(v0, n, next, std::min(depth_block, d - next))
+    const int64_t next = k + block;  // of this tile, or the tile that this thread gets next
+    t.ahead = next < d ? weight_ahead(v0, n, next, std::min(block, d - next))
                        : weight_ahead(v0 + plan_.threads * tile_columns, tile_columns, 0,
-                                      std::min(depth_block, d));
+                                      std::min(block, d));
     multiply(t);
-    k += depth_block;
+    k += block;
   } while (k < d);
 }
 
@@ -158,11 +159,11 @@ void Run::logits_tile(int64_t tile, int64_t panel, int64_t panels, float* slice_
       view.soft = s.soft;
     }
     ForwardPass f;
-    f.plain = !c_.in.bias && !c_.in.token_scale && p_.options.logit_scale == 1 && view.softcap == 0;
+    f.plain = plain_logits();
     f.wants_shifted = p_.wants_entropy || c_.in.upstream_entropy;
     f.wants_class_sum = p_.options.label_smoothing > 0;
     f.capped = s.capped;
-    const int64_t cell = tile * plan_.chunk_rows + i * lanes_;
+    const int64_t cell = (tile - window_) * plan_.chunk_rows + i * lanes_;
     f.max = b_.partials.max + cell;
     f.others = b_.partials.others + cell;
     f.shifted = b_.partials.shifted + cell;
@@ -173,12 +174,38 @@ void Run::logits_tile(int64_t tile, int64_t panel, int64_t panels, float* slice_
   }
 }
 
+bool Run::plain_logits() const {
+  return !c_.in.bias && !c_.in.token_scale && p_.options.logit_scale == 1 &&
+         p_.options.softcap == 0;
+}
+
+// A tile's logits once more, bit for bit, for its gradient.
+void Run::logits_again(int64_t tile, const Scratch& s) {
+  const int64_t panels = chunk_.padded / lanes_, most = tile_rows / lanes_;
+  for (int64_t panel = 0; panel < panels; panel += most) {
+    const int64_t some = std::min(most, panels - panel);
+    plan_.native_bf16 ? logits_product<PairKind>(tile, panel, some, s)
+                      : logits_product<WideKind>(tile, panel, some, s);
+  }
+  for (int64_t i = 0; i < panels; ++i) {
+    int32_t target[max_lanes];
+    TilePanel view = tile_panel(tile, i, target);
+    if (mutant(Mutant::logits_rounded))
+      for (int64_t e = 0; e < view.columns * lanes_; ++e)
+        view.z[e] = bf16_to_float(float_to_bf16(view.z[e]));
+    if (c_.in.bias) view.bias = s.bias;
+    ForwardPass f;
+    f.capped = s.capped;
+    if (!plain_logits()) logits_pass(view, f);
+  }
+}
+
 void Run::logits() {
   const int64_t panels = chunk_.padded / lanes_, most = tile_rows / lanes_;
   const int64_t groups = blocks(panels, most);
 #pragma omp parallel for schedule(dynamic) num_threads(plan_.threads)
-  for (int64_t task = 0; task < plan_.tiles * groups; ++task) {
-    const int64_t tile = task / groups, panel = task % groups * most;
+  for (int64_t task = 0; task < (window_end() - window_) * groups; ++task) {
+    const int64_t tile = window_ + task / groups, panel = task % groups * most;
     logits_tile(tile, panel, std::min(most, panels - panel), slice(omp_get_thread_num()));
   }
 }
@@ -230,6 +257,7 @@ void Run::gradient_tile(int64_t tile, float* slice_begin) {
   const int64_t n = tile_size(tile);
   load_tile(tile, s);
   if (p_.wants_db) std::fill_n(s.db_lanes, n * lanes_, 0.0f);
+  if (plan_.recompute) logits_again(tile, s);
   if (p_.soft_k > 0) save_listed(tile);
   for (int64_t i = 0; i < chunk_.padded / lanes_; ++i) {
     int32_t target[max_lanes];
@@ -276,7 +304,7 @@ void Run::gradient_tile(int64_t tile, float* slice_begin) {
 // Logits of the tile that this thread probably gets next: panels [share, share + 1) of `shares`.
 Ahead Run::logits_ahead(int64_t tile, int64_t share, int64_t shares) const {
   const int64_t next = tile + plan_.threads, panels = chunk_.padded / lanes_;
-  if (next >= plan_.tiles) return {};
+  if (next >= plan_.tiles || plan_.recompute) return {};
   const int64_t begin = panels * share / shares, end = panels * (share + 1) / shares;
   const auto bytes = static_cast<int64_t>(sizeof(float));
   return {logit(begin * lanes_, next * tile_columns), end - begin, tile_size(next) * lanes_ * bytes,

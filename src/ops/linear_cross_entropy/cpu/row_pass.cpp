@@ -83,6 +83,8 @@ V Logits(const TilePanel& t, const ForwardPass& f) {
   return max;
 }
 
+void LogitsOnly(const TilePanel& t, const ForwardPass& f) { Logits(t, f); }
+
 bool AnyTarget(const TilePanel& t) {
   for (int64_t i = 0; i < width; ++i)
     if (t.target[i] >= 0) return true;
@@ -249,11 +251,15 @@ HWY_AFTER_NAMESPACE();
 namespace talea::lce::cpu {
 
 HWY_EXPORT(Forward);
+HWY_EXPORT(LogitsOnly);
 HWY_EXPORT(Gradient);
 HWY_EXPORT(TopK);
 HWY_EXPORT(CapOne);
 
 void forward_pass(const TilePanel& t, const ForwardPass& f) { HWY_DYNAMIC_DISPATCH(Forward)(t, f); }
+void logits_pass(const TilePanel& t, const ForwardPass& f) {
+  HWY_DYNAMIC_DISPATCH(LogitsOnly)(t, f);
+}
 void gradient_pass(const TilePanel& t, const GradientPass& g) {
   HWY_DYNAMIC_DISPATCH(Gradient)(t, g);
 }

@@ -29,6 +29,8 @@ struct ForwardPass {
   float *max, *others, *shifted, *class_sum, *soft_sum, *soft_mass;  // per row
 };
 void forward_pass(const TilePanel& t, const ForwardPass& f);
+// The logits alone, bit for bit.
+void logits_pass(const TilePanel& t, const ForwardPass& f);
 
 // In: logits. Out: scale * da, the left operand of both gradient products.
 struct GradientPass {

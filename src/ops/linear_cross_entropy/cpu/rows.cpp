@@ -55,8 +55,9 @@ void Run::reduce_row(int64_t r) {
   const int64_t y = b_.factors.local_target[r];
   const auto cap = static_cast<float>(p_.options.softcap);
   RowState<double> s;
-  for (int64_t tile = 0; tile < plan_.tiles; ++tile) {
-    const int64_t cell = tile * plan_.chunk_rows + r;
+  if (window_ > 0) s = b_.states[r];
+  for (int64_t tile = window_; tile < window_end(); ++tile) {
+    const int64_t cell = (tile - window_) * plan_.chunk_rows + r;
     RowState<double> piece;
     piece.max = part.max[cell];
     piece.others = part.others[cell];
@@ -68,7 +69,7 @@ void Run::reduce_row(int64_t r) {
     }
     s = merge(s, piece);
   }
-  if (y >= 0) {
+  if (y >= window_ * tile_columns && y < window_end() * tile_columns) {
     s.target = capped(*logit(r, y), cap).z;
     s.has_target = 1;
   }
@@ -87,7 +88,6 @@ void Run::reduce_rows() {
 #pragma omp parallel for num_threads(plan_.threads)
   for (int64_t r = 0; r < chunk_.rows; ++r) reduce_row(r);
   if (k_ > 0) rank_rows();
-  if (p_.world > 1) exchange();
 }
 
 // The k best of every row, with global ids.
@@ -95,12 +95,19 @@ void Run::rank_rows() {
 #pragma omp parallel for num_threads(plan_.threads)
   for (int64_t panel = 0; panel < chunk_.padded / lanes_; ++panel) {
     const int64_t r0 = panel * lanes_;
-    top_k(logit(r0, 0), plan_.columns, static_cast<float>(p_.options.softcap), k_,
+    const int64_t first = window_ * tile_columns;
+    const int64_t columns = std::min(window_end() * tile_columns, plan_.columns) - first;
+    top_k(logit(r0, first), columns, static_cast<float>(p_.options.softcap), k_,
           b_.best_found + r0 * k_);
     for (int64_t i = r0 * k_; i < (r0 + lanes_) * k_; ++i) {
       const Best& found = b_.best_found[i];
       const bool none = found.id == INT64_MAX;
-      b_.best[i] = {found.value, none ? found.id : found.id + p_.vocab_begin};
+      const Candidate<double> best = {found.value,
+                                      none ? found.id : found.id + first + p_.vocab_begin};
+      if (window_ == 0)
+        b_.best[i] = best;
+      else if (!none)
+        offer(b_.best + i / k_ * k_, k_, best);
     }
   }
 }

@@ -57,6 +57,8 @@ class Run {
   void pack_panel(int64_t panel, float* row);
   void logits();
   void logits_tile(int64_t tile, int64_t panel, int64_t panels, float* scratch);
+  void logits_again(int64_t tile, const struct Scratch& s);
+  bool plain_logits() const;  // products are logits
   template <class Kind>
   void logits_product(int64_t tile, int64_t panel, int64_t panels, const struct Scratch& s);
   void backward();
@@ -90,10 +92,10 @@ class Run {
 
   int64_t token(int64_t r) const { return b_.active[chunk_.first + r]; }
   float* logit(int64_t r, int64_t v) const {
-    return b_.z + r / lanes_ * plan_.columns_stored * lanes_ + v * lanes_ + r % lanes_;
+    return b_.z + r / lanes_ * panel_floats() + (v - window_ * tile_columns) * lanes_ + r % lanes_;
   }
   uint32_t* rest(int64_t tile, int64_t r) const {
-    return b_.rest + (tile * plan_.chunk_rows + r) * talea::cpu::Remainders::most;
+    return b_.rest + ((tile - window_) * plan_.chunk_rows + r) * talea::cpu::Remainders::most;
   }
   // f(column in the tile, remainder) for each of row r.
   template <class F>
@@ -104,7 +106,8 @@ class Run {
       f(Remainders::column(list[i]), Remainders::value(list[i]));
   }
   // A panel of logits, one row of lanes after the other, for the products.
-  int64_t panel_floats() const { return plan_.columns_stored * lanes_; }
+  int64_t panel_floats() const { return plan_.window_columns * lanes_; }
+  int64_t window_end() const { return std::min(window_ + plan_.window_tiles, plan_.tiles); }
   int64_t tile_size(int64_t tile) const {
     return std::min(tile_columns, plan_.columns - tile * tile_columns);
   }
@@ -125,6 +128,7 @@ class Run {
   Normaliser m_;
   LossTerms<double> terms_;
   Chunk chunk_;
+  int64_t window_ = 0;  // its first tile
   int64_t active_ = 0, chunk_rows_ = 0, chunks_ = 0;
   double loss_sum_ = 0;
   int64_t hits_ = 0;

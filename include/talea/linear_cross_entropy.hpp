@@ -73,6 +73,9 @@ struct LinearCrossEntropyInputs {
   Tensor upstream;           // gradient of the loss: scalar, or [tokens] with Reduction::none
   Tensor upstream_lse;       // [tokens] gradient of the lse output
   Tensor upstream_entropy;   // [tokens] gradient of the entropy output
+  // The outputs lse and target_logprob of an earlier call on the same inputs and options, both or
+  // neither. A lane that can forms the gradients from them without a second pass over the rows.
+  Tensor saved_lse, saved_target_logprob;  // [tokens]
 };
 
 // Outputs; an absent Tensor is not computed. Ignored rows: loss, lse, target_logprob, entropy 0,
@@ -127,6 +130,7 @@ struct LinearCrossEntropyProblem {
   bool has_targets = false, has_bias = false, has_class_weight = false, has_token_weight = false;
   bool has_token_scale = false, has_upstream = false, has_upstream_lse = false;
   bool has_upstream_entropy = false;
+  bool has_saved = false;  // lse and target_logprob of an earlier call
   bool wants_loss = false, wants_lse = false, wants_logprob = false, wants_entropy = false;
   bool wants_argmax = false, wants_accuracy = false, wants_dx = false, wants_dw = false;
   bool wants_db = false, accumulate_dw = false;

@@ -13,7 +13,7 @@
 
 #define TALEA_VERSION "0.1.0"
 /* Rises when a struct or a function of this header changes its meaning or layout. */
-#define TALEA_ABI_VERSION 1
+#define TALEA_ABI_VERSION 2
 
 #if defined(TALEA_BUILDING)
 #define TALEA_API __attribute__((visibility("default")))
@@ -106,6 +106,10 @@ typedef struct talea_linear_cross_entropy_inputs {
   talea_tensor upstream;         /* gradient of the loss: scalar, or [tokens] with reduction none */
   talea_tensor upstream_lse;     /* [tokens] gradient of the lse output */
   talea_tensor upstream_entropy; /* [tokens] gradient of the entropy output */
+  /* [tokens] the outputs lse and target_logprob of an earlier call on the same inputs and options,
+   * both or neither: a lane that can forms the gradients without a second pass over the rows. */
+  talea_tensor saved_lse;
+  talea_tensor saved_target_logprob;
 } talea_linear_cross_entropy_inputs;
 
 /* What is present is computed. Memory of outputs must not overlap anything else. */

@@ -10,7 +10,7 @@ import ctypes as c
 import os
 from pathlib import Path
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 
 F32, BF16, F16, F64, I32, I64 = range(6)
 CPU, CUDA = 0, 1
@@ -93,6 +93,8 @@ INPUT_NAMES = (
     "upstream",
     "upstream_lse",
     "upstream_entropy",
+    "saved_lse",
+    "saved_target_logprob",
 )
 OUTPUT_NAMES = (
     "loss",

@@ -66,6 +66,8 @@ void copy_inputs(const talea_linear_cross_entropy_inputs* from, LinearCrossEntro
   to.upstream = tensor("upstream", from->upstream, next);
   to.upstream_lse = tensor("upstream_lse", from->upstream_lse, next);
   to.upstream_entropy = tensor("upstream_entropy", from->upstream_entropy, next);
+  to.saved_lse = tensor("saved_lse", from->saved_lse, next);
+  to.saved_target_logprob = tensor("saved_target_logprob", from->saved_target_logprob, next);
 }
 
 void copy_outputs(const talea_linear_cross_entropy_outputs* from, LinearCrossEntropyOutputs& to,

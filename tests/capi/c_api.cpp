@@ -103,7 +103,7 @@ TEST_F(CApi, AnotherLayoutIsRefused) {
   expect_error(call(), TALEA_USAGE, "args: struct_bytes");
   args.struct_bytes += 8;
   args.abi_version = TALEA_ABI_VERSION + 1;
-  expect_error(call(), TALEA_USAGE, "abi_version = 2");
+  expect_error(call(), TALEA_USAGE, "abi_version = 3");
   args.abi_version = TALEA_ABI_VERSION;
   inputs.struct_bytes = 0;
   expect_error(call(), TALEA_USAGE, "inputs: struct_bytes = 0");

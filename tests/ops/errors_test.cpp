@@ -71,6 +71,10 @@ TEST(Errors, Options) {
       {"threads", [](Case& c) { c.options.threads = -2; }, usage, {"threads", "-2"}},
       {"vocab", [](Case& c) { c.options.vocab = -3; }, usage, {"vocab", "-3"}},
       {"vocab", [](Case& c) { c.options.vocab = 12; }, data, {"vocab", "12", "11"}},
+      {"saved",
+       [](Case& c) { c.in.saved_lse = Array(DType::f32, {7}); },
+       usage,
+       {"saved_lse", "saved_target_logprob"}},
       {"top-k",
        [](Case& c) {
          c.out.topk_ids = Array(DType::i64, {7, 33});

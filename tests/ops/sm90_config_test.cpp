@@ -72,6 +72,48 @@ TEST(Sm90Config, Bf16DwIsRoundedByTheProductWhereOneChunkHoldsEveryRow) {
   EXPECT_LE(workspace(p), int64_t{2100} << 20);
 }
 
+TEST(Sm90Config, Bf16DwUnderASmallLimitGoesBySlices) {
+  Problem p = training(8192, 4096, 128256, 256);
+  p.dw_dtype = DType::bf16;
+  const auto c = sm90::config(p, hopper());
+  EXPECT_TRUE(c.slice_words > 0 && c.direct_dw && c.x_in_dx && !c.round_dw && !c.from_saved);
+  EXPECT_EQ(c.slice_words % 384, 0);
+  EXPECT_LE(workspace(p), int64_t{256} << 20);
+  // Neither among ranks, nor for the best words, nor in fp16: there an fp32 sum is rounded.
+  Problem words = p, ranks = p, half = p;
+  words.top_k = 5;
+  ranks.world = 2;
+  half.hidden_dtype = half.weight_dtype = half.dx_dtype = half.dw_dtype = DType::f16;
+  for (const Problem& other : {words, ranks, half})
+    EXPECT_EQ(sm90::config(other, hopper()).slice_words, 0);
+}
+
+TEST(Sm90Config, SavedRowStatesGoBySlicesWhereThatIsFaster) {
+  Problem p = training(8192, 4096, 128256, 256);
+  p.wants_loss = false, p.has_saved = true;
+  const auto c = sm90::config(p, hopper());
+  EXPECT_TRUE(c.from_saved && c.slice_words > 0 && !c.direct_dw);
+  EXPECT_LE(workspace(p), int64_t{256} << 20);
+  p.wants_loss = true;  // the saved states do not say it
+  EXPECT_EQ(sm90::config(p, hopper()).slice_words, 0);
+  p.wants_loss = false, p.has_upstream_entropy = true;
+  EXPECT_EQ(sm90::config(p, hopper()).slice_words, 0);
+  p.has_upstream_entropy = false;
+  p.options.workspace_limit_bytes = int64_t{135} << 20;  // no room for dX in fp32
+  EXPECT_EQ(sm90::config(p, hopper()).slice_words, 0);
+}
+
+TEST(Sm90Config, SumsPerTileGiveWayToTheChunk) {
+  Problem p = training(8192, 4096, 128256, 530);
+  p.has_bias = p.has_token_weight = p.wants_entropy = true;
+  p.options.label_smoothing = 0.1, p.options.softcap = 30, p.options.z_loss = 1e-4;
+  p.top_k = 5;
+  const auto c = sm90::config(p, hopper());
+  EXPECT_EQ(c.chunk_rows, 2048);
+  EXPECT_LT(c.state_rows, c.chunk_rows);
+  EXPECT_LE(workspace(p), int64_t{530} << 20);
+}
+
 TEST(Sm90Config, ThePathFollowsTheOptions) {
   const Problem plain = training(8192, 4096, 128256, 530);
   const auto of = [](Problem p, auto bend) {
@@ -96,6 +138,16 @@ TEST(Sm90Config, ThePathFollowsTheOptions) {
   EXPECT_EQ(half.exp_stride, 2 * folded.exp_stride);  // fp32 where exp(z - shift) had 16 bits
   const auto small = sm90::config(training(64, 64, 1000, 530), hopper());
   EXPECT_TRUE(small.wide && small.two_terms);
+}
+
+TEST(Sm90Config, YieldsWhereLaneCudaIsFaster) {
+  Problem p = training(8192, 4096, 128256, 530);
+  EXPECT_FALSE(sm90::yields(p));
+  p.hidden_dtype = p.weight_dtype = p.dx_dtype = DType::f16;
+  EXPECT_TRUE(sm90::yields(p));
+  EXPECT_FALSE(sm90::decline(p, hopper()));  // by name it runs
+  p.wants_dx = p.wants_dw = false;
+  EXPECT_FALSE(sm90::yields(p));  // a loss alone is faster here
 }
 
 TEST(Sm90Config, RanksCutTheCallAlike) {

@@ -14,7 +14,7 @@ namespace talea::testing {
 
 struct CaseInputs {
   Array hidden, weight, bias, targets, class_weight, token_weight, token_scale, soft_target_ids,
-      soft_target_probs, upstream, upstream_lse, upstream_entropy;
+      soft_target_probs, upstream, upstream_lse, upstream_entropy, saved_lse, saved_target_logprob;
 
   static constexpr std::pair<const char*, Array CaseInputs::*> members[] = {
       {"hidden", &CaseInputs::hidden},
@@ -28,7 +28,9 @@ struct CaseInputs {
       {"soft_target_probs", &CaseInputs::soft_target_probs},
       {"upstream", &CaseInputs::upstream},
       {"upstream_lse", &CaseInputs::upstream_lse},
-      {"upstream_entropy", &CaseInputs::upstream_entropy}};
+      {"upstream_entropy", &CaseInputs::upstream_entropy},
+      {"saved_lse", &CaseInputs::saved_lse},
+      {"saved_target_logprob", &CaseInputs::saved_target_logprob}};
 };
 
 struct CaseOutputs {

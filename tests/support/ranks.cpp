@@ -33,10 +33,20 @@ Tensor view(const Array& a) {
 }
 
 LinearCrossEntropyInputs inputs_of(const CaseInputs& c) {
-  return {view(c.hidden),      view(c.weight),          view(c.bias),
-          view(c.targets),     view(c.class_weight),    view(c.token_weight),
-          view(c.token_scale), view(c.soft_target_ids), view(c.soft_target_probs),
-          view(c.upstream),    view(c.upstream_lse),    view(c.upstream_entropy)};
+  return {view(c.hidden),
+          view(c.weight),
+          view(c.bias),
+          view(c.targets),
+          view(c.class_weight),
+          view(c.token_weight),
+          view(c.token_scale),
+          view(c.soft_target_ids),
+          view(c.soft_target_probs),
+          view(c.upstream),
+          view(c.upstream_lse),
+          view(c.upstream_entropy),
+          view(c.saved_lse),
+          view(c.saved_target_logprob)};
 }
 
 LinearCrossEntropyOutputs outputs_of(const Case& c, const CaseOutputs& o) {

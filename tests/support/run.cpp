@@ -42,7 +42,9 @@ Placed put(Place& place, const Case& c) {
           view("soft_target_probs", c.in.soft_target_probs),
           view("upstream", c.in.upstream),
           view("upstream_lse", c.in.upstream_lse),
-          view("upstream_entropy", c.in.upstream_entropy)};
+          view("upstream_entropy", c.in.upstream_entropy),
+          view("saved_lse", c.in.saved_lse),
+          view("saved_target_logprob", c.in.saved_target_logprob)};
   p.out = {view("loss", c.out.loss),
            view("lse", c.out.lse),
            view("target_logprob", c.out.target_logprob),

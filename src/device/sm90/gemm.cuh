@@ -44,6 +44,9 @@ struct Extents {
   // A may be a sum of terms that lie `term_offset` elements apart in its rows: K runs over each.
   int terms = 1, term_offset = 0;
   bool raster_along_m = true;
+  // Along M: so many pairs of tiles high is a band whose columns are gone through before the next
+  // band's, so that its rows of A stay in the cache. 0: one band.
+  int band = 0;
   // Pairs of blocks that start earlier than the rest because the kernel before leaves their
   // multiprocessors free: the first `early` to start take `head_start` tiles each beforehand.
   // tickets: a zeroed counter in device memory, from which pairs draw their place.
@@ -54,7 +57,7 @@ struct Extents {
 // The tile at place `index` of the launch's order, for a pair of blocks stacked along M.
 template <class S>
 struct Schedule {
-  int pairs_m, tiles_n, k_blocks, term_blocks, term_offset, rows;
+  int pairs_m, tiles_n, k_blocks, term_blocks, term_offset, rows, band;
   int place = blockIdx.x / 2, early, ahead;  // ahead: tiles taken by the early pairs alone
   bool along_m;
 
@@ -66,6 +69,7 @@ struct Schedule {
     (e.rows_are_k ? k : m) = rows;
     pairs_m = (m + 2 * S::kBlockM - 1) / (2 * S::kBlockM);
     tiles_n = (e.n + S::kBlockN - 1) / S::kBlockN;
+    band = e.band > 0 ? min(e.band, pairs_m) : pairs_m;
     term_blocks = (k + S::kBlockK - 1) / S::kBlockK;
     term_offset = e.term_offset;
     k_blocks = term_blocks * e.terms;
@@ -76,8 +80,17 @@ struct Schedule {
     return index + early < ahead ? index + early : ahead + place;
   }
   __device__ int count() const { return pairs_m * tiles_n; }
-  __device__ int pair(int index) const { return along_m ? index % pairs_m : index / tiles_n; }
-  __device__ int tile(int index) const { return along_m ? index / pairs_m : index % tiles_n; }
+  __device__ int band_begin(int index) const { return index / (band * tiles_n) * band; }
+  __device__ int pair(int index) const {
+    if (!along_m) return index / tiles_n;
+    const int begin = band_begin(index);
+    return begin + (index - begin * tiles_n) % min(band, pairs_m - begin);
+  }
+  __device__ int tile(int index) const {
+    if (!along_m) return index % tiles_n;
+    const int begin = band_begin(index);
+    return (index - begin * tiles_n) / min(band, pairs_m - begin);
+  }
 };
 
 template <class S>

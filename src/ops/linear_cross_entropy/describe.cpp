@@ -99,7 +99,9 @@ std::vector<Named> input_list(const Inputs& in) {
           {"soft_target_probs", &in.soft_target_probs},
           {"upstream", &in.upstream},
           {"upstream_lse", &in.upstream_lse},
-          {"upstream_entropy", &in.upstream_entropy}};
+          {"upstream_entropy", &in.upstream_entropy},
+          {"saved_lse", &in.saved_lse},
+          {"saved_target_logprob", &in.saved_target_logprob}};
 }
 
 std::vector<Named> output_list(const Outputs& out) {
@@ -166,7 +168,8 @@ void check_dtypes(const Inputs& in, const Outputs& out) {
        {Named{"class_weight", &in.class_weight}, Named{"token_weight", &in.token_weight},
         Named{"token_scale", &in.token_scale}, Named{"soft_target_probs", &in.soft_target_probs},
         Named{"upstream", &in.upstream}, Named{"upstream_lse", &in.upstream_lse},
-        Named{"upstream_entropy", &in.upstream_entropy}, Named{"loss", &out.loss},
+        Named{"upstream_entropy", &in.upstream_entropy}, Named{"saved_lse", &in.saved_lse},
+        Named{"saved_target_logprob", &in.saved_target_logprob}, Named{"loss", &out.loss},
         Named{"lse", &out.lse}, Named{"target_logprob", &out.target_logprob},
         Named{"entropy", &out.entropy}, Named{"accuracy", &out.accuracy},
         Named{"topk_values", &out.topk_values}, Named{"topk_logprobs", &out.topk_logprobs}})
@@ -203,6 +206,8 @@ void check_shapes(const Problem& p, const Inputs& in, const Outputs& out) {
   }
   check_shape("upstream_lse", in.upstream_lse, {n});
   check_shape("upstream_entropy", in.upstream_entropy, {n});
+  check_shape("saved_lse", in.saved_lse, {n});
+  check_shape("saved_target_logprob", in.saved_target_logprob, {n});
   for (const Named& t : {Named{"lse", &out.lse}, Named{"target_logprob", &out.target_logprob},
                          Named{"entropy", &out.entropy}, Named{"argmax", &out.argmax}})
     check_shape(t.name, *t.tensor, {n});
@@ -230,6 +235,9 @@ void check_presence(const Problem& p, const Inputs& in, const Outputs& out) {
           "{}: without targets a gradient needs upstream_lse or upstream_entropy",
           out.dx ? "dx" : "dw");
   require(in.bias || !out.db, usage, "db: needs a bias");
+  require(in.saved_lse.present == in.saved_target_logprob.present, usage,
+          "saved_lse and saved_target_logprob: give both or neither");
+  require(in.targets || !in.saved_lse, usage, "saved_lse: needs targets");
   require(p.top_k <= max_top_k, usage, "top-k = {}: at most {}", p.top_k, max_top_k);
   require(p.top_k <= p.vocab, usage, "top-k = {}: the vocabulary has {} entries", p.top_k, p.vocab);
   require(p.options.denominator_scope == DenominatorScope::local ||
@@ -253,6 +261,7 @@ void fill_flags(Problem& p, const Inputs& in, const Outputs& out) {
   p.has_upstream = in.upstream.present;
   p.has_upstream_lse = in.upstream_lse.present;
   p.has_upstream_entropy = in.upstream_entropy.present;
+  p.has_saved = in.saved_lse.present;
   p.wants_loss = out.loss.present;
   p.wants_lse = out.lse.present;
   p.wants_logprob = out.target_logprob.present;

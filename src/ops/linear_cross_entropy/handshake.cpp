@@ -73,6 +73,7 @@ std::vector<Field> vocabulary_fields(const Problem& p, const Inputs& in, const s
   add("upstream", p.has_upstream);
   add("upstream_lse", p.has_upstream_lse);
   add("upstream_entropy", p.has_upstream_entropy);
+  add("saved_lse", p.has_saved);
   add("output argmax or accuracy", p.wants_argmax || p.wants_accuracy);
   add("output dx", p.wants_dx);
   add("backward", p.backward());

@@ -47,6 +47,8 @@ struct Lane {
   // One "name = value" a line: tile, chunk, schedule.
   std::vector<std::string> (*details)(const Problem&, const DeviceFacts&);
   void (*run)(const Call&);
+  // Nothing, or why under lane = auto another lane that accepts should come before this one.
+  std::optional<std::string> (*yields)(const Problem&) = nullptr;
 };
 
 // Best first, reference last. Lanes not built are in the table and decline with "not built".

@@ -26,6 +26,8 @@ struct Choice {
 
 Choice choose(const Problem& p, const DeviceFacts& device) {
   Choice choice;
+  LaneDecline yielded;  // accepts, but a later lane that accepts is measured to be faster
+  const Lane* second = nullptr;
   const std::string& wanted = p.options.lane;
   bool known = wanted == "auto";
   for (const Lane& lane : lanes()) {
@@ -42,8 +44,15 @@ Choice choose(const Problem& p, const DeviceFacts& device) {
       choice.declined.push_back({lane.name, *reason});
       continue;
     }
+    if (const auto reason = lane.yields && wanted == "auto" ? lane.yields(p) : std::nullopt) {
+      second = &lane;
+      yielded = {lane.name, *reason};
+      continue;
+    }
     choice.lane = &lane;
   }
+  if (second && choice.lane) choice.declined.push_back(yielded);
+  if (!choice.lane) choice.lane = second;
   require(known, ErrorKind::usage, "lane = {}: no such lane (sm90, cuda, cpu, unfused, reference)",
           wanted);
   return choice;

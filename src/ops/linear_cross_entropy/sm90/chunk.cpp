@@ -6,16 +6,34 @@
 namespace talea::lce::sm90 {
 namespace {
 
+// A chunk of rows, or a part of one whose states are formed at once.
 struct Chunk {
   int64_t begin = 0, capacity = 0;
+  int64_t offset = 0;  // of its first row in the chunk's buffers
   ChunkRows rows;
-  RowRange range;  // of chunk_rows rows: the buffers' extent
+  RowRange range;  // the buffers' extent
 };
 
+Chunk rows_of(const Run& r, int64_t begin, int64_t offset, int64_t extent, int64_t capacity) {
+  Chunk k;
+  k.begin = begin + offset, k.offset = offset, k.capacity = capacity;
+  k.rows = {static_cast<int>(k.begin), static_cast<int>(capacity), &r.b.facts->valid};
+  k.range = r.range(k.begin, extent);
+  return k;
+}
+
+// The gathered rows of a chunk or a part of it.
+Matrix x_of(const Run& r, const Chunk& k) {
+  Matrix x = r.x();
+  x.data = static_cast<uint16_t*>(x.data) + k.offset * x.stride;
+  x.rows = k.range.rows;
+  return x;
+}
+
 // A second term lies behind the fp32 logits of its row.
-Matrix buffer(const Run& r) {
+Matrix buffer(const Run& r, const Chunk& k) {
   const int64_t columns = r.c.two_terms ? r.c.exp_stride : r.p.vocab_local;
-  return {r.b.exp, r.c.chunk_rows, columns, r.c.exp_stride};
+  return {r.b.exp + k.offset * r.c.exp_stride, k.range.rows, columns, r.c.exp_stride};
 }
 
 Terms terms(const Run& r) {
@@ -30,7 +48,7 @@ FinishParams finish_params(const Run& r, const Chunk& k) {
   FinishParams f;
   f.rows = r.b.rows.from(k.begin);
   f.row_class_weight = r.b.row_class_weight + k.begin;
-  f.range = r.range(k.begin, r.c.chunk_rows), f.facts = r.b.facts;
+  f.range = k.range, f.facts = r.b.facts;
   f.terms.label_smoothing = o.label_smoothing;
   f.terms.z_loss = o.z_loss;
   f.terms.vocab = static_cast<double>(r.p.vocab);
@@ -48,7 +66,7 @@ FinishParams finish_params(const Run& r, const Chunk& k) {
   f.row_loss = r.b.row_loss + k.begin;
   f.hidden = r.p.hidden;
   f.zeroed = r.b.tickets;
-  f.db_factor = r.b.db_factor;
+  if (r.b.db_factor) f.db_factor = r.b.db_factor + k.offset;
   return f;
 }
 
@@ -69,19 +87,18 @@ void finish_states(const Run& r, FinishParams f) {
 void folded_logits(const Run& r, const Chunk& k) {
   if (!r.multiplies()) return;
   LogitsCall q;
-  q.x = {r.b.x, r.c.chunk_rows, r.p.hidden, r.p.hidden};
+  q.x = x_of(r, k);
   q.weight = r.weight();
   q.chunk = k.rows;
   q.rows = r.b.rows.from(k.begin);
   q.tile_sums = r.b.tile_sums, q.tile_shifted = r.b.tile_shifted;
-  q.tile_sums_stride = r.c.chunk_rows;
+  q.tile_sums_stride = r.c.state_rows;
   q.rule = r.rule();
   q.tile_classes = r.b.tile_classes, q.tile_peaks = r.b.tile_peaks;
   q.class_weight = r.b.class_weight;
   q.general = r.c.general, q.full = r.c.full;
-  q.plain = r.c.transform || !r.p.backward();
   q.kind = LogitsCall::Kind::sums;
-  if (r.b.exp) q.kind = LogitsCall::Kind::store, q.exp = buffer(r);
+  if (r.b.exp && r.c.slice_words == 0) q.kind = LogitsCall::Kind::store, q.exp = buffer(r, k);
   if (r.c.online) q.kind = LogitsCall::Kind::online;
   logits_product(q, r.launch());
   if (r.c.online) return;
@@ -91,7 +108,8 @@ void folded_logits(const Run& r, const Chunk& k) {
 
 void smoothing_dots(const Run& r, const Chunk& k) {
   RowDotParams d;
-  d.x = r.b.x, d.hidden = r.p.hidden, d.capacity = k.capacity, d.begin = k.begin;
+  d.x = x_of(r, k).data, d.stride = r.x().stride;
+  d.hidden = r.p.hidden, d.capacity = k.capacity, d.begin = k.begin;
   d.facts = r.b.facts, d.vector = r.b.weight_sum, d.sums = r.b.bias_sum;
   d.scale = r.p.options.logit_scale;
   d.row_scale = r.b.rows.scale ? r.b.rows.scale + k.begin : nullptr;
@@ -102,23 +120,24 @@ void smoothing_dots(const Run& r, const Chunk& k) {
 // The best words are found while the gathered rows are as they came.
 void best_words(const Run& r, const Chunk& k) {
   BestParams q;
-  q.buffer = r.b.exp, q.stride = r.c.exp_stride;
+  q.buffer = static_cast<uint16_t*>(buffer(r, k).data), q.stride = r.c.exp_stride;
   q.range = k.range;
   q.rows = r.b.rows.from(k.begin);
   q.rule = r.rule();
   q.vocab = static_cast<int>(r.p.vocab_local), q.vocab_begin = r.p.vocab_begin;
-  q.tile_peaks = r.b.tile_peaks, q.tile_stride = r.c.chunk_rows;
+  q.tile_peaks = r.b.tile_peaks, q.tile_stride = r.c.state_rows;
   q.tiles = static_cast<int>(r.c.tiles), q.tile_columns = kLogitsTile;
-  q.x = r.b.x, q.hidden = r.p.hidden;
+  q.x = x_of(r, k).data, q.hidden = r.p.hidden;
   q.weight = r.weight().data, q.weight_stride = r.weight().stride;
   rank_rows(q, r.c.kept, r.b.own_best, r.stream);
 }
 
 void transform(const Run& r, const Chunk& k) {
-  transform_rows({r.b.exp, r.c.exp_stride, k.range, r.b.rows.target + k.begin, r.b.factors,
-                  static_cast<float>(r.p.options.softcap), r.b.class_weight,
-                  static_cast<int>(r.p.vocab_local), r.p.has_upstream_entropy},
-                 r.stream);
+  transform_rows(
+      {static_cast<uint16_t*>(buffer(r, k).data), r.c.exp_stride, k.range,
+       r.b.rows.target + k.begin, r.b.factors + k.offset, static_cast<float>(r.p.options.softcap),
+       r.b.class_weight, static_cast<int>(r.p.vocab_local), r.p.has_upstream_entropy},
+      r.stream);
 }
 
 void rank_words(const Run& r, const Chunk& k);
@@ -131,14 +150,16 @@ void folded_states(const Run& r, const Chunk& k) {
   f.tile_sums = r.b.tile_sums, f.tile_shifted = r.b.tile_shifted;
   f.tile_classes = r.b.tile_classes;
   if (r.c.online) f.tile_maxima = r.b.tile_peaks;
-  f.tile_sums_stride = r.c.chunk_rows, f.tiles = static_cast<int>(r.c.tiles);
+  f.tile_sums_stride = r.c.state_rows, f.tiles = static_cast<int>(r.c.tiles);
   f.row_lse = r.b.row_lse;
-  if (r.c.transform) f.factors = r.b.factors;
-  const bool scales = r.p.wants_dw && !r.c.transform, rank_one = r.c.smoothing && !r.c.transform;
+  const bool by_slices = r.c.slice_words > 0;
+  if (r.c.transform || by_slices) f.factors = r.b.factors + k.offset;
+  f.shifted_buffer = !by_slices;
+  const bool scales = r.p.wants_dw && !r.c.transform && !by_slices;
   if (r.c.smoothing) f.row_class_sum = r.b.row_class_sum + k.begin;
-  if (rank_one) f.row_smooth = r.b.row_smooth + k.begin;
+  if (r.c.rank_one) f.row_smooth = r.b.row_smooth + k.begin;
   if (!r.exchanged()) {
-    f.scaled = scales ? r.b.x : nullptr;
+    f.scaled = scales ? x_of(r, k).data : nullptr;
     finish_rows(f, r.stream);
   } else {
     f.own_states = r.b.own_states;
@@ -151,11 +172,30 @@ void folded_states(const Run& r, const Chunk& k) {
   }
   rank_words(r, k);
   if (r.c.transform) transform(r, k);
-  if (rank_one && r.p.wants_dw)
+}
+
+// The states of a chunk's rows, as many at once as there is room for sums per tile.
+void form_states(const Run& r, const Chunk& k) {
+  const int64_t step = r.c.state_rows;
+  for (int64_t offset = 0; offset < k.capacity; offset += step)
+    folded_states(r, rows_of(r, k.begin, offset, std::min(step, r.c.chunk_rows - offset),
+                             std::min(step, k.capacity - offset)));
+  if (r.c.rank_one && r.p.wants_dw)
     weighted_rows(
         {r.hidden().data, r.hidden().stride, r.p.hidden, r.b.rows.index + k.begin, r.b.facts,
          k.begin, k.capacity, r.b.row_smooth + k.begin, r.b.weight_parts, r.b.smooth_row},
         r.stream);
+}
+
+// By slices: the states from what an earlier call said of the rows.
+void saved_states(const Run& r, const Chunk& k) {
+  restore_states({r.b.rows.from(k.begin), k.range, device_vector(r.call.in.saved_lse),
+                  device_vector(r.call.in.saved_target_logprob), r.b.own_states},
+                 r.stream);
+  FinishParams f = finish_params(r, k);
+  f.factors = r.b.factors;
+  f.shifted_buffer = false;
+  finish_states(r, f);
 }
 
 // ---- the wide path: fp32 logits, then da in their place ----------------------------------------
@@ -211,7 +251,7 @@ void wide_states(const Run& r, const Chunk& k) {
   const WideParams w = wide_params(r, k);
   if (r.multiplies()) {
     WideLogitsCall q;
-    q.x = {r.b.x, r.c.chunk_rows, r.p.hidden, r.p.hidden};
+    q.x = r.x();
     q.weight = r.weight();
     q.logits = {r.b.logits, r.c.chunk_rows, r.p.vocab_local, w.stride};
     q.chunk = k.rows;
@@ -245,7 +285,7 @@ Matrix dx_share(const Run& r) { return {r.b.dx_part, r.c.chunk_rows, r.p.hidden,
 
 void dx_of(const Run& r, const Chunk& k) {
   DxCall q;
-  q.exp = buffer(r), q.terms = terms(r), q.weight = r.weight(), q.chunk = k.rows;
+  q.exp = buffer(r, k), q.terms = terms(r), q.weight = r.weight(), q.chunk = k.rows;
   q.rows = r.b.rows.from(k.begin);
   q.f16 = r.c.f16;
   q.f32_out = true;
@@ -259,8 +299,7 @@ void dx_of(const Run& r, const Chunk& k) {
     q.dx = {r.call.out.dx.data, r.p.tokens, r.p.hidden, r.call.out.dx.stride[0]};
     q.f32_out = r.p.dx_dtype == DType::f32;
   }
-  if (r.c.smoothing && !r.c.transform)
-    q.smooth_row = r.b.weight_sum, q.smooth_factor = r.b.row_smooth + k.begin;
+  if (r.c.rank_one) q.smooth_row = r.b.weight_sum, q.smooth_factor = r.b.row_smooth + k.begin;
   if (r.multiplies())
     dx_product(q, {r.stream, r.c.dx_blocks});
   else if (!r.c.gather_tokens)  // there the rows of a rank without words were zeroed before
@@ -288,8 +327,8 @@ void end_dx_sum(const Run& r, const Chunk& k) {
 
 void dw_of(const Run& r, const Chunk& k, bool first) {
   DwCall q;
-  q.exp = buffer(r), q.terms = terms(r), q.dw = r.dw(), q.chunk = k.rows;
-  q.x = {r.b.x, r.c.chunk_rows, r.p.hidden, r.p.hidden};
+  q.exp = buffer(r, k), q.terms = terms(r), q.dw = r.dw(), q.chunk = k.rows;
+  q.x = r.x();
   q.f16 = r.c.f16;
   q.undo = r.c.f16 ? r.b.undo : nullptr;
   q.add = !first || (r.p.accumulate_dw && !r.c.round_dw);
@@ -297,8 +336,7 @@ void dw_of(const Run& r, const Chunk& k, bool first) {
   q.rounds = r.c.direct_dw, q.sorted = r.b.sorted, q.rows = r.b.rows;
   q.hidden = r.hidden();
   q.early = r.c.dw_early, q.head_start = r.c.dw_head_start, q.tickets = r.b.tickets;
-  if (r.c.smoothing && !r.c.transform)
-    q.smooth_row = r.b.smooth_row, q.class_weight = r.b.class_weight;
+  if (r.c.rank_one) q.smooth_row = r.b.smooth_row, q.class_weight = r.b.class_weight;
   Launch launch = r.launch();
   if (r.c.exchange_dx) launch.blocks -= r.multiprocessors_beside();
   dw_product(q, launch);
@@ -307,18 +345,19 @@ void dw_of(const Run& r, const Chunk& k, bool first) {
 }  // namespace
 
 void run_chunk(const Run& r, int64_t begin, bool first) {
-  Chunk k;
-  k.begin = begin;
-  k.capacity = std::min(r.c.chunk_rows, r.p.tokens - begin);
-  k.rows = {static_cast<int>(begin), static_cast<int>(k.capacity), &r.b.facts->valid};
-  k.range = r.range(begin, r.c.chunk_rows);
-  gather_rows({r.hidden().data, r.hidden().stride, r.p.hidden, r.b.rows.index, k.range, r.b.x},
+  const Chunk k =
+      rows_of(r, begin, 0, r.c.chunk_rows, std::min(r.c.chunk_rows, r.p.tokens - begin));
+  gather_rows({r.hidden().data, r.hidden().stride, r.p.hidden, r.b.rows.index, k.range, r.x().data,
+               r.x().stride},
               r.stream);
   if (r.c.wide)
     wide_states(r, k);
+  else if (r.c.from_saved)
+    saved_states(r, k);
   else
-    folded_states(r, k);
+    form_states(r, k);
   if (!r.p.backward()) return;
+  if (r.c.slice_words > 0) return run_slices(r);
   if (r.p.wants_dx) dx_of(r, k);
   if (r.c.exchange_dx) begin_dx_sum(r);
   if (r.multiplies() && r.p.wants_dw) dw_of(r, k, first);

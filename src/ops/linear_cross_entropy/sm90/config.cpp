@@ -75,41 +75,131 @@ void share_device(const Problem& p, Config& c) {
   c.dw_head_start = static_cast<int>(dx_pairs < pairs ? waves * ahead : ahead);
 }
 
-int64_t workspace_with(const Problem& p, Config c, int64_t rows) {
-  c.chunk_rows = rows;
+int64_t workspace_of(const Problem& p, const Config& c) {
   Arena counting;
   lay_out(p, c, counting);
   return counting.bytes();
 }
 
-int64_t choose_chunk(const Problem& p, const DeviceFacts& device, const Config& c) {
+int64_t workspace_with(const Problem& p, Config c, int64_t rows) {
+  c.chunk_rows = c.state_rows = rows;
+  return workspace_of(p, c);
+}
+
+// Sets the chunk and how many of its rows form their states at once: all, or where that makes room
+// for the chunk 1024 or 512, which fill the device as well. Says whether the workspace fits.
+bool fits(const Problem& p, Config& c, int64_t rows) {
+  c.chunk_rows = c.state_rows = rows;
+  if (workspace_of(p, c) <= p.options.workspace_limit_bytes) return true;
+  if (c.wide || c.exp_stride == 0 || p.world > 1) return false;
+  for (const int64_t part : {1024, 512}) {
+    if (part >= rows) continue;
+    c.state_rows = part;
+    if (workspace_of(p, c) <= p.options.workspace_limit_bytes) return true;
+  }
+  return false;
+}
+
+// Returns the relative time of the call.
+double choose_chunk(const Problem& p, const DeviceFacts& device, Config& c) {
   const int64_t most = round_up(std::max<int64_t>(p.tokens, 1), kPairRows);
-  int64_t best = kPairRows;
-  double best_cost = 0;
-  for (int64_t rows = kPairRows; rows <= std::min<int64_t>(most, 65536); rows += kPairRows) {
-    if (rows > kPairRows && workspace_with(p, c, rows) > p.options.workspace_limit_bytes) break;
-    if (c.exp_stride == 0) {
-      // Nothing of the size of the logits is stored: 2048 rows already fill the device.
-      if (rows <= 2048) best = rows;
-      continue;
-    }
-    const double now = cost(p, device, rows);
-    if (rows == kPairRows || now < best_cost) best = rows, best_cost = now;
+  Config best = c;
+  best.chunk_rows = best.state_rows = kPairRows;
+  double best_cost = cost(p, device, kPairRows);
+  for (int64_t rows = 2 * kPairRows; rows <= std::min<int64_t>(most, 65536); rows += kPairRows) {
+    if (!fits(p, c, rows)) break;
+    // Where nothing of the size of the logits is stored, 2048 rows already fill the device.
+    const double now = c.exp_stride == 0 ? best_cost : cost(p, device, rows);
+    if (c.exp_stride == 0 ? rows <= 2048 : now < best_cost) best = c, best_cost = now;
+  }
+  c = best;
+  return best_cost;
+}
+
+// Relative time of the gradients by slices of `words`, in the unit of cost(): the logits in waves;
+// dX and dW share the device, so that only dW's last wave is partly filled. Row states known
+// beforehand cost nothing.
+double slice_cost(const Problem& p, const DeviceFacts& device, const Config& c, int64_t words) {
+  const auto up = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
+  const int64_t pairs = device.sm_count / 2;
+  const double rate = 665e9 / static_cast<double>(pairs), d = static_cast<double>(p.hidden);
+  const double n = static_cast<double>(p.tokens), v = static_cast<double>(p.vocab_local);
+  const auto slice_ms = [&](int64_t w) {
+    const int64_t logits = up(up(p.tokens, kPairRows) * up(w, kLogitsTile), pairs);
+    const int64_t columns = up(p.hidden, 128);
+    const double tile = 2 * 384.0 * 128.0 / rate;  // per k
+    const double dx = static_cast<double>(up(p.tokens, 384) * columns) * tile *
+                      static_cast<double>(w) / static_cast<double>(pairs);
+    const double dw =
+        static_cast<double>(up(w, 384) * columns) * tile * n / static_cast<double>(pairs);
+    return static_cast<double>(logits) * 2 * kPairRows * kLogitsTile * d / rate +
+           (p.wants_dx ? dx : 0) + (p.wants_dw ? dw : 0) + tile * n / 2 + 0.02;
+  };
+  const int64_t full = p.vocab_local / words, rest = p.vocab_local % words;
+  const double states = c.from_saved ? 0 : 2 * n * d * v / 665e9;
+  return states + static_cast<double>(full) * slice_ms(words) + (rest > 0 ? slice_ms(rest) : 0);
+}
+
+// The gradient of each word needs only its row's lse: not what ranks exchange, not the best words,
+// which are found in whole rows, and not what needs fp32 logits.
+bool slices_can(const Problem& p, const Config& c) {
+  return p.backward() && (p.wants_dx || p.wants_dw) && !c.wide && c.kept == 0 && p.world == 1 &&
+         p.tokens <= (int64_t{1} << 20);
+}
+
+bool saved_are_enough(const Problem& p) {
+  return p.has_saved && !p.has_upstream_entropy && !p.wants_loss && !p.wants_lse &&
+         !p.wants_logprob && !p.wants_entropy && !p.wants_argmax && !p.wants_accuracy &&
+         p.top_k == 0;
+}
+
+// The fastest slices that the room allows; their relative time, or none.
+std::optional<double> choose_slices(const Problem& p, const DeviceFacts& device, Config& c) {
+  Config s = c;
+  s.chunk_rows = p.tokens;
+  s.state_rows = std::min<int64_t>(2048, round_up(p.tokens, kPairRows));
+  s.full = p.options.label_smoothing > 0 && p.options.softcap > 0;
+  s.transform = s.rank_one = s.round_dw = false;
+  s.direct_dw = p.wants_dw && is_16bit(p.dw_dtype);
+  s.x_in_dx = p.wants_dx && is_16bit(p.dx_dtype);
+  s.from_saved = saved_are_enough(p);
+  std::optional<double> best;
+  const int64_t all = round_up(p.vocab_local, 384), least = std::min<int64_t>(all, 1536);
+  for (int64_t words = least; words <= all; words += 384) {
+    s.slice_words = s.exp_stride = words;
+    if (workspace_of(p, s) > p.options.workspace_limit_bytes) break;
+    const double now = slice_cost(p, device, s, words);
+    if (!best || now < *best) best = now, c = s;
   }
   return best;
 }
 
-// 16-bit dW is rounded once: by the product itself where one chunk can hold every row, otherwise
-// from an fp32 sum in the workspace.
-void choose_rounding(const Problem& p, Config& c) {
-  if (!p.wants_dw || !is_16bit(p.dw_dtype)) return;
-  const int64_t all = round_up(p.tokens, kPairRows);
-  Config direct = c, summed = c;
-  summed.round_dw = true;
-  const int64_t direct_bytes = workspace_with(p, direct, all);
-  c.direct_dw = all <= 65536 && (direct_bytes <= p.options.workspace_limit_bytes ||
-                                 direct_bytes <= workspace_with(p, summed, kPairRows));
-  c.round_dw = !c.direct_dw;
+// 16-bit dW is rounded once: by the product itself where one chunk can hold every row; else by
+// slices of the vocabulary, the logits formed twice; else from an fp32 sum in the workspace.
+// Saved row states make slices cost no more than chunks: then the faster of the two.
+void choose_schedule(const Problem& p, const DeviceFacts& device, Config& c) {
+  const bool rounds = p.wants_dw && is_16bit(p.dw_dtype);
+  const int64_t all = round_up(p.tokens, kPairRows), limit = p.options.workspace_limit_bytes;
+  const int64_t direct_bytes = rounds ? workspace_with(p, c, all) : 0;
+  if (rounds && all <= 65536 && direct_bytes <= limit) {
+    c.direct_dw = true, c.chunk_rows = c.state_rows = all;
+    return;
+  }
+  Config slices = c;
+  std::optional<double> by_slices;
+  if (slices_can(p, c) && (rounds || saved_are_enough(p)))
+    by_slices = choose_slices(p, device, slices);
+  if (rounds && !by_slices) {
+    c.round_dw = true;
+    c.direct_dw = all <= 65536 && direct_bytes <= workspace_with(p, c, kPairRows);
+    c.round_dw = !c.direct_dw;
+  }
+  if (c.direct_dw) {
+    c.chunk_rows = c.state_rows = all;
+    return;
+  }
+  const double by_chunks = rounds && by_slices ? 0 : choose_chunk(p, device, c);
+  if (by_slices && (rounds || *by_slices < by_chunks)) c = slices;
 }
 
 std::optional<std::string> decline_layout(const Problem& p) {
@@ -158,6 +248,11 @@ std::optional<std::string> decline(const Problem& p, const DeviceFacts& device) 
   return decline_layout(p);
 }
 
+std::optional<std::string> yields(const Problem& p) {
+  if (p.hidden_dtype != DType::f16 || !p.backward()) return {};
+  return "gradients in fp16: its fp32 logits leave room for shorter chunks than lane cuda's";
+}
+
 // Ranks of one call must cut it alike, whatever shard each holds: all plan for an even shard. A
 // rank with a larger one needs more than the limit.
 static Problem planned(Problem p) {
@@ -181,8 +276,9 @@ Config config(const Problem& p, const DeviceFacts& device) {
   c.full = !c.wide && (c.kept > 0 || c.transform || (smooth && capped));
   c.general = p.has_bias || o.softcap > 0 || p.has_token_scale || o.logit_scale <= 0 ||
               p.wants_entropy || p.has_upstream_entropy;
-  c.online = !c.wide && !c.full && !p.backward() && p.tokens <= 128;
+  c.online = !c.wide && !c.full && !p.backward() && p.tokens <= kFewTokens;
   c.smoothing = smooth && !capped && !c.wide;
+  c.rank_one = c.smoothing && !c.transform;
   c.gather_tokens = p.world > 1 && p.sequence_parallel;
   c.exchange_dx = p.world > 1 && !p.sequence_parallel && p.wants_dx;
   c.bf16_sum = c.exchange_dx && p.dx_sum == DType::bf16;
@@ -195,9 +291,8 @@ Config config(const Problem& p, const DeviceFacts& device) {
   };
   const Problem even = planned(p);
   c = sized(even, c);
-  choose_rounding(even, c);
-  c.chunk_rows = c.direct_dw ? round_up(p.tokens, kPairRows) : choose_chunk(even, device, c);
-  c = sized(p, c);
+  choose_schedule(even, device, c);
+  if (c.slice_words == 0) c = sized(p, c);
   share_device(p, c);
   c.chunks = (p.tokens + c.chunk_rows - 1) / c.chunk_rows;
   return c;

@@ -21,7 +21,13 @@ namespace talea::lce::sm90 {
 
 struct Config {
   int64_t chunk_rows = 0, chunks = 0;
-  int64_t exp_stride = 0;  // 16-bit elements of a row of the buffer; 0: there is none
+  int64_t state_rows = 0;  // rows whose states are formed at once: sums per tile need less room
+  // Gradients by slices of the vocabulary, every row at once: 0, or the words of a slice. Chosen
+  // where 16-bit dW needs it, or where an earlier call's lse makes it cheap.
+  int64_t slice_words = 0;
+  bool from_saved = false;  // by slices: the row states come from the caller's saved outputs
+  bool x_in_dx = false;     // by slices: the compacted rows lie in the caller's dX until its end
+  int64_t exp_stride = 0;   // 16-bit elements of a row of the buffer; 0: there is none
   // The buffer holds the logits in fp32, then da: fp16, soft targets, what needs every logit once
   // the row is known. Otherwise it holds exp(z - shift), and the products see factors of rows.
   bool wide = false;
@@ -31,7 +37,7 @@ struct Config {
   // The buffer's exp(z - shift) becomes da in place before the products: the gradient of the
   // entropy, and a softcap together with smoothing or with the best words.
   bool transform = false;
-  bool online = false;  // up to 128 rows, loss only: sums relative to each tile's own maximum
+  bool online = false;  // few tokens, loss only: sums relative to each tile's own maximum
   bool full = false;    // the logits epilogue that also leaves sums and maxima per tile
   bool f16 = false;
   int64_t kept = 0;            // candidates of a row for argmax and top-k
@@ -45,12 +51,15 @@ struct Config {
   int dw_early = 0, dw_head_start = 0;  // pairs that start first, tiles they take beforehand
   bool general = false;    // the logits epilogue with bias, softcap, per-token scale, entropy
   bool smoothing = false;  // by sums of the weight: without softcap, not in the wide path
-  bool direct_dw = false;  // one chunk holds every row: 16-bit dW leaves the product rounded
+  bool rank_one = false;   // smoothing's share of dX and dW too: the buffer holds exp(z - shift)
+  bool direct_dw = false;  // a product covers every row: 16-bit dW leaves it rounded
   bool round_dw = false;   // dW accumulates in the workspace and is rounded once at the end
   int64_t sort_bytes = 0;
 };
 
 std::optional<std::string> decline(const Problem& p, const DeviceFacts& device);
+// Where lane cuda was measured to be faster (receipts/h200/training_fp16.json).
+std::optional<std::string> yields(const Problem& p);
 Config config(const Problem& p, const DeviceFacts& device);
 
 // The workspace, in the order in which it is laid out.

@@ -14,7 +14,7 @@ void run(const DwCall& c, const Launch& launch) {
   using S = Shape<192, 128, 5, true, Major::mn, Major::mn, kF16>;
   constexpr Element kOut = !kDirect ? Element::f32 : kF16 ? Element::f16 : Element::bf16;
   DwParams p;
-  p.targets = {c.sorted, c.chunk.in_use, c.rows, c.hidden.data, c.hidden.stride};
+  p.targets = {c.sorted, c.chunk.in_use, c.rows, c.hidden.data, c.hidden.stride, c.first_word};
   p.dw_map = tensor_map(c.dw.data, kOut, c.dw.rows, c.dw.columns, c.dw.stride, 16);
   p.undo = c.undo;
   p.add = c.add;

@@ -40,7 +40,7 @@ void end_db(const Run& r) {
   q.sorted = r.b.sorted;
   q.facts = r.b.facts;
   q.rows = r.b.rows;
-  q.row_smooth = r.c.smoothing && !r.c.transform ? r.b.row_smooth : nullptr;
+  q.row_smooth = r.c.rank_one ? r.b.row_smooth : nullptr;
   q.class_weight = r.b.class_weight;
   q.scale = r.p.options.logit_scale;
   q.vocab = r.p.vocab_local, q.stored = r.p.vocab_stored, q.tokens = r.p.tokens;

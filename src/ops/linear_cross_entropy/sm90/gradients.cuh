@@ -143,6 +143,7 @@ struct TargetShare {
   RowBuffers rows;
   const void* x = nullptr;
   int64_t x_stride = 0;
+  int first_word = 0;  // of the product's rows
 
   // The first entry whose target is not below `target`.
   __device__ int lower_bound(int target) const {
@@ -169,7 +170,7 @@ struct DwParams {
   TargetShare targets;                  // kDirect only: added here, before the one rounding
 };
 
-// kDirect: one chunk holds every row, and dW is rounded once on its way out.
+// kDirect: the product covers every row, and dW is rounded once on its way out.
 template <bool kF16, bool kDirect>
 struct DwEpilogue {
   using Params = DwParams;
@@ -187,9 +188,9 @@ struct DwEpilogue {
     const int lane = threadIdx.x % 32;
     const TargetShare& t = p.targets;
     const int end = *t.count;
-    for (int i = t.lower_bound(row); i < end; ++i) {
+    for (int i = t.lower_bound(t.first_word + row); i < end; ++i) {
       const uint64_t key = t.sorted[i];
-      const int64_t word = static_cast<int64_t>(key >> 32) - row;
+      const int64_t word = static_cast<int64_t>(key >> 32) - t.first_word - row;
       if (word >= 16) break;
       if (word % 8 != lane / 4) continue;
       const auto entry = static_cast<uint32_t>(key);

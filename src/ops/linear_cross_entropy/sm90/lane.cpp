@@ -13,6 +13,12 @@ void require_device(const Communicator& c, const char* name) {
           name, c.engine());
 }
 
+const char* schedule_of(const Config& c) {
+  if (c.slice_words == 0) return "chunks of rows";
+  return c.from_saved ? "slices of the vocabulary, row states from saved outputs"
+                      : "slices of the vocabulary after a pass for the row states";
+}
+
 void report(const Run& r) {
   Result& said = r.call.result;
   said.logits_home = r.c.wide
@@ -31,9 +37,16 @@ void report(const Run& r) {
                         : r.c.direct_dw ? "fp32, rounded once"
                                         : "fp32, added in place";
   said.accumulator_loss = "fp64 in token order";
-  said.upstream_handling = "exact vector, applied per row in the same pass";
+  said.upstream_handling =
+      r.c.from_saved ? "exact vector, with lse and target_logprob of an earlier call; one pass"
+                     : "exact vector, applied per row in the same pass";
+  if (r.c.slice_words > 0)
+    said.notes.push_back(fmt::format("{}; {} words a slice", schedule_of(r.c), r.c.slice_words));
   said.merges = r.exchanged() ? "partial sums on the device, ranks by all_gather of the row states"
                               : "partial sums merged in a fixed order on the device";
+  if (r.c.slice_words > 0 && !r.c.from_saved)  // the logits twice
+    said.flops += 2.0 * static_cast<double>(r.p.tokens) * static_cast<double>(r.p.hidden) *
+                  static_cast<double>(r.p.vocab_local);
   said.denominator = NAN;
   if (said.valid_tokens >= 0) return;  // counted under target_check = checked
   said.notes.push_back(fmt::format(
@@ -55,6 +68,7 @@ void run(const Call& call) {
   for (int64_t begin = 0; begin < r.p.tokens; begin += c.chunk_rows)
     run_chunk(r, begin, begin == 0);
   end(r);
+  if (c.x_in_dx) blank(r);
   report(r);
 }
 
@@ -66,8 +80,11 @@ int64_t bytes(const Problem& p, const DeviceFacts& device) {
 
 std::vector<std::string> details(const Problem& p, const DeviceFacts& device) {
   const Config c = config(p, device);
-  return {fmt::format("chunk_rows = {}", c.chunk_rows),
+  return {fmt::format("schedule = {}", schedule_of(c)),
+          fmt::format("chunk_rows = {}", c.chunk_rows),
           fmt::format("chunks = {}", c.chunks),
+          fmt::format("slice_words = {}", c.slice_words),
+          fmt::format("state_rows = {}", c.state_rows),
           fmt::format("blocks = {} (pairs sharing the B tile)", c.blocks),
           fmt::format("path = {}", c.wide        ? "wide"
                                    : c.transform ? "folded, then transformed"
@@ -76,7 +93,9 @@ std::vector<std::string> details(const Problem& p, const DeviceFacts& device) {
           "dx tile = 128 x 256 x 64, cooperative, 4 stages",
           "dw tile = 192 x 128 x 64, ping-pong, 5 stages, reduce-add",
           fmt::format("buffer = {} bytes of {}", c.chunk_rows * c.exp_stride * 2,
-                      c.wide ? "fp32 logits, then their gradient" : "exp(z - shift)")};
+                      c.wide              ? "fp32 logits, then their gradient"
+                      : c.slice_words > 0 ? "the logits' gradient"
+                                          : "exp(z - shift)")};
 }
 
 }  // namespace
@@ -85,7 +104,8 @@ std::vector<std::string> details(const Problem& p, const DeviceFacts& device) {
 namespace talea::lce {
 
 Lane sm90_lane() {
-  return {"sm90", "native kernel", sm90::decline, sm90::bytes, sm90::details, sm90::run};
+  return {"sm90",        "native kernel", sm90::decline, sm90::bytes,
+          sm90::details, sm90::run,       sm90::yields};
 }
 
 }  // namespace talea::lce

@@ -9,6 +9,9 @@
 namespace talea::lce::sm90 {
 
 inline constexpr int kSumParts = 256;  // partial column sums of the weight, added in order
+// Up to so many, a loss alone is bound by one read of the weight: a shift found beforehand costs
+// more than tiles with maxima of their own do.
+inline constexpr int64_t kFewTokens = 256;
 
 inline Buffers lay_out(const Problem& p, const Config& c, Arena& arena) {
   const int64_t n = p.tokens, d = p.hidden;
@@ -48,7 +51,7 @@ inline Buffers lay_out(const Problem& p, const Config& c, Arena& arena) {
     b.smooth_row = arena.take<float>(d);
   }
   b.bias_sum = arena.take<double>(2);
-  b.x = arena.take<uint16_t>(c.chunk_rows * d);
+  if (!c.x_in_dx) b.x = arena.take<uint16_t>(c.chunk_rows * d);
   if (c.exp_stride > 0) b.exp = arena.take<uint16_t>(c.chunk_rows * c.exp_stride);
   if (c.wide) {
     b.logits = reinterpret_cast<float*>(b.exp);
@@ -56,23 +59,25 @@ inline Buffers lay_out(const Problem& p, const Config& c, Arena& arena) {
     b.undo = arena.take<float>(1);
     b.target_slope = arena.take<float>(c.chunk_rows);
     b.sparse_logits = arena.take<float>(c.chunk_rows * p.soft_k);
-  } else {
-    b.tile_sums = arena.take<float>(c.tiles * c.chunk_rows);
+  } else if (!c.from_saved) {
+    b.tile_sums = arena.take<float>(c.tiles * c.state_rows);
     if (p.wants_entropy || p.has_upstream_entropy)
-      b.tile_shifted = arena.take<float>(c.tiles * c.chunk_rows);
+      b.tile_shifted = arena.take<float>(c.tiles * c.state_rows);
     if (p.options.label_smoothing > 0 && !c.smoothing)
-      b.tile_classes = arena.take<float>(c.tiles * c.chunk_rows);
-    if (c.kept > 0 || c.online) b.tile_peaks = arena.take<float>(c.tiles * c.chunk_rows);
+      b.tile_classes = arena.take<float>(c.tiles * c.state_rows);
+    if (c.kept > 0 || c.online) b.tile_peaks = arena.take<float>(c.tiles * c.state_rows);
   }
-  if (c.wide || c.transform) b.factors = arena.take<RowFactors>(c.chunk_rows);
+  if (c.wide || c.transform || c.slice_words > 0) b.factors = arena.take<RowFactors>(c.chunk_rows);
   if (c.kept > 0) {
     b.row_lse = arena.take<double>(c.chunk_rows);
     b.own_best = arena.take<Candidate<float>>(c.chunk_rows * c.kept);
     if (p.world > 1) b.all_best = arena.take<Candidate<float>>(c.chunk_rows * c.kept * p.world);
   }
-  if (c.wide || p.world > 1) b.own_states = arena.take<RowState<double>>(c.chunk_rows);
+  if (c.wide || c.from_saved || p.world > 1)
+    b.own_states = arena.take<RowState<double>>(c.chunk_rows);
   if (p.world > 1) b.all_states = arena.take<RowState<double>>(c.chunk_rows * p.world);
-  if (c.exchange_dx) b.dx_part = arena.take<float>(c.chunk_rows * d);
+  if (c.exchange_dx || (c.slice_words > 0 && p.wants_dx))
+    b.dx_part = arena.take<float>(c.chunk_rows * d);
   if (c.gather_tokens) {
     b.x_all = arena.take<uint16_t>(n * d);
     if (p.wants_dx) b.dx_all = arena.take<float>((n + n / p.world) * d);

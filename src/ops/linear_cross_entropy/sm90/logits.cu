@@ -12,7 +12,8 @@ void logits_product(const LogitsCall& call, const Launch& launch) {
     return run_shape<LogitsMode::shift, false>(call, launch);
   if (call.kind == LogitsCall::Kind::store)
     return run_shape<LogitsMode::store, false>(call, launch);
-  if (call.kind == LogitsCall::Kind::online) return run_online<false>(call, launch);
+  if (call.kind == LogitsCall::Kind::online)
+    return run_shape<LogitsMode::online, false>(call, launch);
   run_logits<LogitsShape, LogitsMode::sums, false, false>(call, launch);
 }
 

@@ -2,12 +2,9 @@
 // Exists so that the softmax sees the fp32 accumulator and logits never reach memory.
 // Never lets the target's own term into the sum or into the 16-bit buffer.
 #pragma once
-#include "device/sm90/gemm.cuh"
-#include "ops/linear_cross_entropy/sm90/rows.hpp"
+#include "ops/linear_cross_entropy/sm90/logits_tile.cuh"
 
 namespace talea::lce::sm90 {
-
-using namespace talea::sm90;
 
 enum class LogitsMode {
   shift,  // only the row maximum of the first vocabulary tile, which becomes the row's shift
@@ -26,7 +23,6 @@ struct LogitsParams {
   float* tile_peaks = nullptr;  // maximum over v != target: of z - shift, or null (full only);
                                 // online: of z, what the tile's sums are relative to
   const float* class_weight = nullptr;  // local, or null for ones
-  bool plain = false;  // the buffer gets exp(z - shift) without the softcap's slope
   int64_t tile_sums_stride = 0;
   int vocab = 0;
   int pair_rows = 256;  // rows of the two tiles that a pair of blocks takes
@@ -58,11 +54,13 @@ struct RepairFilter {
 // kGeneral: bias, softcap, per-token scale, entropy. kFull: beside them, sums and maxima per tile
 // for smoothing under a softcap and for the best words.
 template <LogitsMode kMode, bool kGeneral, bool kFull>
-struct LogitsEpilogue {
+struct LogitsEpilogue : LogitsTile {
   using Params = LogitsParams;
   using Filter = RepairFilter;
   static __device__ void before(const Params&) { wait_for_earlier_kernels(); }
   static __device__ void after(const Params&) {}
+
+  static constexpr float kLeast = -3e38f;
 
   // The accumulators of one row pair become log2-domain values x = (z - shift) log2 e.
   struct Row {
@@ -113,111 +111,84 @@ struct LogitsEpilogue {
         }
   }
 
-  template <class S>
-  static __device__ __forceinline__ void mask_columns(float (&acc)[S::kBlockN / 2], int left) {
-    const int first = 2 * (threadIdx.x % 4);
-#pragma unroll
-    for (int j = 0; j < S::kBlockN / 8; ++j)
-#pragma unroll
-      for (int e = 0; e < 2; ++e)
-        if (8 * j + e + first >= left) acc[4 * j + e] = acc[4 * j + 2 + e] = -INFINITY;
-  }
-
-  static __device__ __forceinline__ uint32_t pack(float low, float high) {
-    uint32_t both;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
-    return both;
-  }
-
-  // One logit: its term of the sum, and what the buffer holds for it.
-  template <bool kCapped>
-  static __device__ __forceinline__ float term(const Params& p, Row& r, float acc, float bias,
-                                               float weight) {
-    float x;
-    if constexpr (kGeneral) {
-      // -inf marks the target and the columns past the end: it must stay -inf under any sign.
-      const float a = fmaf(acc, r.scale, bias);
-      const float z2 = kCapped ? p.rule.capped2(a) : a * kLog2E;
-      x = acc == -INFINITY ? -INFINITY : z2 - r.shift;
-      if (kFull) r.classes = fmaf(weight, acc == -INFINITY ? 0.f : z2, r.classes);
-    } else {
-      x = fmaf(acc, r.scale, -r.shift);
+  // One logit: its term of the sum, and what the buffer holds for it. scale and bias are in the
+  // units of `unit`. A full epilogue leaves exp(z - shift): what needs its sums forms da in a pass
+  // of its own.
+  template <bool kCapped, bool kMasked>
+  static __device__ __forceinline__ float term(const Params& p, Row& r, float scale, float acc,
+                                               float bias, float weight) {
+    if constexpr (!kGeneral) {
+      const float x = fmaf(acc, scale, -r.shift), e = exp2_fast(x);
+      r.peak = fmaxf(r.peak, x);
+      r.sum += e;
+      return e;
     }
+    const float a = fmaf(acc, scale, bias);
+    float z2 = kCapped ? p.rule.capped_unit(a) : a, x = z2 - r.shift;
+    // -inf marks the target and the columns past the end: it must stay -inf under any sign.
+    if (kMasked && acc == -INFINITY) z2 = 0.f, x = -INFINITY;
+    if (kFull) r.classes = fmaf(weight, z2, r.classes);
     r.peak = fmaxf(r.peak, x);
     const float e = exp2_fast(x);
     r.sum += e;
-    if constexpr (!kGeneral) return e;
-    // exp(-inf) stays 0 where its product or its slope would not be a number.
-    r.shifted = fmaf(e, e == 0.f ? 0.f : x, r.shifted);
-    if (kFull && p.plain) return e;
-    if constexpr (kCapped) return e == 0.f ? 0.f : e * p.rule.slope2(x + r.shift);
-    return e;
+    r.shifted = fmaf(e, fmaxf(x, kLeast), r.shifted);  // 0 times -inf would not be a number
+    return kCapped && !kFull ? e * p.rule.slope2(z2) : e;
   }
 
-  // The bias of four blocks of eight columns, read ahead of the arithmetic and not between.
-  static __device__ __forceinline__ void read_words(const Params& p, const float* words, int column,
-                                                    float* values) {
-    const int last = p.vocab - 1;
-#pragma unroll
-    for (int i = 0; i < 8; ++i) values[i] = words[min(column + 8 * (i / 2) + i % 2, last)];
-  }
-
-  template <bool kCapped>
+  template <bool kCapped, bool kMasked>
   static __device__ __forceinline__ void terms(const float* acc, const Params& p, Row& upper,
                                                Row& lower, const float* bias, const float* weight,
                                                uint32_t* packed) {
+    const float unit = !kGeneral ? 1.f : kCapped ? p.rule.capped_input() : kLog2E;
+    const float up = upper.scale * unit, low = lower.scale * unit;
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const float* a = acc + 4 * j;
-      const float b0 = bias[2 * j], b1 = bias[2 * j + 1];
+      const float b0 = bias[2 * j] * unit, b1 = bias[2 * j + 1] * unit;
       const float w0 = kFull ? weight[2 * j] : 1.f, w1 = kFull ? weight[2 * j + 1] : 1.f;
-      const float u0 = term<kCapped>(p, upper, a[0], b0, w0);
-      const float u1 = term<kCapped>(p, upper, a[1], b1, w1);
-      const float l0 = term<kCapped>(p, lower, a[2], b0, w0);
-      const float l1 = term<kCapped>(p, lower, a[3], b1, w1);
+      const float u0 = term<kCapped, kMasked>(p, upper, up, a[0], b0, w0);
+      const float u1 = term<kCapped, kMasked>(p, upper, up, a[1], b1, w1);
+      const float l0 = term<kCapped, kMasked>(p, lower, low, a[2], b0, w0);
+      const float l1 = term<kCapped, kMasked>(p, lower, low, a[3], b1, w1);
       packed[2 * j] = pack(u0, u1);
       packed[2 * j + 1] = pack(l0, l1);
     }
   }
 
   // The choice of rule is made once per 32 columns, so that their arithmetic overlaps.
+  template <bool kMasked>
   static __device__ __forceinline__ void columns(const float* acc, const Params& p, Row& upper,
                                                  Row& lower, int column, uint32_t* packed) {
     float bias[8] = {}, weight[8] = {1, 1, 1, 1, 1, 1, 1, 1};
-    if (kGeneral && p.rule.bias) read_words(p, p.rule.bias, column, bias);
-    if (kFull && p.class_weight) read_words(p, p.class_weight, column, weight);
+    if (kGeneral && p.rule.bias) read_words(p.rule.bias, p.vocab, column, bias);
+    if (kFull && p.class_weight) read_words(p.class_weight, p.vocab, column, weight);
     if (kGeneral && p.rule.softcap > 0)
-      terms<true>(acc, p, upper, lower, bias, weight, packed);
+      terms<true, kMasked>(acc, p, upper, lower, bias, weight, packed);
     else
-      terms<false>(acc, p, upper, lower, bias, weight, packed);
+      terms<false, kMasked>(acc, p, upper, lower, bias, weight, packed);
   }
 
   // 64 columns of the warp's 16 rows, through shared memory to the copy engine.
-  template <class S>
+  template <class S, bool kMasked>
   static __device__ __forceinline__ void group(const float (&acc)[S::kBlockN / 2], const Params& p,
                                                Row& upper, Row& lower, int g, int row, int column,
                                                char* staging) {
-    const int lane = threadIdx.x % 32, first = column + 64 * g + 2 * (lane % 4);
+    const int first = column + 64 * g + 2 * static_cast<int>(threadIdx.x % 4);
     uint32_t packed[16];
-    columns(&acc[32 * g], p, upper, lower, first, packed);
-    columns(&acc[32 * g + 16], p, upper, lower, first + 32, packed + 8);
+    columns<kMasked>(&acc[32 * g], p, upper, lower, first, packed);
+    columns<kMasked>(&acc[32 * g + 16], p, upper, lower, first + 32, packed + 8);
     if constexpr (kMode != LogitsMode::store) return;
-    if (lane == 0) store_wait_read<0>();
-    __syncwarp();
-    // Lane i names row i % 16 of the 8-column blocks 2 q + i / 16; 16-byte pieces are swizzled.
-    const int r = lane % 16;
+    store_piece(p.exp_map, packed, staging, column + 64 * g, row);
+  }
+
+  // Few tiles hold a target or the end of the vocabulary: the others need not look for them.
+  template <class S, bool kMasked>
+  static __device__ __forceinline__ void groups(const float (&acc)[S::kBlockN / 2], const Params& p,
+                                                Row& upper, Row& lower, int row, int column,
+                                                char* staging) {
 #pragma unroll
-    for (int q = 0; q < 4; ++q) {
-      const int piece = (2 * q + lane / 16) ^ (r % 8);
-      store_matrix_x4(staging + r * 128 + piece * 16, packed[4 * q], packed[4 * q + 1],
-                      packed[4 * q + 2], packed[4 * q + 3]);
-    }
-    fence_async_shared();
-    __syncwarp();
-    if (lane == 0) {
-      store_tile(&p.exp_map, staging, column + 64 * g, row);
-      store_commit();
-    }
+    for (int g = 0; g < S::kBlockN / 64; ++g)
+      group<S, kMasked>(acc, p, upper, lower, g, row, column, staging);
   }
 
   // The maximum of a row of the tile becomes its shift.
@@ -277,7 +248,9 @@ struct LogitsEpilogue {
       Row lower = begin<S>(p, own + 8, work.rows, column);
       const bool u = static_cast<unsigned>(upper.target) < S::kBlockN;
       const bool l = static_cast<unsigned>(lower.target) < S::kBlockN;
-      if (__any_sync(0xffffffffu, u || l)) {
+      const bool here = __any_sync(0xffffffffu, u || l);
+      const bool masked = here || column + S::kBlockN > p.vocab;
+      if (here) {
         if (u) take_target<S>(acc[part], p, upper, 0, own, column);
         if (l) take_target<S>(acc[part], p, lower, 1, own + 8, column);
       }
@@ -286,9 +259,10 @@ struct LogitsEpilogue {
         find_shift<S>(acc[part], p, upper, 0, column);
         find_shift<S>(acc[part], p, lower, 1, column);
       }
-#pragma unroll
-      for (int g = 0; g < S::kBlockN / 64; ++g)
-        group<S>(acc[part], p, upper, lower, g, row, column, staging);
+      if (kGeneral && masked)
+        groups<S, true>(acc[part], p, upper, lower, row, column, staging);
+      else
+        groups<S, false>(acc[part], p, upper, lower, row, column, staging);
       finish(p, upper, own, work.rows, column / S::kBlockN);
       finish(p, lower, own + 8, work.rows, column / S::kBlockN);
     }

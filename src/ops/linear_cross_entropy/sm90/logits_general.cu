@@ -8,7 +8,8 @@ namespace talea::lce::sm90 {
 void general_logits_product(const LogitsCall& call, const Launch& launch) {
   if (call.kind == LogitsCall::Kind::shift) return run_shape<LogitsMode::shift, true>(call, launch);
   if (call.kind == LogitsCall::Kind::store) return run_shape<LogitsMode::store, true>(call, launch);
-  if (call.kind == LogitsCall::Kind::online) return run_online<true>(call, launch);
+  if (call.kind == LogitsCall::Kind::online)
+    return run_shape<LogitsMode::online, true>(call, launch);
   run_logits<LogitsShape, LogitsMode::sums, true, false>(call, launch);
 }
 

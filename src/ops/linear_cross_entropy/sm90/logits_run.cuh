@@ -27,7 +27,6 @@ void run_logits(const LogitsCall& c, const Launch& launch) {
   p.tile_classes = c.tile_classes;
   p.tile_peaks = c.tile_peaks;
   p.class_weight = c.class_weight;
-  p.plain = c.plain;
   p.tile_sums_stride = c.tile_sums_stride;
   p.vocab = static_cast<int>(c.weight.rows);
   p.rule = c.rule;
@@ -45,17 +44,12 @@ void run_logits(const LogitsCall& c, const Launch& launch) {
       launch.stream);
 }
 
-// Few rows whose sums alone are wanted.
-template <bool kGeneral>
-void run_online(const LogitsCall& c, const Launch& launch) {
-  run_logits<FewRowsShape, LogitsMode::online, kGeneral, false>(c, launch);
-}
-
 template <LogitsMode kMode, bool kGeneral>
 void run_shape(const LogitsCall& c, const Launch& launch) {
-  if (c.chunk.capacity <= 128)
+  // The shift takes one tile of the vocabulary: shorter tiles fill more of the device.
+  if (kMode == LogitsMode::shift || c.chunk.capacity <= 128)
     run_logits<FewRowsShape, kMode, kGeneral, false>(c, launch);
-  else
+  else if constexpr (kMode != LogitsMode::shift)
     run_logits<LogitsShape, kMode, kGeneral, false>(c, launch);
 }
 

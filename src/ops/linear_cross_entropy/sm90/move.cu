@@ -35,7 +35,7 @@ __global__ void gather_kernel(GatherParams p) {
   const int64_t row = blockIdx.x;
   const bool real = p.range.in_use ? row < p.range.count() : row < p.range.rows;
   const int64_t vectors = p.columns / 8;
-  auto* to = static_cast<uint4*>(p.to) + row * vectors;
+  auto* to = reinterpret_cast<uint4*>(static_cast<uint16_t*>(p.to) + row * p.to_stride);
   if (!real) {
     for (int64_t i = threadIdx.x; i < vectors; i += blockDim.x) to[i] = uint4{0, 0, 0, 0};
     return;
@@ -105,6 +105,26 @@ __global__ void scatter_rows_kernel(ScatterRowsParams p) {
   }
 }
 
+__global__ void end_rows_kernel(EndRowsParams p) {
+  const int64_t row = blockIdx.x;
+  if (row >= p.range.count()) return;
+  const int target = p.rows.target[row];
+  const float factor = p.rows.target_factor[row];
+  const int64_t to = p.rows.index[row] * p.to.stride0, word = target * p.weight_stride;
+  for (int64_t d = 2 * threadIdx.x; d < p.hidden; d += 2 * blockDim.x) {
+    float2 x = *reinterpret_cast<const float2*>(p.sum + row * p.hidden + d);
+    if (target >= 0) {
+      const float2 w = load_pair<false>(p.weight, word + d);
+      x.x = fmaf(factor, w.x, x.x), x.y = fmaf(factor, w.y, x.y);
+    }
+    if (p.to.dtype == DType::f32)
+      *reinterpret_cast<float2*>(static_cast<float*>(p.to.data) + to + d) = x;
+    else
+      *reinterpret_cast<uint32_t*>(static_cast<uint16_t*>(p.to.data) + to + d) =
+          pack<false>(x.x, x.y);
+  }
+}
+
 __global__ void convert_kernel(DeviceVector from, int64_t first, int64_t count, float* to) {
   const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   if (i < count) to[i] = static_cast<float>(read(from, first + i, 0));
@@ -136,6 +156,12 @@ void scatter_rows(const ScatterRowsParams& p, cudaStream_t stream) {
   auto* kernel = p.bf16 ? scatter_rows_kernel<true> : scatter_rows_kernel<false>;
   kernel<<<static_cast<unsigned>(p.range.rows), 256, 0, stream>>>(p);
   device::check_launch("scatter_rows");
+}
+
+void end_rows(const EndRowsParams& p, cudaStream_t stream) {
+  if (p.range.rows == 0) return;
+  end_rows_kernel<<<static_cast<unsigned>(p.range.rows), 256, 0, stream>>>(p);
+  device::check_launch("end_rows");
 }
 
 void convert_vector(const DeviceVector& from, int64_t first, int64_t count, float* to,

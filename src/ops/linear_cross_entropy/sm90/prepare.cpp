@@ -82,6 +82,8 @@ void check_data(const Run& r) {
   said.targets_in_partition = f.in_partition;
 }
 
+}  // namespace
+
 void blank(const Run& r) {
   const Outputs& out = r.call.out;
   // A rank without words adds nothing to the summed rows but the blanks that follow.
@@ -111,11 +113,14 @@ void blank(const Run& r) {
   blank_rows(q, r.stream);
 }
 
+namespace {
+
 // Sequence parallel: the rows of all ranks, dense.
 void gather_tokens(const Run& r) {
   const int64_t rows = r.p.tokens / r.p.world;
   uint16_t* own = r.b.x_all + rows * r.p.hidden * r.p.rank;
-  GatherParams g{r.call.in.hidden.data, r.p.hidden_row_stride, r.p.hidden, nullptr, {}, own};
+  GatherParams g{
+      r.call.in.hidden.data, r.p.hidden_row_stride, r.p.hidden, nullptr, {}, own, r.p.hidden};
   g.range.rows = rows;
   gather_rows(g, r.stream);
   r.call.vocab.all_gather(own, r.b.x_all, rows * r.p.hidden * 2, r.call.stream);
@@ -130,11 +135,11 @@ void prepare(const Run& r) {
     convert_vector(device_vector(in.class_weight), r.p.vocab_begin, r.p.vocab_local,
                    r.b.class_weight, r.stream);
   if (r.c.gather_tokens) gather_tokens(r);
-  if (!r.c.wide && !r.c.online) find_shifts(r);
+  if (!r.c.wide && !r.c.online && !r.c.from_saved) find_shifts(r);
   compact(r);
   if (r.p.options.target_check == TargetCheck::checked) check_data(r);
-  blank(r);
-  if (r.c.smoothing) {
+  if (!r.c.x_in_dx) blank(r);
+  if (r.c.smoothing && !r.c.from_saved) {
     DeviceVector weights, bias;
     if (r.b.class_weight) weights = {r.b.class_weight, DType::f32, 1};
     if (r.b.bias) bias = {r.b.bias, DType::f32, 1};

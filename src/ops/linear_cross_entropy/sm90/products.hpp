@@ -39,7 +39,7 @@ struct LogitsCall {
   float* tile_shifted = nullptr;
   float *tile_classes = nullptr, *tile_peaks = nullptr;  // of a full epilogue, where wanted
   const float* class_weight = nullptr;
-  bool full = false, plain = false;
+  bool full = false;
   int64_t tile_sums_stride = 0;
   LogitRule rule;
   bool general = false;  // bias, softcap, per-token scale, entropy or a scale <= 0
@@ -68,6 +68,28 @@ struct DxCall {
 };
 void dx_product(const DxCall& call, const Launch& launch);
 
+// G of one slice of the vocabulary, for every row: what is left of da once the target's element is
+// taken out, rounded to 16 bits.
+struct SliceLogitsCall {
+  Matrix x, weight, gradient;  // weight, gradient: of the slice
+  ChunkRows chunk;
+  RowBuffers rows;
+  const RowFactors* factors = nullptr;
+  const float* class_weight = nullptr;  // of the slice, or null for ones
+  LogitRule rule;                       // bias of the slice
+  int first_word = 0;
+  bool general = false;  // bias, softcap, per-token scale, smoothing, entropy or a scale <= 0
+};
+void slice_logits_product(const SliceLogitsCall& call, const Launch& launch);
+
+// sum += G W over the words of one slice, fp32 [rows, hidden].
+struct SliceDxCall {
+  Matrix gradient, weight, sum;
+  ChunkRows chunk;
+  bool add = true;  // false: the first slice overwrites
+};
+void slice_dx_product(const SliceDxCall& call, const Launch& launch);
+
 struct DwCall {
   Matrix exp, x, dw;  // x: the chunk's rows times f
   Terms terms;
@@ -78,8 +100,9 @@ struct DwCall {
   bool beside_dx = false;         // may start while the launch before it still runs
   int early = 0, head_start = 0;  // pairs of blocks that dX leaves free, tiles they are ahead
   int* tickets = nullptr;         // zeroed
-  // dw is 16-bit and this chunk holds every row: the targets' share is added before the rounding.
+  // dw is 16-bit and this call holds every row: the targets' share is added before the rounding.
   bool rounds = false;
+  int first_word = 0;  // of dw's rows
   const uint64_t* sorted = nullptr;
   RowBuffers rows;
   Matrix hidden;  // the original rows

@@ -100,6 +100,7 @@ struct GatherParams {
   const int* index = nullptr;
   RowRange range;
   void* to = nullptr;
+  int64_t to_stride = 0;
 };
 void gather_rows(const GatherParams& p, cudaStream_t stream);
 
@@ -126,6 +127,18 @@ struct ScatterRowsParams {
   device::View to;
 };
 void scatter_rows(const ScatterRowsParams& p, cudaStream_t stream);
+
+// By slices: dX = the fp32 sum and the target's own term, rounded once, to the row's place.
+struct EndRowsParams {
+  const float* sum = nullptr;
+  int64_t hidden = 0;
+  RowBuffers rows;
+  RowRange range;
+  const void* weight = nullptr;  // bf16
+  int64_t weight_stride = 0;
+  device::View to;  // bf16 or fp32, column stride 1
+};
+void end_rows(const EndRowsParams& p, cudaStream_t stream);
 
 // A vector of any dtype and stride into fp32.
 void convert_vector(const DeviceVector& from, int64_t first, int64_t count, float* to,
@@ -167,6 +180,15 @@ struct FinishParams {
   int* zeroed = nullptr;  // a counter for the kernels that follow, or null
 };
 void finish_rows(const FinishParams& p, cudaStream_t stream);
+
+// states[row] from the lse and the target's log-probability of an earlier call.
+struct SavedParams {
+  RowBuffers rows;
+  RowRange range;
+  DeviceVector lse, logprob;  // per token
+  RowState<double>* states = nullptr;
+};
+void restore_states(const SavedParams& p, cudaStream_t stream);
 
 struct ReduceParams {
   const BatchFacts* facts = nullptr;

@@ -76,12 +76,17 @@ struct LogitRule {
 
 #ifdef __CUDACC__
   __device__ __forceinline__ float bias_at(int column) const { return bias ? bias[column] : 0.f; }
-  // In log2 units. tanh by exp keeps fp32 accuracy where the hardware's tanh has eleven bits.
-  __device__ __forceinline__ float capped2(float a) const {
+  // In log2 units, of a times capped_input(). tanh by exp keeps fp32 accuracy where the hardware's
+  // tanh has eleven bits.
+  __device__ __forceinline__ float capped_input() const { return 2 * kLog2E * inverse_softcap; }
+  __device__ __forceinline__ float capped_unit(float a) const {
     float e, inverse;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(a * (2 * kLog2E * inverse_softcap)));
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(a));
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(e + 1.f));
     return fmaf(inverse, -2 * kLog2E * softcap, kLog2E * softcap);
+  }
+  __device__ __forceinline__ float capped2(float a) const {
+    return capped_unit(a * capped_input());
   }
   __device__ __forceinline__ float log2_logit(float a) const {
     return softcap > 0 ? capped2(a) : a * kLog2E;

@@ -30,6 +30,11 @@ struct Run {
     if (c.gather_tokens) return {b.x_all, p.tokens, p.hidden, p.hidden};
     return {call.in.hidden.data, p.tokens, p.hidden, p.hidden_row_stride};
   }
+  // The compacted rows of the chunk; by slices, every row's, in dX until dX itself is written.
+  Matrix x() const {
+    if (!c.x_in_dx) return {b.x, c.chunk_rows, p.hidden, p.hidden};
+    return {call.out.dx.data, c.chunk_rows, p.hidden, call.out.dx.stride[0]};
+  }
   Matrix weight() const {
     return {call.in.weight.data, p.vocab_local, p.hidden, p.weight_row_stride};
   }
@@ -68,8 +73,12 @@ struct Run {
 
 // prepare.cpp: what the targets say, blanks, vectors in fp32, each row's shift.
 void prepare(const Run& r);
+// What ignored and poisoned rows show; by slices, after dX's memory has served its turn.
+void blank(const Run& r);
 // chunk.cpp: the three products of one chunk and what lies between them.
 void run_chunk(const Run& r, int64_t begin, bool first);
+// slices.cpp: the gradients of every row, a slice of the vocabulary at a time.
+void run_slices(const Run& r);
 // end.cpp: dW's last pieces, db, the scalars.
 void end(const Run& r);
 

@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(1024) scalar_sums_kernel(WeightSumParams p) {
 __global__ void row_dot_kernel(RowDotParams p) {
   const int row = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
   if (row >= p.capacity || row >= p.facts->valid - p.begin) return;
-  const auto* x = static_cast<const __nv_bfloat16*>(p.x) + row * p.hidden;
+  const auto* x = static_cast<const __nv_bfloat16*>(p.x) + row * p.stride;
   float sum = 0;
   for (int64_t d = threadIdx.x % 32 * 2; d < p.hidden; d += 64) {
     const auto pair = *reinterpret_cast<const __nv_bfloat162*>(x + d);

@@ -19,7 +19,8 @@ void weight_sums(const WeightSumParams& p, cudaStream_t stream);
 
 // out[row] = scale x_row . vector + sums[1]
 struct RowDotParams {
-  const void* x = nullptr;  // dense rows of the chunk
+  const void* x = nullptr;  // the chunk's rows
+  int64_t stride = 0;
   int64_t hidden = 0, capacity = 0, begin = 0;
   const BatchFacts* facts = nullptr;
   const float* vector = nullptr;

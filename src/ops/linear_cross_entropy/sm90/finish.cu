@@ -146,21 +146,6 @@ __device__ float end_row(const FinishParams& p, int row, const TileSums& tiles) 
   return 0.f;
 }
 
-// One tile's sums, relative to `most` where it has a maximum of its own; log2 units.
-__device__ void add_tile(const FinishParams& p, int64_t at, float most, TileSums& own) {
-  const double sum = p.tile_sums[at];
-  if (!p.tile_maxima) {
-    own.sum += sum;
-    if (p.tile_shifted) own.shifted += p.tile_shifted[at] * kLn2;
-    if (p.tile_classes) own.classes += p.tile_classes[at] * kLn2;
-    return;
-  }
-  const double x = most == -INFINITY ? 0.0 : p.tile_maxima[at] - static_cast<double>(most);
-  const double f = exp2(x);
-  own.sum += f * sum;
-  if (p.tile_shifted && f > 0) own.shifted += f * kLn2 * (p.tile_shifted[at] + sum * x);
-}
-
 __global__ void saved_kernel(SavedParams p) {
   const int64_t row = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   if (row >= p.range.count()) return;
@@ -183,11 +168,16 @@ __global__ void __launch_bounds__(kRows* kLanes) finish_kernel(FinishParams p) {
   const int row = blockIdx.x * kRows + r;
   const int rows = static_cast<int>(p.range.count());
   if (blockIdx.x * kRows >= rows) return;
-  const bool reads = row < rows && !p.states;
   TileSums own{0, 0, 0};
+  if (row < rows && !p.states) {
 #pragma unroll 4
-  for (int tile = lane; reads && tile < p.tiles; tile += kLanes)
-    add_tile(p, tile * p.tile_sums_stride + row, 0.f, own);
+    for (int tile = lane; tile < p.tiles; tile += kLanes) {
+      const int64_t at = tile * p.tile_sums_stride + row;
+      own.sum += p.tile_sums[at];
+      if (p.tile_shifted) own.shifted += p.tile_shifted[at] * kLn2;
+      if (p.tile_classes) own.classes += p.tile_classes[at] * kLn2;
+    }
+  }
   sums[lane][r] = own;
   __syncthreads();
   if (lane == 0) {
@@ -224,8 +214,14 @@ __global__ void __launch_bounds__(256) online_kernel(FinishParams p) {
     most = fmaxf(most, p.tile_maxima[tile * p.tile_sums_stride + row]);
   most = device::block_reduce(most, device::Max(), floats);
   TileSums own{0, 0, 0};
-  for (int tile = threadIdx.x; tile < p.tiles; tile += 256)
-    add_tile(p, tile * p.tile_sums_stride + row, most, own);
+  for (int tile = threadIdx.x; tile < p.tiles; tile += 256) {
+    const int64_t at = tile * p.tile_sums_stride + row;
+    const bool none = most == -INFINITY;
+    const double x = none ? 0.0 : p.tile_maxima[at] - static_cast<double>(most), f = exp2(x);
+    const double sum = p.tile_sums[at];
+    own.sum += f * sum;
+    if (p.tile_shifted && f > 0) own.shifted += f * kLn2 * (p.tile_shifted[at] + sum * x);
+  }
   own.sum = device::block_reduce(own.sum, device::Sum(), doubles);
   own.shifted = device::block_reduce(own.shifted, device::Sum(), doubles);
   if (threadIdx.x != 0) return;

@@ -75,10 +75,10 @@ def in_places(made, need) -> list:
 
 def forms_gradient_early(config: Config, main_grad, hidden: torch.Tensor) -> bool:
     """fp16 never: a loss scale must enter before its small gradients underflow, not after."""
-    return main_grad is None and hidden.dtype != torch.float16 and scalar_upstream(config)
+    return main_grad is None and hidden.dtype != torch.float16 and _scalar_upstream(config)
 
 
-def scalar_upstream(config: Config) -> bool:
+def _scalar_upstream(config: Config) -> bool:
     """Whether nothing but a scalar can multiply the gradients."""
     if config.outputs == ("loss",):
         return config.reduction != "none"
@@ -105,8 +105,9 @@ class Operator(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, hidden, weight, bias, config, main_grad, rest):
-        need_x, need_w, need_b, _, _, _ = ctx.needs_input_grad
-        need = (need_x, need_w and main_grad is None, need_b)
+        need_x, need_w, need_b = need = ctx.needs_input_grad[:3]
+        if main_grad is not None:
+            need = (need_x, False, need_b)
         tensors = (hidden, weight, bias, *rest)
         ctx.save_for_backward(*tensors)
         early = forms_gradient_early(config, main_grad, hidden)

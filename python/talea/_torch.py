@@ -129,23 +129,10 @@ class Described:
         self.plan = Plan(config, named, outputs, _fill, accumulate_dw=accumulate_dw, ranks=struct)
         size = self.plan.workspace_bytes
         self.workspace = partial(torch.empty, size, dtype=torch.uint8, device=device)
-        if device.type == "cpu" and size <= _MOST_HELD_BYTES:
-            held = self.workspace()
-            self.workspace = lambda: held
-        elif device.type == "cpu" and size >= _LARGE_BYTES:
+        if device.type == "cpu" and size >= _LARGE_BYTES:
             self.workspace = partial(_in_large_pages, size)
         if device.type == "cuda":
             self.stream = partial(torch._C._cuda_getCurrentRawStream, device.index)
-
-    def run(self, addresses, outputs, receipt: bool):
-        """The call on tensors of the described shapes: at these addresses, then `outputs`."""
-        for t in outputs:
-            addresses.append(t.data_ptr())
-        workspace = self.workspace()  # lives until the call is queued: enough, in stream order
-        if self.ranks is None:
-            return self.plan.run(addresses, workspace.data_ptr(), self.stream(), receipt)
-        self.plan.place(addresses, workspace.data_ptr(), self.stream())
-        return self.ranks.run(self.plan, receipt)
 
 
 def _no_stream() -> None:
@@ -172,7 +159,7 @@ def _in_large_pages(size: int) -> torch.Tensor:
 
 _madvise = ctypes.CDLL(None).madvise
 _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-_MOST_KEPT, _MOST_HELD_BYTES, _LARGE_BYTES = 256, 1 << 16, 4 << 20
+_MOST_KEPT, _LARGE_BYTES = 256, 4 << 20
 _kept = _Kept()
 
 
@@ -207,7 +194,15 @@ def call(config: Config, inputs, need, given=None, *, accumulate_dw=False) -> li
                 calls.clear()
             calls[key] = described
     outputs = allocate(described.makers, inputs, given)
-    receipt = described.run(addresses, outputs, config.receipt)
+    for t in outputs:
+        addresses.append(t.data_ptr())
+    workspace = described.workspace()  # lives until the call is queued: enough, in stream order
+    plan, place = described.plan, workspace.data_ptr()
+    if described.ranks is None:
+        receipt = plan.run(addresses, place, described.stream(), config.receipt)
+    else:
+        plan.place(addresses, place, described.stream())
+        receipt = described.ranks.run(plan, config.receipt)
     if receipt is not None:
         latest.receipt = receipt
     return outputs

@@ -126,7 +126,7 @@ def linear_cross_entropy(
         raise UsageError(
             "linear_weight: a DTensor; pass the full weight (or this rank's shard with tp_group)"
         )
-    device = "cpu" if input.is_cpu else input.device.type
+    device = "cpu" if input.is_cpu else "cuda" if input.is_cuda else input.device.type
     if torch.is_autocast_enabled(device):
         input, linear_weight, linear_bias = _autocast(device, input, linear_weight, linear_bias)
     hidden = input if input.dim() == 2 else input.reshape(-1, input.shape[-1])

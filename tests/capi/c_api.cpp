@@ -10,21 +10,9 @@
 #include <string>
 #include <vector>
 
-namespace {
+#include "view.hpp"
 
-talea_tensor view(void* data, int32_t dtype, std::initializer_list<int64_t> shape) {
-  talea_tensor t{};
-  t.data = data;
-  t.dtype = dtype;
-  t.present = 1;
-  for (int64_t extent : shape) t.shape[t.rank++] = extent;
-  int64_t stride = 1;
-  for (int i = t.rank - 1; i >= 0; --i) {
-    t.stride[i] = stride;
-    stride *= t.shape[i];
-  }
-  return t;
-}
+namespace {
 
 // Two tokens, hidden 1: the logits are the weights, (0, log 3) and twice that.
 class CApi : public ::testing::Test {
@@ -210,7 +198,7 @@ TEST_F(CApi, LogSpeaksOfCallsAndErrors) {
   EXPECT_EQ(lines.size(), before);
 }
 
-// A world of two whose other rank holds what this one holds: rank 1's shard is found by replay.
+// A world whose callbacks fail at a call.
 struct World {
   int calls = 0;
   int fail_at = -1;
@@ -237,17 +225,6 @@ talea_communicator communicator(World& world, int32_t size) {
   };
   c.error_text = [](void*) { return "the cable is out"; };
   return c;
-}
-
-TEST_F(CApi, CallbacksCarryTheRanks) {
-  World world;
-  talea_communicator c = communicator(world, 1);
-  ranks.struct_bytes = sizeof ranks;
-  ranks.vocab = &c;
-  ranks.batch = &c;
-  args.ranks = &ranks;
-  EXPECT_EQ(call(), TALEA_OK) << talea_last_error();
-  EXPECT_NEAR(loss, (std::log(4.0 / 3.0) + std::log(10.0)) / 2, 1e-6);
 }
 
 TEST_F(CApi, AFailingCallbackEndsTheCallWithItsText) {

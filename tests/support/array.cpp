@@ -145,7 +145,9 @@ Array::Array(DType dtype, std::vector<int64_t> shape, View view, int64_t skew)
   if (shape_.size() == 1) stride_ = {row};
   if (matrix) stride_ = {row, column};
   const int64_t bytes = (cells + skew) * size_of(dtype) + 2 * guard_bytes;
-  block_.assign(static_cast<size_t>(bytes), std::byte{0xff});  // NaN in every floating dtype
+  // What is not written must not look right: NaN in every floating dtype, and no id of any row
+  // (-1 is what a row without a ranking is given).
+  block_.assign(static_cast<size_t>(bytes), std::byte(is_floating(dtype) ? 0xff : 0xa5));
 }
 
 int64_t Array::elements() const {

@@ -15,6 +15,13 @@ class LaneTest : public ::testing::TestWithParam<std::string> {
     std::string why;
     place_ = place_of(GetParam(), why);
     if (!place_) GTEST_SKIP() << why;
+    runs_before_ = runs_of(lane());
+  }
+
+  // A test whose every case was declined, or that had none, has shown nothing.
+  void TearDown() override {
+    if (!place_ || is_device_lane(lane())) return;
+    EXPECT_GT(runs_of(lane()), runs_before_) << "lane " << lane() << " ran no case of this test";
   }
 
   const std::string& lane() const { return GetParam(); }
@@ -33,6 +40,7 @@ class LaneTest : public ::testing::TestWithParam<std::string> {
 
  private:
   Place* place_ = nullptr;
+  int64_t runs_before_ = 0;
 };
 
 #define TALEA_EVERY_LANE(suite)                                                               \

@@ -95,7 +95,7 @@ struct Cleanup {
 };
 
 struct Count {
-  int64_t accepted = 0;
+  int64_t accepted = 0, runs = 0;
   std::map<std::string, int64_t> declined;
 };
 std::map<std::string, Count>& counts() {
@@ -162,6 +162,7 @@ Outcome run_lane(Place& place, const std::string& lane, const Case& given,
   if (result.workspace_bytes != bytes)
     o.damage += fmt::format("result: workspace_bytes {} where {} were declared\n",
                             result.workspace_bytes, bytes);
+  ++counts()[lane].runs;
   if (result.lane != lane) o.damage += "result: lane " + result.lane + " ran, not " + lane + "\n";
   return o;
 }
@@ -235,6 +236,8 @@ bool may_decline(const std::string& lane, const Case& c) {
                              (c.out.dw.present() && c.out.dw.dtype() == DType::f64);
   return !tensor_core_types(c) || wide_gradient;
 }
+
+int64_t runs_of(const std::string& lane) { return counts()[lane].runs; }
 
 std::string tally() {
   std::string text;

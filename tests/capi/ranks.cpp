@@ -1,0 +1,155 @@
+// What: a world of two ranks whose exchanges are C callbacks, one thread a rank.
+// Why: tables of functions are how a C caller brings its ranks; they must carry a whole call.
+// Never: includes a header of the C++ interface.
+#include <gtest/gtest.h>
+#include <talea/talea.h>
+
+#include <cmath>
+#include <condition_variable>
+#include <cstring>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "view.hpp"
+
+namespace {
+
+// Two ranks in two threads: each callback leaves what it sends, meets the other and takes both.
+struct Table {
+  std::vector<char> sent[2];
+
+  void meet() {
+    std::unique_lock<std::mutex> lock(mutex);
+    const int turn = turns;
+    if (++here == 2) {
+      here = 0;
+      ++turns;
+      both.notify_all();
+    } else {
+      both.wait(lock, [&] { return turns != turn; });
+    }
+  }
+
+ private:
+  std::mutex mutex;
+  std::condition_variable both;
+  int here = 0, turns = 0;
+};
+
+struct Seat {
+  Table* table;
+  int rank;
+  int gathers = 0, sums = 0, scatters = 0;
+
+  void leave(const void* data, int64_t bytes) {
+    const char* from = static_cast<const char*>(data);
+    table->sent[rank].assign(from, from + bytes);
+    table->meet();
+  }
+  // The fp32 sum of `count` elements of both, from element `first` on.
+  int32_t take_sum(void* to, int64_t first, int64_t count, int32_t dtype) {
+    for (int64_t i = 0; i < count && dtype == TALEA_F32; ++i) {
+      float part[2];
+      for (int r = 0; r < 2; ++r)
+        std::memcpy(&part[r], table->sent[r].data() + (first + i) * 4, sizeof(float));
+      static_cast<float*>(to)[i] = part[0] + part[1];
+    }
+    table->meet();
+    return dtype == TALEA_F32 ? 0 : 21;
+  }
+};
+
+talea_communicator communicator(Seat& seat) {
+  talea_communicator c{};
+  c.struct_bytes = sizeof c;
+  c.engine = "two threads";
+  c.rank = seat.rank;
+  c.size = 2;
+  c.user = &seat;
+  c.all_gather = [](void* user, const void* send, void* recv, int64_t bytes, void*) -> int32_t {
+    auto* s = static_cast<Seat*>(user);
+    ++s->gathers;
+    s->leave(send, bytes);
+    for (int r = 0; r < 2; ++r)
+      std::memcpy(static_cast<char*>(recv) + r * bytes, s->table->sent[r].data(),
+                  static_cast<size_t>(bytes));
+    s->table->meet();
+    return 0;
+  };
+  c.all_reduce_sum = [](void* user, void* buffer, int64_t n, int32_t dtype, void*) -> int32_t {
+    auto* s = static_cast<Seat*>(user);
+    ++s->sums;
+    s->leave(buffer, n * 4);
+    return s->take_sum(buffer, 0, n, dtype);
+  };
+  c.reduce_scatter_sum = [](void* user, const void* send, void* recv, int64_t n, int32_t dtype,
+                            void*) -> int32_t {
+    auto* s = static_cast<Seat*>(user);
+    ++s->scatters;
+    s->leave(send, 2 * n * 4);
+    return s->take_sum(recv, s->rank * n, n, dtype);
+  };
+  return c;
+}
+
+// One rank of TwoTokensByHand: a word each; under sequence parallelism a token each, too.
+void one_of_two(Seat& seat, bool sequence, float* loss, float* dx, float* dw) {
+  float x[2] = {1, 2}, w[2] = {0, std::log(3.0f)};
+  int64_t y[2] = {1, 0};
+  const int r = seat.rank;
+  const int64_t own = sequence ? 1 : 2, first = sequence ? r : 0;
+  talea_linear_cross_entropy_inputs in{};
+  in.struct_bytes = sizeof in;
+  in.hidden = view(x + first, TALEA_F32, {own, 1});
+  in.weight = view(w + r, TALEA_F32, {1, 1});
+  in.targets = view(y, TALEA_I64, {2});
+  talea_linear_cross_entropy_outputs out{};
+  out.struct_bytes = sizeof out;
+  out.loss = view(loss, TALEA_F32, {});
+  out.dx = view(dx + first, TALEA_F32, {own, 1});
+  out.dw = view(dw, TALEA_F32, {1, 1});
+  talea_linear_cross_entropy_options options;
+  ASSERT_EQ(talea_linear_cross_entropy_options_init(&options, sizeof options), TALEA_OK);
+  options.vocab = 2;
+  const talea_communicator c = communicator(seat);
+  talea_linear_cross_entropy_ranks ranks{};
+  ranks.struct_bytes = sizeof ranks;
+  ranks.vocab = &c;
+  ranks.vocab_begin = r;
+  ranks.sequence_parallel = sequence;
+  talea_linear_cross_entropy_args args{};
+  args.struct_bytes = sizeof args;
+  args.abi_version = TALEA_ABI_VERSION;
+  args.inputs = &in;
+  args.outputs = &out;
+  args.options = &options;
+  args.ranks = &ranks;
+  ASSERT_EQ(talea_workspace_bytes(&args, &args.workspace_bytes), TALEA_OK) << talea_last_error();
+  std::vector<char> workspace(static_cast<size_t>(args.workspace_bytes), static_cast<char>(0xff));
+  args.workspace = workspace.data();
+  EXPECT_EQ(talea_linear_cross_entropy(&args, nullptr), TALEA_OK) << talea_last_error();
+}
+
+TEST(CApiRanks, CallbacksCarryTheRanks) {
+  for (const bool sequence : {false, true}) {
+    Table table;
+    Seat seats[2] = {{&table, 0}, {&table, 1}};
+    float loss[2] = {}, dx[2][2] = {}, dw[2] = {};
+    std::thread other([&] { one_of_two(seats[1], sequence, &loss[1], dx[1], &dw[1]); });
+    one_of_two(seats[0], sequence, &loss[0], dx[0], &dw[0]);
+    other.join();
+    for (int r = 0; r < 2; ++r) {
+      EXPECT_NEAR(loss[r], (std::log(4.0 / 3.0) + std::log(10.0)) / 2, 1e-6);
+      const bool first = r == 0 || !sequence, second = r == 1 || !sequence;  // its tokens
+      EXPECT_NEAR(dx[r][0], first ? -0.25 * std::log(3.0) / 2 : 0, 1e-6);
+      EXPECT_NEAR(dx[r][1], second ? 0.9 * std::log(3.0) / 2 : 0, 1e-6);
+      EXPECT_NEAR(dw[r], (r == 1 ? 1 : -1) * (-0.25 + 0.9 * 2) / 2, 1e-6);
+      EXPECT_GT(seats[r].gathers, 0);
+      EXPECT_EQ(seats[r].sums > 0, !sequence);
+      EXPECT_EQ(seats[r].scatters > 0, sequence);
+    }
+  }
+}
+
+}  // namespace

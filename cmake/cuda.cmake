@@ -40,3 +40,8 @@ add_executable(talea_nccl_bench EXCLUDE_FROM_ALL
   ${PROJECT_SOURCE_DIR}/bench/nccl/speed.cpp ${PROJECT_SOURCE_DIR}/bench/nccl/train.cpp)
 target_include_directories(talea_nccl_bench PRIVATE ${PROJECT_SOURCE_DIR})
 target_link_libraries(talea_nccl_bench PRIVATE talea_internal)
+
+# What cuBLASLt proposes for the products of lane cuda, timed.
+add_executable(talea_product_bench EXCLUDE_FROM_ALL ${PROJECT_SOURCE_DIR}/bench/product_bench.cpp)
+target_compile_options(talea_product_bench PRIVATE ${talea_cuda_options})
+target_link_libraries(talea_product_bench PRIVATE talea_internal)

@@ -37,24 +37,50 @@ TEST_P(Sizes, WorkspaceLimitChangesNoBitOfLossAndDx) {
   }
 }
 
-// Wide rows: dX is cut into products of different tiles, depending on the rows of a chunk.
+// Wide rows: dX is cut into products of different tiles, depending on the rows of a chunk; an odd
+// vocabulary has products of its own for its last columns.
 TEST_P(Sizes, WorkspaceLimitChangesNoBitOfWideRows) {
-  std::vector<std::byte> loss, dx;
-  for (const int64_t mib : {12, 34, 60, 400}) {
-    Batch b({.tokens = 2500,
-             .hidden = 4096,
-             .vocab = 2048,
-             .workspace_limit_bytes = mib << 20,
-             .top_k = 0},
-            GetParam());
-    b.run();
-    const auto this_loss = b.bytes_of(b.out.loss), this_dx = b.bytes_of(b.out.dx);
-    if (loss.empty()) {
-      loss = this_loss;
-      dx = this_dx;
+  for (const auto& [hidden, vocab] : std::vector<std::pair<int64_t, int64_t>>{
+           {4096, 2048}, {4096, 2039}, {3584, 2048}, {2304, 2500}}) {
+    std::vector<std::byte> loss, dx;
+    for (const int64_t mib : {12, 34, 60, 400}) {
+      Batch b({.tokens = 2500,
+               .hidden = hidden,
+               .vocab = vocab,
+               .workspace_limit_bytes = mib << 20,
+               .top_k = 0},
+              GetParam());
+      b.run();
+      const auto this_loss = b.bytes_of(b.out.loss), this_dx = b.bytes_of(b.out.dx);
+      if (loss.empty()) {
+        loss = this_loss;
+        dx = this_dx;
+      }
+      EXPECT_EQ(this_loss, loss) << hidden << " x " << vocab << " " << mib << " MiB";
+      EXPECT_TRUE(this_dx == dx) << hidden << " x " << vocab << " " << mib << " MiB";
     }
-    EXPECT_EQ(this_loss, loss) << mib << " MiB";
-    EXPECT_TRUE(this_dx == dx) << mib << " MiB";
+  }
+}
+
+// Without a gradient lane cuda multiplies a part of the vocabulary after the other.
+TEST_P(Sizes, WorkspaceLimitChangesNoBitOfTheLossAlone) {
+  for (const DType dtype : {DType::bf16, DType::f16, DType::f32}) {
+    if (!must_accept(GetParam(), dtype)) continue;
+    std::vector<std::byte> loss;
+    for (const int64_t mib : {16, 40, 400}) {
+      Batch b({.tokens = 900,
+               .hidden = 64,
+               .vocab = 40001,
+               .dtype = dtype,
+               .workspace_limit_bytes = mib << 20,
+               .everything = false},
+              GetParam());
+      EXPECT_LE(b.workspace.bytes, mib << 20) << name_of(dtype);
+      b.run();
+      const auto here = b.bytes_of(b.out.loss);
+      if (loss.empty()) loss = here;
+      EXPECT_EQ(here, loss) << name_of(dtype) << " " << mib << " MiB";
+    }
   }
 }
 

@@ -4,7 +4,7 @@
 #ifdef TALEA_WITH_CUDA
 #include <gtest/gtest.h>
 
-#include "ops/linear_cross_entropy/cuda/plan.hpp"
+#include "ops/linear_cross_entropy/cuda/products.hpp"
 
 namespace talea::lce::cuda {
 namespace {
@@ -20,6 +20,13 @@ Problem problem(int64_t tokens, int64_t hidden, int64_t vocab, DType dtype, int6
   p.has_targets = p.wants_loss = p.wants_dx = p.wants_dw = p.accumulate_dw = true;
   p.options.workspace_limit_bytes = limit_mib << 20;
   return p;
+}
+
+DeviceFacts h200() {
+  DeviceFacts d;
+  d.sm = 90;
+  d.sm_count = 132;
+  return d;
 }
 
 // Row by row in the order of the launches: nothing unread is overwritten, nothing leaves the
@@ -49,6 +56,7 @@ TEST(CudaPlan, PiecesNeverOverwriteLogitsThatAreStillNeeded) {
     for (int64_t granules = 1; granules < 150; ++granules) {
       Plan plan;
       plan.compute = dtype;
+      plan.with_gradient = true;
       plan.granule_rows = is_16bit(dtype) ? 128 : 32;
       const int64_t rows = granules * plan.granule_rows, buffer = buffer_rows(plan, rows);
       walk(plan, rows, buffer);
@@ -60,8 +68,8 @@ TEST(CudaPlan, PiecesNeverOverwriteLogitsThatAreStillNeeded) {
 TEST(CudaPlan, ChunksUseTheLimitAndKeepIt) {
   for (const int64_t mib : {135, 265, 530, 1060}) {
     const Problem p = problem(8192, 4096, 128256, DType::bf16, mib);
-    const Plan r = plan(p, 90);
-    const int64_t bytes = cuda::workspace_bytes(p);
+    const Plan r = plan(p, h200());
+    const int64_t bytes = cuda::workspace_bytes(p, h200());
     EXPECT_LE(bytes, mib << 20) << mib;
     EXPECT_GE(r.chunk_rows * r.chunks, 8192);
     // Logits of a whole chunk in fp32 would not fit: the pieces are what makes room for its dz.
@@ -72,19 +80,90 @@ TEST(CudaPlan, ChunksUseTheLimitAndKeepIt) {
 }
 
 // 132 multiprocessors, 16 tiles of 256 across a hidden size of 4096.
-TEST(CudaPlan, DxLeavesAPartlyFilledWaveToNarrowTiles) {
-  EXPECT_EQ(dx_first_rows(1024, 4096, 132), 1024);  // one wave, nearly full
-  EXPECT_EQ(dx_first_rows(1664, 4096, 132), 1024);  // 640 rows fill a wave of narrow tiles
-  EXPECT_EQ(dx_first_rows(2048, 4096, 132), 2048);
-  EXPECT_EQ(dx_first_rows(128, 4096, 132), 128);
-  EXPECT_EQ(dx_first_rows(1664, 4096, 0), 1664);  // not known: one product
+TEST(CudaPlan, DxFillsWholeWaves) {
+  using Tiles = device::Product::Tiles;
+  const auto cut = [](int64_t rows, int64_t hidden) { return dx_cut(rows, hidden, 132).parts; };
+  EXPECT_EQ(cut(1024, 4096).size(), 1u);  // one wave of large tiles, nearly full
+  EXPECT_EQ(cut(1024, 4096)[0].tiles, Tiles::large);
+  ASSERT_EQ(cut(1664, 4096).size(), 2u);  // 640 rows fill a wave of narrow tiles
+  EXPECT_EQ(cut(1664, 4096)[0].rows, 1024);
+  EXPECT_EQ(cut(1664, 4096)[1].tiles, Tiles::narrow);
+  ASSERT_EQ(cut(1536, 4096).size(), 1u);  // three waves of 128 x 128
+  EXPECT_EQ(cut(1536, 4096)[0].tiles, Tiles::square);
+  ASSERT_EQ(cut(1664, 3584).size(), 1u);
+  EXPECT_EQ(cut(1664, 3584)[0].tiles, Tiles::square);
+  EXPECT_EQ(dx_cut(1664, 4096, 0).parts[0].tiles, Tiles::library);  // not known: one product
+  EXPECT_EQ(cut(128, 0).size(), 1u);
   for (int64_t rows = 128; rows < 9000; rows += 128)
     for (const int64_t hidden : {64, 1000, 4096, 40000}) {
-      const int64_t first = dx_first_rows(rows, hidden, 132);
-      EXPECT_GT(first, 0);
-      EXPECT_LE(first, rows);
-      EXPECT_EQ(first % 128, 0);
+      int64_t all = 0;
+      for (const DxPart& part : cut(rows, hidden)) {
+        EXPECT_GT(part.rows, 0);
+        EXPECT_EQ(part.rows % 128, 0);
+        all += part.rows;
+      }
+      EXPECT_EQ(all, rows);
     }
+}
+
+// Equal chunks of 4096 rows would be 1408: three waves of 128 x 128 tiles, the last half empty.
+TEST(CudaPlan, ChunksAreCutByWholeWaves) {
+  EXPECT_EQ(plan(problem(4096, 4096, 128256, DType::bf16, 530), h200()).chunk_rows, 1536);
+  EXPECT_EQ(plan(problem(8192, 4096, 128256, DType::bf16, 530), h200()).chunk_rows, 1664);
+  DeviceFacts older;
+  older.sm = 80;
+  older.sm_count = 108;
+  EXPECT_EQ(plan(problem(4096, 4096, 128256, DType::bf16, 530), older).chunk_rows, 1408);
+}
+
+TEST(CudaPlan, LossAloneKeepsASmallLimit) {
+  for (const DType dtype : {DType::bf16, DType::f32})
+    for (const int64_t mib : {16, 32, 64, 530}) {
+      Problem p = problem(8192, 4096, 128256, dtype, mib);
+      p.wants_dx = p.wants_dw = p.accumulate_dw = false;
+      p.top_k = 5;
+      const Plan r = plan(p, h200());
+      EXPECT_LE(cuda::workspace_bytes(p, h200()), mib << 20) << name_of(dtype) << " " << mib;
+      EXPECT_FALSE(r.over_limit);
+      int64_t next = 0, parts = 0;
+      for (const Panel& panel : panels(p, r)) {
+        EXPECT_EQ(panel.begin, next);
+        EXPECT_EQ(panel.begin, parts * part_columns);
+        EXPECT_LE(panel.columns, r.logits_stride);
+        next += panel.columns;
+        parts += panel.parts;
+      }
+      EXPECT_EQ(next, 128256);
+      EXPECT_EQ(parts, r.parts);
+    }
+}
+
+// A 16-bit dW is summed in fp32: no chunk is small enough for a limit below that.
+TEST(CudaPlan, ALimitThatCannotBeKeptIsNamed) {
+  Problem p = problem(8192, 4096, 128256, DType::bf16, 256);
+  p.dw_dtype = DType::bf16;
+  p.accumulate_dw = false;
+  EXPECT_TRUE(plan(p, h200()).over_limit);
+  const int64_t least = cuda::workspace_bytes(p, h200());
+  bool said = false;
+  for (const std::string& line : details(p, h200()))
+    said = said || line.find(std::to_string(least)) != std::string::npos;
+  EXPECT_TRUE(said) << "the least bytes are not named";
+  p.options.workspace_limit_bytes = least;
+  EXPECT_FALSE(plan(p, h200()).over_limit);
+}
+
+// Columns that do not fill 16 bytes are cut off, in 16 bits; the padded ones stay in the buffer.
+TEST(CudaPlan, AnOddVocabularyHasATail) {
+  for (const auto& [vocab, tail] : std::vector<std::pair<int64_t, int64_t>>{
+           {50257, 17}, {50304, 0}, {16032, 0}, {7, 7}, {65, 1}, {16385, 1}, {128256, 0}}) {
+    const Plan r = plan(problem(300, 64, vocab, DType::bf16, 64), h200());
+    EXPECT_EQ(r.tail, tail) << vocab;
+    if (tail > 0) {
+      EXPECT_LE(vocab - tail + tail_width, r.logits_stride) << vocab;
+    }
+    EXPECT_EQ(plan(problem(300, 64, vocab, DType::f32, 64), h200()).tail, 0);
+  }
 }
 
 TEST(CudaPlan, RanksOfUnevenShardsCutAlike) {
@@ -93,7 +172,7 @@ TEST(CudaPlan, RanksOfUnevenShardsCutAlike) {
     Problem p = problem(8192, 4096, 128256, DType::bf16, 200);
     p.world = 4;
     p.vocab_local = p.vocab_stored = local;
-    const int64_t here = plan(p, 90).chunk_rows;
+    const int64_t here = plan(p, h200()).chunk_rows;
     if (rows == 0) rows = here;
     EXPECT_EQ(here, rows) << local;
   }

@@ -157,6 +157,24 @@ TEST_P(Options, EachOutputAlone) {
   }
 }
 
+// A row of several parts, the last of them odd; without a gradient lane cuda holds one part of the
+// logits at a time, with one all of them.
+TEST_P(Options, SeveralPartsOfARow) {
+  for (const Types types : {Types::f32, Types::bf16})
+    for (const Soft soft : {Soft::none, Soft::dense, Soft::sparse})
+      for (const bool gradient : {false, true}) {
+        Spec s{.seed = 37, .tokens = 3, .hidden = 4, .vocab = 33013, .top_k = 4, .types = types};
+        s.bias = s.class_weight = true;
+        s.soft = soft;
+        s.softcap = 5;
+        s.label_smoothing = 0.1;
+        s.wants_dx = s.wants_dw = s.wants_db = gradient;
+        expect_right(make_case(s), std::string(gradient ? "with" : "without") +
+                                       " a gradient, soft targets " +
+                                       std::to_string(static_cast<int>(soft)));
+      }
+}
+
 TEST_P(Options, WithoutTargets) {
   Spec s{.seed = 31, .tokens = 9, .hidden = 4, .vocab = 13, .top_k = 3};
   s.bias = s.upstream_lse = s.upstream_entropy = true;

@@ -32,6 +32,7 @@ namespace {
   X(heuristic, cublasLtMatmulAlgoGetHeuristic)            \
   X(algo_check, cublasLtMatmulAlgoCheck)                  \
   X(algo_get, cublasLtMatmulAlgoConfigGetAttribute)       \
+  X(algo_set, cublasLtMatmulAlgoConfigSetAttribute)       \
   X(matmul, cublasLtMatmul)
 
 struct Library {
@@ -148,11 +149,19 @@ bool whole_inner_dimension(const cublasLtMatmulAlgo_t& algo) {
   return splits >= 0 && splits <= 1 && scheme == CUBLASLT_REDUCTION_SCHEME_NONE;
 }
 
-bool preferred_tile(const cublasLtMatmulAlgo_t& algo, Product::Tiles tiles) {
-  uint32_t tile = 0;
+template <typename T>
+T setting(const cublasLtMatmulAlgo_t& algo, cublasLtMatmulAlgoConfigAttributes_t which) {
+  T value = 0;
   size_t written = 0;
-  library().algo_get(&algo, CUBLASLT_ALGO_CONFIG_TILE_ID, &tile, sizeof(tile), &written);
+  library().algo_get(&algo, which, &value, sizeof(value), &written);
+  return value;
+}
+
+bool preferred_tile(const cublasLtMatmulAlgo_t& algo, Product::Tiles tiles) {
+  const auto tile = setting<uint32_t>(algo, CUBLASLT_ALGO_CONFIG_TILE_ID);
   if (tiles == Product::Tiles::narrow) return tile == CUBLASLT_MATMUL_TILE_128x160;
+  if (tiles == Product::Tiles::square) return tile == CUBLASLT_MATMUL_TILE_128x128;
+  if (tiles == Product::Tiles::large) return tile == CUBLASLT_MATMUL_TILE_256x128;
   switch (tile) {
     case CUBLASLT_MATMUL_TILE_128x128:
     case CUBLASLT_MATMUL_TILE_136x128:
@@ -167,6 +176,76 @@ bool preferred_tile(const cublasLtMatmulAlgo_t& algo, Product::Tiles tiles) {
     default:
       return false;
   }
+}
+
+bool of_waves(Product::Tiles tiles) {
+  return tiles != Product::Tiles::library && tiles != Product::Tiles::middle;
+}
+
+bool small_cluster(const cublasLtMatmulAlgo_t& algo) {
+  switch (setting<uint16_t>(algo, CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID)) {
+    case CUBLASLT_CLUSTER_SHAPE_1x1x1:
+    case CUBLASLT_CLUSTER_SHAPE_2x1x1:
+    case CUBLASLT_CLUSTER_SHAPE_1x2x1:
+      return true;
+    default:
+      return false;
+  }
+}
+
+uint32_t wanted_tile(Product::Tiles tiles) {
+  switch (tiles) {
+    case Product::Tiles::large:
+      return CUBLASLT_MATMUL_TILE_256x128;
+    case Product::Tiles::narrow:
+      return CUBLASLT_MATMUL_TILE_128x160;
+    default:
+      return CUBLASLT_MATMUL_TILE_128x128;
+  }
+}
+
+// The proposals turned into the preferred tile in clusters of two, where the library runs that too.
+Proposals paired(cublasLtHandle_t handle, const Product& p, const Described& d,
+                 const Proposals& found) {
+  Proposals pairs;
+  const uint32_t tile = wanted_tile(p.tiles), plain_order = 1;
+  const auto pair = static_cast<uint16_t>(CUBLASLT_CLUSTER_SHAPE_2x1x1);
+  const auto set = [](cublasLtMatmulAlgo_t& algo, cublasLtMatmulAlgoConfigAttributes_t which,
+                      const auto& value) {
+    return library().algo_set(&algo, which, &value, sizeof(value)) == CUBLAS_STATUS_SUCCESS;
+  };
+  for (cublasLtMatmulHeuristicResult_t each : found) {
+    const bool same_tile = preferred_tile(each.algo, p.tiles);
+    if (!set(each.algo, CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID, pair)) continue;
+    if (!same_tile && (!set(each.algo, CUBLASLT_ALGO_CONFIG_TILE_ID, tile) ||
+                       !set(each.algo, CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION, plain_order)))
+      continue;
+    cublasLtMatmulHeuristicResult_t fits = each;
+    if (library().algo_check(handle, d.desc, d.a, d.b, d.c, d.c, &each.algo, &fits) ==
+            CUBLAS_STATUS_SUCCESS &&
+        fits.workspaceSize <= static_cast<size_t>(p.workspace_bytes))
+      pairs.push_back(each);
+    if (!pairs.empty()) break;
+  }
+  return pairs;
+}
+
+// Best first: the preferred tile, and of those that have to fill waves the small clusters.
+void order(cublasLtHandle_t handle, const Product& p, const Described& d, Proposals& found) {
+  if (p.tiles == Product::Tiles::library) return;
+  const auto rank = [&](const cublasLtMatmulHeuristicResult_t& r) {
+    if (!preferred_tile(r.algo, p.tiles)) return 2;
+    return !of_waves(p.tiles) || small_cluster(r.algo) ? 0 : 1;
+  };
+  const auto sort = [&] {
+    std::stable_sort(found.begin(), found.end(),
+                     [&](const auto& a, const auto& b) { return rank(a) < rank(b); });
+  };
+  sort();
+  if (!of_waves(p.tiles) || rank(found.front()) == 0) return;
+  const Proposals pairs = paired(handle, p, d, found);
+  found.insert(found.begin(), pairs.begin(), pairs.end());
+  sort();
 }
 
 Proposals propose(cublasLtHandle_t handle, const Product& p, const Described& d) {
@@ -199,10 +278,7 @@ Proposals propose(cublasLtHandle_t handle, const Product& p, const Described& d)
           "addresses aligned to {}, {}, {} bytes",
           name_of(p.in), p.m, p.n, p.k, p.lda, p.ldb, p.ldc, p.alignment_a, p.alignment_b,
           p.alignment_c);
-  if (p.tiles != Product::Tiles::library)
-    std::stable_partition(
-        found.begin(), found.end(),
-        [&](const cublasLtMatmulHeuristicResult_t& r) { return preferred_tile(r.algo, p.tiles); });
+  order(handle, p, d, found);
   return found;
 }
 
@@ -250,11 +326,11 @@ int current_device() {
   return device;
 }
 
-void matmul(cublasLtHandle_t handle, const Product& p, const Described& d,
-            const cublasLtMatmulAlgo_t& algo, const ProductBuffers& x, cudaStream_t stream) {
-  check(library().matmul(handle, d.desc, x.alpha, x.a, d.a, x.b, d.b, x.beta, x.c, d.c, x.c, d.c,
-                         &algo, x.workspace, static_cast<size_t>(p.workspace_bytes), stream),
-        "cublasLtMatmul");
+cublasStatus_t matmul(cublasLtHandle_t handle, const Product& p, const Described& d,
+                      const cublasLtMatmulAlgo_t& algo, const ProductBuffers& x,
+                      cudaStream_t stream) {
+  return library().matmul(handle, d.desc, x.alpha, x.a, d.a, x.b, d.b, x.beta, x.c, d.c, x.c, d.c,
+                          &algo, x.workspace, static_cast<size_t>(p.workspace_bytes), stream);
 }
 
 }  // namespace
@@ -284,7 +360,9 @@ void run_product(const Product& p, const ProductBuffers& buffers, cudaStream_t s
             CUBLAS_STATUS_SUCCESS ||
         fits.workspaceSize > static_cast<size_t>(p.workspace_bytes))
       continue;
-    return matmul(handle, p, d, proposal.algo, buffers, stream);
+    const cublasStatus_t status = matmul(handle, p, d, proposal.algo, buffers, stream);
+    if (status == CUBLAS_STATUS_NOT_SUPPORTED) continue;
+    return check(status, "cublasLtMatmul");
   }
   fail(ErrorKind::unavailable, "no cuBLASLt algorithm of {} x {} x {} fits {} x {} x {}", p.m,
        p.canonical_n, p.canonical_k, p.m, p.n, p.k);
@@ -321,8 +399,10 @@ void run_proposed(const Product& p, int which, const ProductBuffers& buffers, cu
   const int device = current_device();
   const cublasLtHandle_t handle = kept().handle(device);
   const Described d(p, false);
-  matmul(handle, p, d, kept().proposals(device, handle, p).at(static_cast<size_t>(which)).algo,
-         buffers, stream);
+  check(
+      matmul(handle, p, d, kept().proposals(device, handle, p).at(static_cast<size_t>(which)).algo,
+             buffers, stream),
+      "cublasLtMatmul");
 }
 
 }  // namespace talea::device

@@ -28,9 +28,10 @@ struct Product {
   bool device_scalars = false;
   // Which tiles stand first among the library's proposals. middle: where fp32 output is a large
   // share of the work, a tile whose store overlaps the next tile's main loop beats a larger one
-  // (measured on an H200: 22 % for beta = 1). narrow: 128 x 160, for what is left over after whole
-  // waves of larger tiles.
-  enum class Tiles : int32_t { library, middle, narrow };
+  // (measured on an H200: 22 % for beta = 1). large, square, narrow: 256 x 128, 128 x 128 and
+  // 128 x 160 in clusters of two at most, where few tiles have to fill whole waves: a cluster of
+  // eight leaves the multiprocessors idle that its share of the chip cannot pair.
+  enum class Tiles : int32_t { library, middle, large, square, narrow };
   Tiles tiles = Tiles::library;
   int64_t workspace_bytes = product_workspace_bytes;  // of ProductBuffers::workspace
   int multiprocessors = 0;                            // that the product may take; 0: all

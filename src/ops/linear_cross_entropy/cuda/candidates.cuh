@@ -78,25 +78,22 @@ __device__ inline float threshold(float most, int64_t kept, float* groups) {
   return device::warp_reduce(reach >= kept ? mine : -INFINITY, device::Max());
 }
 
-// Lists this thread's logits that reach `least`; the order of the list does not matter.
-__device__ inline void list_own(const Shape& s, const Part& p, float scale, float least,
-                                CandidateList& list) {
-  constexpr int ahead = 4;  // loads in flight
-  const int step = blockDim.x * 4;
-  for (int v = threadIdx.x * 4; v < p.width; v += ahead * step) {
-    float4 raw[ahead];
+// Lists the logits of the warp's threads that reach `least`; the order of the list does not matter.
+// The few threads that have one are served by the whole warp: two lanes a group of four columns.
+__device__ inline void list_reaching(const Shape& s, const Part& p, float scale, float most,
+                                     float least, CandidateList& list) {
+  const int step = blockDim.x * 4, lane = threadIdx.x % device::warp_size;
+  unsigned reaching = __ballot_sync(device::whole_warp, most >= least);
+  for (; reaching != 0; reaching &= reaching - 1) {
+    const int owner = threadIdx.x - lane + __ffs(static_cast<int>(reaching)) - 1;
+    for (int v = owner * 4 + lane / 2 * step + lane % 2 * 2; v < p.width; v += 16 * step) {
+      const float2 raw = *reinterpret_cast<const float2*>(p.columns + v);  // rows are padded
+      const float two[2] = {raw.x, raw.y};
 #pragma unroll
-    for (int l = 0; l < ahead; ++l)  // rows are padded: the load stays inside the buffer
-      if (v + l * step < p.width)
-        raw[l] = *reinterpret_cast<const float4*>(p.columns + v + l * step);
-#pragma unroll
-    for (int l = 0; l < ahead; ++l) {
-      const float four[4] = {raw[l].x, raw[l].y, raw[l].z, raw[l].w};
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        if (v + l * step + i >= p.width) continue;
-        const int64_t column = p.begin + v + l * step + i;
-        const float z = logit_of(s, four[i], scale, column);
+      for (int i = 0; i < 2; ++i) {
+        if (v + i >= p.width) continue;
+        const int64_t column = p.begin + v + i;
+        const float z = logit_of(s, two[i], scale, column);
         if (!(z >= least)) continue;
         const int at = atomicAdd(&list.count, 1);
         if (at < listed_candidates) list.entries[at] = {z, s.vocab_begin + column};
@@ -112,7 +109,7 @@ __device__ inline void find_candidates(const Shape& s, const Part& p, float scal
                                        Best* out, CandidateList& list) {
   if (threadIdx.x == 0) list.count = 0;
   const float least = threshold(most, s.kept, list.groups);
-  if (most >= least) list_own(s, p, scale, least, list);
+  list_reaching(s, p, scale, most, least, list);
   __syncthreads();
   if (list.count > listed_candidates) return candidates_by_rounds(s, p, scale, out, list.warps);
   if (threadIdx.x >= device::warp_size) return;

@@ -47,6 +47,11 @@ struct ChunkRows {
   int64_t begin, rows;
 };
 
+// The columns whose logits are in the buffer, in whole parts; with a gradient always all of them.
+struct Panel {
+  int64_t begin, columns, parts;
+};
+
 // What the gradient of one row needs, in the precision of the pass.
 struct RowFactors {
   float max, inverse_sum, log_sum_less_entropy;
@@ -88,11 +93,11 @@ void write_scalars(const Shape& s, const Totals* totals, const Terms* terms, con
                    const int8_t* hit, cudaStream_t stream);
 
 // states.cu: also the best candidates of every part, where `best` is given.
-void reduce_rows(const Shape& s, const ChunkRows& c, const float* logits, RowState<double>* partial,
-                 Candidate<float>* best, cudaStream_t stream);
+void reduce_rows(const Shape& s, const ChunkRows& c, const Panel& panel, const float* logits,
+                 RowState<double>* partial, Candidate<float>* best, cudaStream_t stream);
 // Also adds the sparse soft targets' part, one more state a row, where there are any.
-void read_sparse(const Shape& s, const ChunkRows& c, const float* logits, float* sparse_logits,
-                 RowState<double>* partial, cudaStream_t stream);
+void read_sparse(const Shape& s, const ChunkRows& c, const Panel& panel, const float* logits,
+                 float* sparse_logits, RowState<double>* partial, cudaStream_t stream);
 
 // finish.cu: states and candidates lie [parts][rows]. collapse merges them to one a row (before an
 // exchange between ranks); finish writes the outputs of the rows and what their gradient needs.

@@ -40,17 +40,33 @@ __device__ float widen(__half x) { return __half2float(x); }
 // cap.
 enum class Mode { plain, capped, general };
 
-// da of one column times the row's storage factor, from its logit before the softcap; c: its class
-// weight, q: its soft target.
+// What the columns of a row share in the modes without weights.
+struct SharedTerms {
+  float prob, target, smooth;  // of e, of the target's column, of every column
+};
+__device__ __forceinline__ SharedTerms terms_of(const RowFactors& f) {
+  return {f.prob * f.inverse_sum * f.stored, (f.target - f.smooth) * f.stored, f.smooth * f.stored};
+}
+
+// da of one column that is not the target's, from its logit before the softcap.
 template <Mode M, bool Fast>
-__device__ __forceinline__ float gradient_of(const Shape& s, const RowFactors& f, float a,
-                                             int column, float c, float q) {
+__device__ __forceinline__ float gradient_of(const Shape& s, const RowFactors& f,
+                                             const SharedTerms& row, float a) {
   Cap cap{a, 1.0f};
-  if (M == Mode::capped || (M == Mode::general && s.softcap > 0)) cap = cap_of(s, a);
+  if (M == Mode::capped) cap = cap_of(s, a);
+  const float dz = __fmaf_rn(exp_of<Fast>(cap.logit - f.max), row.prob, -row.smooth);
+  return M == Mode::capped ? dz * cap.slope : dz;
+}
+
+// The same of any column and with every option; c: its class weight, q: its soft target.
+template <bool Fast>
+__device__ __forceinline__ float general_gradient(const Shape& s, const RowFactors& f, float a,
+                                                  int column, float c, float q) {
+  Cap cap{a, 1.0f};
+  if (s.softcap > 0) cap = cap_of(s, a);
   const float x = cap.logit - f.max;
-  const float p = (Fast ? __expf(x) : expf(x)) * f.inverse_sum;
+  const float p = exp_of<Fast>(x) * f.inverse_sum;
   float dz = column == f.target_column ? f.target : f.prob * p;
-  if (M != Mode::general) return (dz - f.smooth) * (cap.slope * f.stored);
   if (f.smooth != 0) dz -= f.smooth * c;
   if (f.soft != 0) dz -= f.soft * c * q;
   if (f.entropy_up != 0 && p != 0) dz -= f.entropy_up * p * (x - f.log_sum_less_entropy);
@@ -62,29 +78,46 @@ struct alignas(16) Pack {
   T v[lanes];
 };
 
-// Eight columns of da; q is read where there are dense soft targets.
+// Eight columns of da. q is read where there are dense soft targets.
 template <Mode M, bool Fast>
-__device__ __forceinline__ void gradients(const Shape& s, const RowFactors& f, int64_t t,
-                                          float scale, const float4 (&products)[2], int first,
+__device__ __forceinline__ void gradients(const Shape& s, const RowFactors& f,
+                                          const SharedTerms& row, int64_t t, float scale,
+                                          const float4 (&products)[2], int first,
                                           float (&da)[lanes]) {
   const float raw[lanes] = {products[0].x, products[0].y, products[0].z, products[0].w,
                             products[1].x, products[1].y, products[1].z, products[1].w};
   const float4 b0 = four_of(s.bias, first, 0.0f), b1 = four_of(s.bias, first + 4, 0.0f);
   const float bias[lanes] = {b0.x, b0.y, b0.z, b0.w, b1.x, b1.y, b1.z, b1.w};
-  const float* weights = M == Mode::general ? s.class_weight : nullptr;
-  const float4 c0 = four_of(weights, first, 1.0f), c1 = four_of(weights, first + 4, 1.0f);
-  const float c[lanes] = {c0.x, c0.y, c0.z, c0.w, c1.x, c1.y, c1.z, c1.w};
-  const int columns = static_cast<int>(s.vocab_local);
+  const int columns = static_cast<int>(s.vocab_local), target = f.target_column - first;
+  if constexpr (M == Mode::general) {
+    const float4 c0 = four_of(s.class_weight, first, 1.0f);
+    const float4 c1 = four_of(s.class_weight, first + 4, 1.0f);
+    const float c[lanes] = {c0.x, c0.y, c0.z, c0.w, c1.x, c1.y, c1.z, c1.w};
 #pragma unroll
-  for (int j = 0; j < lanes; ++j) {
-    const int column = first + j;
-    da[j] = 0;
-    if (column >= columns) continue;
-    const float q = M == Mode::general && s.soft == SoftTargets::dense
-                        ? static_cast<float>(s.soft_probs.load(t, s.vocab_begin + column))
-                        : 0.0f;
-    da[j] = gradient_of<M, Fast>(s, f, scaled_logit(raw[j], scale, bias[j]), column, c[j], q);
+    for (int j = 0; j < lanes; ++j) {
+      const bool dense = s.soft == SoftTargets::dense && first + j < columns;
+      const float q =
+          dense ? static_cast<float>(s.soft_probs.load(t, s.vocab_begin + first + j)) : 0.0f;
+      da[j] =
+          general_gradient<Fast>(s, f, scaled_logit(raw[j], scale, bias[j]), first + j, c[j], q);
+    }
+  } else {
+#pragma unroll
+    for (int j = 0; j < lanes; ++j)
+      da[j] = gradient_of<M, Fast>(s, f, row, scaled_logit(raw[j], scale, bias[j]));
+    if (target >= 0 && target < lanes) {
+#pragma unroll
+      for (int j = 0; j < lanes; ++j) {
+        if (j != target) continue;
+        const float a = scaled_logit(raw[j], scale, bias[j]);
+        da[j] = M == Mode::capped ? row.target * cap_of(s, a).slope : row.target;
+      }
+    }
   }
+  if (first + lanes <= columns) return;
+#pragma unroll
+  for (int j = 0; j < lanes; ++j)
+    if (first + j >= columns) da[j] = 0;
 }
 
 template <typename T>
@@ -95,15 +128,16 @@ __device__ __forceinline__ Pack<T> packed(const float (&da)[lanes]) {
   return pack;
 }
 
-// A block takes `steps` stretches of one row. No thread writes what another has yet to read: the
-// host launches only rows whose dz lies before every logit that is still needed.
+// A block takes `steps` stretches of one row, its neighbours the same ones of other rows, whose
+// bias they share. No thread writes what another has yet to read: the host launches only rows whose
+// dz lies before every logit that is still needed.
 template <typename T, Mode M>
 __global__ void __launch_bounds__(threads)
-    gradient_kernel(Shape s, ChunkRows c, int64_t first_row, int blocks_a_row, const float* logits,
+    gradient_kernel(Shape s, ChunkRows c, int64_t first_row, unsigned rows, const float* logits,
                     T* dz, T* rest, const RowFactors* factors) {
-  const int64_t r = first_row + blockIdx.x / blocks_a_row;
+  const int64_t r = first_row + blockIdx.x % rows;
   const int stride = static_cast<int>(s.logits_stride);  // a multiple of 64: whole packs
-  const int begin = blockIdx.x % blocks_a_row * (steps * step) + threadIdx.x * lanes;
+  const int begin = static_cast<int>(blockIdx.x / rows) * (steps * step) + threadIdx.x * lanes;
   Pack<T>* out = reinterpret_cast<Pack<T>*>(dz + r * s.logits_stride);
   Pack<T>* left = rest ? reinterpret_cast<Pack<T>*>(rest + r * s.logits_stride) : nullptr;
   if (!is_row(c, r)) {
@@ -124,13 +158,14 @@ __global__ void __launch_bounds__(threads)
   }
   const int64_t t = c.order[c.begin + r];
   const RowFactors f = factors[r];
+  const SharedTerms shared = terms_of(f);
   const float scale = row_scale(s, t);
 #pragma unroll
   for (int i = 0; i < steps; ++i) {
     const int v = begin + i * step;
     if (v >= stride) return;
     float da[lanes];
-    gradients<M, sizeof(T) == 2>(s, f, t, scale, products[i], v, da);
+    gradients<M, sizeof(T) == 2>(s, f, shared, t, scale, products[i], v, da);
     const Pack<T> pack = packed<T>(da);
     out[v / lanes] = pack;
     if (!left) continue;
@@ -160,7 +195,7 @@ __global__ void sparse_kernel(Shape s, ChunkRows c, T* dz, T* rest, const float*
       q += s.soft_probs.load(t, i);
     }
     if (!first) continue;
-    const float da = gradient_of<Mode::general, sizeof(T) == 2>(
+    const float da = general_gradient<sizeof(T) == 2>(
         s, factors[r], sparse_logits[r * s.soft_k + j], static_cast<int>(column),
         s.class_weight ? s.class_weight[column] : 1.0f, static_cast<float>(q));
     out[column] = narrow<T>(da);
@@ -206,8 +241,8 @@ void form(const Shape& s, const ChunkRows& c, const Gradient& g, const float* sp
   // Rows below `first` are read: up to lead + 2 first rows of dz may be written.
   for (int64_t first = 0, end = 0; first < c.rows; first = end) {
     end = g.lead > 0 ? std::min(c.rows, g.lead + 2 * first) : c.rows;
-    kernel<<<static_cast<unsigned>(end - first) * blocks, threads, 0, stream>>>(
-        s, c, first, static_cast<int>(blocks), g.logits, dz, rest, factors);
+    const auto rows = static_cast<unsigned>(end - first);
+    kernel<<<rows * blocks, threads, 0, stream>>>(s, c, first, rows, g.logits, dz, rest, factors);
     device::check_launch("form_gradient");
   }
   if (s.soft != SoftTargets::sparse || s.soft_k == 0) return;

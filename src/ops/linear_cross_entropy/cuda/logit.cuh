@@ -27,6 +27,15 @@ __device__ __forceinline__ float bias_of(const Shape& s, int64_t column) {
   return s.bias ? s.bias[column] : 0.0f;
 }
 
+// exp in the precision that the problem's dtype asks for.
+template <bool Fast>
+__device__ __forceinline__ float exp_of(float x) {
+  if (!Fast) return expf(x);
+  float e;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(x * 1.4426950408889634f));
+  return e;
+}
+
 // The capped logit k tanh(a / k) and its slope 1 - tanh^2, both from e = exp(2 a / k): near the cap
 // the subtraction would leave no digits. In 16-bit problems k - 2k / (1 + e) is right to 2^-23 of a
 // cap up to 256; elsewhere the library's tanh keeps the digits of small logits.
@@ -36,12 +45,13 @@ struct Cap {
 __device__ __forceinline__ Cap cap_of(const Shape& s, float a) {
   Cap cap;
   if (s.fast_cap) {
+    const float y = a * s.cap_exponent;
     float e, r;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(a * s.cap_exponent));
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(y));
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(1.0f + e));
     cap.logit = __fmaf_rn(-2.0f * s.softcap, r, s.softcap);
     // A saturated logit has no gradient, not one of 1e-26; nor one of infinity times 0.
-    cap.slope = e > 0x1p-62f && e < 0x1p62f ? 4.0f * e * r * r : 0.0f;
+    cap.slope = fabsf(y) < 62.0f ? e * r * (4.0f * r) : 0.0f;
   } else {
     const float e = expf(-2.0f * fabsf(a / s.softcap));
     cap.logit = __fmul_rn(s.softcap, tanhf(a / s.softcap));

@@ -1,16 +1,16 @@
-// What: how lane cuda cuts a problem: rows of a chunk, buffers, products. A pure function.
+// What: how lane cuda cuts a problem: rows of a chunk, buffers, columns of a product. Pure.
 // Why: explain, the workspace formula and the run read the same value, tested without a GPU.
 // Never: touches a device.
 #include "ops/linear_cross_entropy/cuda/plan.hpp"
 
 #include <algorithm>
 
+#include "ops/linear_cross_entropy/cuda/products.hpp"
 #include "ops/linear_cross_entropy/outputs.hpp"
 
 namespace talea::lce::cuda {
 namespace {
 
-constexpr int64_t canonical_rows = 1024;
 constexpr int64_t small_weight = int64_t{1} << 22;  // elements
 
 int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
@@ -28,13 +28,17 @@ int64_t fitting_rows(const Problem& p, const Plan& plan) {
   const int64_t guess = (p.options.workspace_limit_bytes - base) / each / g * g;
   int64_t rows = std::clamp(guess + 2 * g, g, most);
   while (rows > g && bytes_with(p, plan, rows) > p.options.workspace_limit_bytes) rows -= g;
-  // Equal chunks: the last is as full as the others.
-  const int64_t chunks = std::max<int64_t>(1, (p.tokens + rows - 1) / rows);
-  return std::max(g, round_up((p.tokens + chunks - 1) / chunks, g));
+  return balanced_rows(p, plan, rows);
 }
 
 // Ranks exchange row states chunk by chunk, so all must cut alike: by an even share of the
-// vocabulary in plain layout, whatever the own shard is.
+// vocabulary in plain layout and for one chip, whatever the own shard and chip are.
+DeviceFacts common_chip() {
+  DeviceFacts chip;
+  chip.sm = 90;
+  chip.sm_count = 132;
+  return chip;
+}
 Problem even_share(Problem p) {
   p.vocab_local = p.vocab_stored = (p.vocab + p.world - 1) / p.world;
   p.weight_row_stride = p.dw_row_stride = p.hidden;
@@ -44,26 +48,27 @@ Problem even_share(Problem p) {
   return p;
 }
 
-int64_t weight_stride(const Problem& p, const Plan& plan) {
-  return plan.copies_weight ? plan.x_stride : std::max(p.weight_row_stride, p.hidden);
-}
-
 // All of the plan but the rows of a chunk.
-Plan layout_of(const Problem& p, int sm) {
+Plan layout_of(const Problem& p, const DeviceFacts& device) {
   Plan r;
-  r.choose_tiles = sm >= 90;
   r.compute = p.weight_dtype;
+  r.choose_tiles = device.sm >= 90;
+  if (r.choose_tiles && is_16bit(r.compute)) r.multiprocessors = device.sm_count;
+  r.with_gradient = p.backward();
   r.granule_rows = is_16bit(r.compute) ? 128 : 32;
-  r.logits_stride = round_up(std::max<int64_t>(p.vocab_local, 1), 64);
+  // Without a gradient no row's logits are needed at once: a panel of them is a part of the row.
+  r.panel_columns = r.with_gradient ? p.vocab_local : std::min(p.vocab_local, part_columns);
+  r.logits_stride = round_up(std::max<int64_t>(r.panel_columns, 1), 64);
   r.x_stride = round_up(std::max<int64_t>(p.hidden, 1), 16);
   r.dx_stride = round_up(std::max<int64_t>(p.hidden, 1), 4);
   r.parts = std::max<int64_t>(1, (p.vocab_local + part_columns - 1) / part_columns);
   r.kept = candidates_kept(p);
+  if (is_16bit(r.compute) && p.vocab_local % 8 != 0) r.tail = p.vocab_local % tail_width;
   r.copies_weight = (p.hidden > 1 && p.weight_col_stride != 1) ||
                     (p.vocab_stored > 1 && p.weight_row_stride < p.hidden);
   // A sum of V equal terms drifts by V roundings; panels bound the drift. 16-bit problems round
   // their terms far more coarsely and keep the one product.
-  r.dx_panel = is_16bit(r.compute) ? p.vocab_local
+  r.dx_panel = is_16bit(r.compute) ? round_up(p.vocab_local, tail_width)
                                    : round_up(std::max<int64_t>(32, p.vocab_local / 128), 32);
   r.gather_tokens = p.sequence_parallel && p.world > 1;
   r.scaled_rows = r.compute == DType::f16;
@@ -86,16 +91,29 @@ Plan layout_of(const Problem& p, int sm) {
 
 }  // namespace
 
-Plan plan(const Problem& p, int sm) {
-  Plan r = layout_of(p, sm);
+Plan plan(const Problem& p, const DeviceFacts& device) {
+  Plan r = layout_of(p, device);
   const Problem even = even_share(p);
-  r.chunk_rows = p.world > 1 ? fitting_rows(even, layout_of(even, sm)) : fitting_rows(p, r);
+  r.chunk_rows =
+      p.world > 1 ? fitting_rows(even, layout_of(even, common_chip())) : fitting_rows(p, r);
   r.chunks = (p.tokens + r.chunk_rows - 1) / r.chunk_rows;
+  r.over_limit = bytes_with(p, r, r.chunk_rows) > p.options.workspace_limit_bytes;
   return r;
 }
 
+std::vector<Panel> panels(const Problem& p, const Plan& plan) {
+  std::vector<Panel> all;
+  for (int64_t begin = 0; begin < std::max<int64_t>(p.vocab_local, 1);
+       begin += std::max<int64_t>(plan.panel_columns, 1)) {
+    const int64_t columns = std::min(plan.panel_columns, p.vocab_local - begin);
+    all.push_back(
+        {begin, columns, std::max<int64_t>(1, (columns + part_columns - 1) / part_columns)});
+  }
+  return all;
+}
+
 std::vector<Piece> pieces(const Plan& plan, int64_t rows, int64_t buffer) {
-  if (!is_16bit(plan.compute)) return {{0, rows, 0}};  // in place
+  if (!is_16bit(plan.compute) || !plan.with_gradient) return {{0, rows, 0}};  // in place
   const int64_t g = plan.granule_rows, granules = (rows + g - 1) / g;
   const int64_t last = (2 * granules + 7) / 14, middle = (4 * granules + 7) / 14;
   std::vector<Piece> all;
@@ -110,6 +128,7 @@ std::vector<Piece> pieces(const Plan& plan, int64_t rows, int64_t buffer) {
 
 int64_t buffer_rows(const Plan& plan, int64_t rows) {
   if (!is_16bit(plan.compute)) return rows;
+  if (!plan.with_gradient) return 2 * rows;
   const int64_t slack = plan.granule_rows / 4;  // dz of the first rows lies before any logits
   int64_t most = 0;
   for (const Piece& piece : pieces(plan, rows, 0))
@@ -128,10 +147,14 @@ Buffers::Buffers(Arena& a, const Problem& p, const Plan& plan, int64_t rows) {
   order = a.take<int64_t>(n);
   row_loss = a.take<double>(p.wants_loss ? n : 0);
   hit = a.take<int8_t>(p.wants_accuracy ? n : 0);
-  bias = a.take<float>(p.has_bias ? plan.logits_stride : 0);
-  class_weight = a.take<float>(p.has_class_weight ? plan.logits_stride : 0);
+  const int64_t padded = round_up(v, tail_width);  // kernels read whole vectors of columns
+  bias = a.take<float>(p.has_bias ? padded : 0);
+  class_weight = a.take<float>(p.has_class_weight ? padded : 0);
   db = a.take<double>(p.wants_db ? v : 0);
   dw = a.take<float>(p.wants_dw && !plan.dw_in_place && !plan.dw_direct ? v * d : 0);
+  const int64_t tail_rows = plan.tail > 0 ? tail_width : 0;
+  tail_weight = a.take<char>(tail_rows * plan.x_stride * size_of(plan.compute));
+  tail_dw = a.take<float>(p.wants_dw ? tail_rows * d : 0);
   weight = a.take<char>(plan.copies_weight ? v * plan.x_stride * size_of(plan.compute) : 0);
   x_all = a.take<char>(plan.gather_tokens ? n * d * size_of(plan.compute) : 0);
   dx_all = a.take<float>(plan.gather_tokens && p.wants_dx ? (n + n / p.world) * d : 0);
@@ -152,87 +175,9 @@ Buffers::Buffers(Arena& a, const Problem& p, const Plan& plan, int64_t rows) {
   factors = a.take<RowFactors>(rows);
 }
 
-int64_t workspace_bytes(const Problem& p) {
-  const Plan r = plan(p, 0);
+int64_t workspace_bytes(const Problem& p, const DeviceFacts& device) {
+  const Plan r = plan(p, device);
   return bytes_with(p, r, r.chunk_rows);
-}
-
-device::Product logits_product(const Problem& p, const Plan& plan, int64_t rows) {
-  device::Product g;  // [V, rows] = W^T(stored [D, V]) x X(stored [D, rows])
-  g.transpose_a = true;
-  g.m = p.vocab_local;
-  g.n = rows;
-  g.k = p.hidden;
-  g.lda = weight_stride(p, plan);
-  g.ldb = plan.x_stride;
-  g.ldc = plan.logits_stride;
-  g.in = plan.compute;
-  g.canonical_n = canonical_rows;
-  if (plan.choose_tiles) g.tiles = device::Product::Tiles::middle;
-  return g;
-}
-
-device::Product dx_product(const Problem& p, const Plan& plan, int64_t rows, int64_t columns) {
-  device::Product g;  // [D, rows] = W(stored [D, V]) x dZ(stored [V, rows])
-  g.m = p.hidden;
-  g.n = rows;
-  g.k = columns;
-  g.lda = weight_stride(p, plan);
-  g.ldb = plan.logits_stride;
-  g.ldc = plan.dx_stride;
-  g.in = plan.compute;
-  g.canonical_n = canonical_rows;
-  return g;
-}
-
-int64_t dx_first_rows(int64_t rows, int64_t hidden, int multiprocessors) {
-  constexpr int64_t tile = 128, narrow = 160;         // rows of a tile
-  constexpr double narrow_cost = 160.0 / 256 * 1.03;  // of a narrow tile, in large ones
-  const int64_t across = (hidden + 255) / 256;        // large tiles side by side
-  const int64_t narrow_across = (hidden + 127) / 128;
-  if (multiprocessors <= 0 || across > multiprocessors) return rows;
-  const auto waves = [&](int64_t tiles) { return (tiles + multiprocessors - 1) / multiprocessors; };
-  const int64_t large = (rows + tile - 1) / tile * across;
-  const int64_t whole = large / multiprocessors;  // waves without a gap
-  const int64_t first = whole * multiprocessors / across * tile;
-  const int64_t left = rows - first;
-  if (whole == 0 || left <= 0) return rows;
-  const int64_t last = (left + narrow - 1) / narrow * narrow_across;
-  const double split = static_cast<double>(waves(first / tile * across)) +
-                       narrow_cost * static_cast<double>(waves(last));
-  return split < 0.97 * static_cast<double>(waves(large)) ? first : rows;
-}
-
-device::Product dw_product(const Problem& p, const Plan& plan, int64_t rows, int64_t dw_stride) {
-  device::Product g;  // [D, V] = X(stored [D, rows]) x dZ^T(stored [V, rows])
-  g.transpose_b = true;
-  g.m = p.hidden;
-  g.n = p.vocab_local;
-  g.k = rows;
-  g.lda = plan.x_stride;
-  g.ldb = plan.logits_stride;
-  g.ldc = std::max(dw_stride, p.hidden);
-  g.in = plan.compute;
-  g.out = plan.dw_direct ? plan.compute : DType::f32;
-  g.canonical_k = canonical_rows;
-  if (plan.choose_tiles) g.tiles = device::Product::Tiles::middle;
-  g.device_scalars = plan.scaled_rows;
-  return g;
-}
-
-std::optional<std::string> decline(const Problem& p, const DeviceFacts& device) {
-  if (p.device != DeviceKind::cuda) return "the tensors are in host memory";
-  if (device.cuda_devices == 0)
-    return "no CUDA device: " + (device.cuda_problem.empty() ? "none" : device.cuda_problem);
-  if (!device.cuda_problem.empty()) return device.cuda_problem;
-  if (device.sm < 80)
-    return fmt::format("compute capability {}.{}: 8.0 or later is needed", device.sm / 10,
-                       device.sm % 10);
-  if (!device.cublaslt_problem.empty()) return device.cublaslt_problem;
-  if (p.hidden_dtype == DType::f64) return "fp64 tensors: only the reference lane, on the host";
-  if (sums_dx_in_bf16(p)) return "dx_sum = bf16: this lane sums the ranks' shares in fp32";
-  if (p.vocab_local > INT32_MAX) return fmt::format("vocab = {}: above 2^31", p.vocab_local);
-  return std::nullopt;
 }
 
 }  // namespace talea::lce::cuda

@@ -1,4 +1,4 @@
-// What: how lane cuda cuts a problem: rows of a chunk, buffers, products. A pure function.
+// What: how lane cuda cuts a problem: rows of a chunk, buffers, columns of a product. Pure.
 // Why: explain, the workspace formula and the run read the same value, tested without a GPU.
 // Never: touches a device.
 #pragma once
@@ -16,15 +16,22 @@ struct Plan {
   DType compute = DType::bf16;  // of the operands of the products
   int64_t granule_rows = 128;   // every product's rows are a multiple of it
   int64_t chunk_rows = 0, chunks = 0;
+  bool over_limit = false;     // even the smallest chunk needs more than the caller's limit
+  bool with_gradient = false;  // a chunk's dz is formed; otherwise its logits are only read
+  int64_t panel_columns = 0;   // whose logits are in the buffer at once: all, with a gradient
   int64_t logits_stride = 0;   // elements from row to row of logits and of dz
   int64_t x_stride = 0;        // elements from row to row of the gathered hidden rows
   int64_t dx_stride = 0;       // floats from row to row of the chunk's dX
   int64_t parts = 0;           // of a row, each reduced by one block
   bool choose_tiles = false;   // Hopper: tiles by measurement, not by the library's first choice
+  int multiprocessors = 0;     // Hopper, 16 bits: rows by whole waves over them; otherwise 0
   int64_t kept = 0;            // candidates a row
   bool dw_in_place = false;    // products add straight into the caller's dw
   bool dw_direct = false;      // one chunk: the product writes the caller's 16-bit dw, rounded once
   bool copies_weight = false;  // its strides suit no product: a dense copy in the workspace
+  // cuBLASLt multiplies a number of columns that does not fill 16 bytes an order of magnitude
+  // slower: the last of them then have products of their own, padded to tail_width.
+  int64_t tail = 0;
   // Small weights: dz is kept in two 16-bit terms and multiplied twice, since in a small gradient
   // one rounding shows. Large ones: one term.
   bool two_terms = false;
@@ -32,6 +39,8 @@ struct Plan {
   bool gather_tokens = false;  // sequence parallel: all ranks' rows are gathered first
   bool scaled_rows = false;    // fp16: each row of dz carries a power of two
 };
+
+inline constexpr int64_t tail_width = 64;
 
 // A chunk's dz lies dense in 16 bits at the head of its buffer; the fp32 logits of one piece of the
 // chunk after the other lie at the buffer's end, and become dz before the next piece is multiplied.
@@ -44,8 +53,10 @@ struct Piece {
 std::vector<Piece> pieces(const Plan& plan, int64_t rows, int64_t buffer_rows);
 int64_t buffer_rows(const Plan& plan, int64_t rows);  // in rows of dz
 
-// sm: compute capability, 90 for Hopper; it chooses tiles, never sizes.
-Plan plan(const Problem& p, int sm);
+Plan plan(const Problem& p, const DeviceFacts& device);
+
+// The columns one after the other whose logits share the buffer.
+std::vector<Panel> panels(const Problem& p, const Plan& plan);
 
 // The pieces of the workspace; also its formula.
 struct Buffers {
@@ -60,6 +71,8 @@ struct Buffers {
   double* db;
   float* dw;
   char* weight;
+  char* tail_weight;  // rows of the tail, and zeros up to tail_width
+  float* tail_dw;     // their gradient, where the others' is added to the caller's
   char* x_all;
   float* dx_all;
   char* products;
@@ -77,17 +90,14 @@ struct Buffers {
   Buffers(Arena& a, const Problem& p, const Plan& plan, int64_t rows);
 };
 
-int64_t workspace_bytes(const Problem& p);
+int64_t workspace_bytes(const Problem& p, const DeviceFacts& device);
 
-// The three products over `rows` rows.
-device::Product logits_product(const Problem& p, const Plan& plan, int64_t rows);
-device::Product dx_product(const Problem& p, const Plan& plan, int64_t rows, int64_t columns);
-// The rows that dX multiplies first: whole waves of large tiles over the multiprocessors. Where
-// what is left fills a wave of narrow tiles better, it is a product of its own.
-inline constexpr int64_t narrow_rows = 640;  // for which the products of the rest are chosen
-int64_t dx_first_rows(int64_t rows, int64_t hidden, int multiprocessors);
-device::Product dw_product(const Problem& p, const Plan& plan, int64_t rows, int64_t dw_stride);
+// What kernels read of the call.
+Shape shape_of(const Call& call, const Plan& plan, const Buffers& b);
 
 std::optional<std::string> decline(const Problem& p, const DeviceFacts& device);
+std::vector<std::string> details(const Problem& p, const DeviceFacts& device);
+// Fills what the result says of the run. counted: the host has read the token counts.
+void report(const Call& call, const Plan& plan, const Buffers& b, int64_t chunks, bool counted);
 
 }  // namespace talea::lce::cuda

@@ -110,6 +110,8 @@ TEST(CudaPlan, DxFillsWholeWaves) {
 TEST(CudaPlan, ChunksAreCutByWholeWaves) {
   EXPECT_EQ(plan(problem(4096, 4096, 128256, DType::bf16, 530), h200()).chunk_rows, 1536);
   EXPECT_EQ(plan(problem(8192, 4096, 128256, DType::bf16, 530), h200()).chunk_rows, 1664);
+  // 1152 rows would leave a last chunk of 128.
+  EXPECT_EQ(plan(problem(8192, 2880, 201088, DType::bf16, 620), h200()).chunk_rows, 1024);
   DeviceFacts older;
   older.sm = 80;
   older.sm_count = 108;

@@ -235,7 +235,10 @@ void order(cublasLtHandle_t handle, const Product& p, const Described& d, Propos
   if (p.tiles == Product::Tiles::library) return;
   const auto rank = [&](const cublasLtMatmulHeuristicResult_t& r) {
     if (!preferred_tile(r.algo, p.tiles)) return 2;
-    return !of_waves(p.tiles) || small_cluster(r.algo) ? 0 : 1;
+    const auto tile = setting<uint32_t>(r.algo, CUBLASLT_ALGO_CONFIG_TILE_ID);
+    // Of the middle tiles the library may place 128 x 128 anywhere; it is rarely the slower one.
+    if (p.tiles == Product::Tiles::middle && tile != CUBLASLT_MATMUL_TILE_128x128) return 1;
+    return small_cluster(r.algo) ? 0 : 1;
   };
   const auto sort = [&] {
     std::stable_sort(found.begin(), found.end(),

@@ -107,6 +107,7 @@ DxCut dx_cut(int64_t rows, int64_t hidden, int multiprocessors) {
   return best;
 }
 
+// Not far below `most`: what short chunks cost the other two products is not in the sum.
 int64_t balanced_rows(const Problem& p, const Plan& plan, int64_t most) {
   const int64_t g = plan.granule_rows,
                 least_chunks = std::max<int64_t>(1, ceil_div(p.tokens, most));
@@ -122,8 +123,11 @@ int64_t balanced_rows(const Problem& p, const Plan& plan, int64_t most) {
            dx_cut(ceil_div(last, g) * g, p.hidden, plan.multiprocessors).waves;
   };
   int64_t best = equal;
-  for (int64_t rows = most / g * g; rows >= std::max(g, most / 2); rows -= g)
-    if (cost(rows) < 0.99 * cost(best)) best = rows;
+  for (int64_t rows = most / g * g; rows >= std::max(g, most * 4 / 5); rows -= g) {
+    // A last chunk of few rows reads and writes as much of dW and of the weight as a full one.
+    const bool full = (p.tokens + rows - 1) % rows + 1 >= rows / 2;
+    if (full && cost(rows) < 0.99 * cost(best)) best = rows;
+  }
   return best;
 }
 

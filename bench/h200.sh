@@ -45,7 +45,7 @@ shape() { echo "--tokens $1 --hidden $2 --vocab $3"; }
 }
 if python3 -c 'import torch' 2>/dev/null; then
   TALEA_LIBRARY=$(dirname "$talea")/../lib/libtalea.so PYTHONPATH=python \
-    python3 bench/peers.py --samples 5 --tool "$talea" --receipt "$out/peers.json"
+    python3 bench/peers.py --samples 5 --receipt "$out/peers.json"
   python3 tools/peer_page "$out/peers.json"
 fi
 python3 tools/h200_page

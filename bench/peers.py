@@ -3,21 +3,18 @@ Why: ratios are worth something only from one process, one chip and interleaved 
 Never: hides a missing or failing peer: its reason stands in the receipt.
 
 usage: TALEA_LIBRARY=build/cuda/lib/libtalea.so PYTHONPATH=python python3 bench/peers.py
-       --tool build/cuda/bin/talea --receipt receipts/h200/peers.json
+       --receipt receipts/h200/peers.json
 """
 
 import argparse
-import datetime
 import importlib.metadata
-import json
 import statistics
-import subprocess
 import sys
-import tempfile
 
 import torch
 from peer_contenders import LANES, PEERS, Peer, Talea
 from peer_truth import confident, confident_truth, reference, relative_l2
+from talea._receipt import now, write_receipt
 
 MIB = 1 << 20
 
@@ -150,19 +147,6 @@ def device_facts(seen):
     }
 
 
-def now():
-    return datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.000Z")
-
-
-def write_receipt(tool, path, document):
-    """Through the tool, the only writer of receipts."""
-    with tempfile.NamedTemporaryFile("w", suffix=".json") as f:
-        json.dump(document, f)
-        f.flush()
-        line = [tool, "bench", "--runs-from", f.name, "--receipt", path, "--quiet"]
-        subprocess.run(line, check=True, stdout=subprocess.DEVNULL)
-
-
 def runs_of(args, limits, times, ratios, facts):
     shape = f"{args.tokens}x{args.hidden}x{args.vocab}"
     first = {"name": "three plain products", "case": shape, "time": time_stats(limits)}
@@ -197,7 +181,6 @@ def main():
     parser.add_argument("--vocab", type=int, default=128256)
     parser.add_argument("--samples", type=int, default=7)
     parser.add_argument("--receipt", help="where to write it, .json")
-    parser.add_argument("--tool", default="build/cuda/bin/talea", help="which writes the receipt")
     args = parser.parse_args()
     if not torch.cuda.is_available():
         print("unavailable: no CUDA device", file=sys.stderr)
@@ -234,23 +217,21 @@ def main():
 
     limits, times, ratios, seen = measure(contenders, products, args.samples, missing)
     runs = runs_of(args, limits, times, ratios, facts)
-    document = {
-        "argv": ["python3", *sys.argv],
-        "start_time": start,
-        "title": f"Training step beside its peers: {args.tokens} tokens, hidden {args.hidden}, "
-        f"vocabulary {args.vocab}, bf16",
-        "libraries": {name: importlib.metadata.version(name) for name in ("torch", "triton")},
-        "notes": ["truth: fp32 products of the bf16 inputs; confident rows in fp64"],
-        "bench": {
-            "limit": "three plain products (torch.mm, bf16) of the same process, before and after "
-            "each sample",
-            "device": device_facts(seen),
-            "runs": runs,
-            "not_run": missing,
-        },
+    bench = {
+        "limit": "three plain products (torch.mm, bf16) of the same process, before and after each "
+        "sample",
+        "device": device_facts(seen),
+        "runs": runs,
+        "not_run": missing,
     }
     if args.receipt:
-        write_receipt(args.tool, args.receipt, document)
+        title = f"Training step beside its peers: {args.tokens} tokens, hidden {args.hidden}, "
+        title += f"vocabulary {args.vocab}, bf16"
+        libraries = {"triton": importlib.metadata.version("triton")}
+        argv = ["python3", "bench/peers.py", *sys.argv[1:]]
+        notes = ["truth: fp32 products of the bf16 inputs; confident rows in fp64"]
+        sections = {"bench": bench, "notes": notes}
+        write_receipt(args.receipt, "bench", title, None, sections, start, argv, libraries)
     show(runs, missing)
     return 0
 

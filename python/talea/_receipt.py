@@ -108,13 +108,13 @@ def write(path: str, text: str) -> None:
     os.replace(f.name, path)
 
 
-def write_receipt(path: str, kind: str, title: str, passed: bool, sections: dict, start: str,
+def write_receipt(path: str, kind: str, title: str, passed: bool | None, sections: dict, start: str,
                   argv: list[str] | None = None, libraries: dict | None = None) -> dict:  # fmt: skip
     document = {
         "schema_version": 1,
         "kind": kind,
         "title": title,
-        "verdict": "passed" if passed else "failed",
+        "verdict": {None: "not_checked", True: "passed", False: "failed"}[passed],
         "provenance": provenance(argv or sys.argv, start, libraries or {}),
         **_finite(sections),
     }

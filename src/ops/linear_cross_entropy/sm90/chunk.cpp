@@ -319,12 +319,6 @@ void begin_dx_sum(const Run& r) {
     r.call.vocab.all_reduce_sum(r.b.dx_part, count, dtype, r.call.stream);
 }
 
-void end_dx_sum(const Run& r, const Chunk& k) {
-  if (r.multiprocessors_beside() > 0) r.call.vocab.join(r.call.stream);
-  scatter_rows({r.b.dx_part, r.c.bf16_sum, r.p.hidden, r.b.rows.index + k.begin, k.range, r.dx()},
-               r.stream);
-}
-
 void dw_of(const Run& r, const Chunk& k, bool first) {
   DwCall q;
   q.exp = buffer(r, k), q.terms = terms(r), q.dw = r.dw(), q.chunk = k.rows;
@@ -365,7 +359,14 @@ void run_chunk(const Run& r, int64_t begin, bool first) {
     add_bias_gradient({r.b.exp, r.c.exp_stride, r.c.f16, k.range, static_cast<int>(r.p.vocab_local),
                        terms(r).offset, r.b.db_factor, first, r.b.db},
                       r.stream);
-  if (r.c.exchange_dx) end_dx_sum(r, k);
+  if (r.c.exchange_dx && begin + r.c.chunk_rows < r.p.tokens) end_dx_sum(r, begin);
+}
+
+void end_dx_sum(const Run& r, int64_t begin) {
+  if (r.multiprocessors_beside() > 0) r.call.vocab.join(r.call.stream);
+  scatter_rows({r.b.dx_part, r.c.bf16_sum, r.p.hidden, r.b.rows.index + begin,
+                r.range(begin, r.c.chunk_rows), r.dx()},
+               r.stream);
 }
 
 }  // namespace talea::lce::sm90

@@ -57,6 +57,7 @@ void end(const Run& r) {
   const Options& o = r.p.options;
   if (r.p.wants_dx && r.c.gather_tokens) end_dx(r);
   if (r.p.wants_dw) end_dw(r);
+  if (r.c.exchange_dx) end_dx_sum(r, (r.c.chunks - 1) * r.c.chunk_rows);
   if (r.p.wants_db) end_db(r);
   const bool scalar = out.loss && o.reduction != Reduction::none;
   if (!scalar && !out.accuracy) return;

@@ -75,8 +75,10 @@ struct Run {
 void prepare(const Run& r);
 // What ignored and poisoned rows show; by slices, after dX's memory has served its turn.
 void blank(const Run& r);
-// chunk.cpp: the three products of one chunk and what lies between them.
+// chunk.cpp: the three products of one chunk and what lies between them. The sum of the last
+// chunk's dX over the ranks is left running: end() has work beside it.
 void run_chunk(const Run& r, int64_t begin, bool first);
+void end_dx_sum(const Run& r, int64_t begin);
 // slices.cpp: the gradients of every row, a slice of the vocabulary at a time.
 void run_slices(const Run& r);
 // end.cpp: dW's last pieces, db, the scalars.

@@ -14,7 +14,7 @@
 namespace talea::bench {
 namespace {
 
-constexpr int kSamples = 15, kWarmup = 2, kCalls = 3, kTraced = 5;
+constexpr int kSamples = 9, kWarmup = 1, kCalls = 3, kTraced = 3;
 constexpr const char* limit =
     "the world of one of the same lane on the same GPUs, sample by sample; a sample is three calls "
     "queued one after the other, its time a third of theirs, of the slowest rank; "

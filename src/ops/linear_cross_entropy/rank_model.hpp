@@ -7,9 +7,9 @@
 
 namespace talea::lce {
 
-// Rates of one rank. The defaults are those of H200s over NVLink, four in a node, as
-// receipts/ranks/sm90_4.json has them, rounded; the rates between nodes are assumed (one 400 Gbit/s
-// port a GPU).
+// Rates of one rank. The defaults are rounded from the first runs on four H200s over NVLink;
+// receipts/ranks has later ones, and tests/cli/test_plan.py predicts each from its own rates. The
+// rates between nodes are assumed (one 400 Gbit/s port a GPU).
 struct RankRates {
   double product_flops_per_s = 670e12;  // of a whole call on one rank: products and row passes
   double link_bytes_per_s = 290e9;      // of a ring in one node, each direction
@@ -24,8 +24,7 @@ struct RankShape {
   int64_t dw_bytes = 4;       // of an element of dW
   bool backward = true;
   bool sequence_parallel = false;
-  // The sum of dX runs beside the dW product and costs it nothing. Measured so far: it gains
-  // nothing, since the products hold every multiprocessor (receipts/ranks).
+  // The sum of dX runs beside the dW product; the few multiprocessors it takes are not counted.
   bool dx_beside_dw = false;
   int64_t workspace_limit_bytes = int64_t{256} << 20;
   int64_t ranks = 1, nodes = 1;

@@ -104,6 +104,38 @@ class Ranks(test_cli.Case):
         self.assertEqual([line["ranks"] for line in plan], [2**i for i in range(13)])
         self.assertEqual(plan[-1]["nodes"], 512)
 
+    def plan(self, *more, code=0):
+        shape = ["--tokens", "8192", "--hidden", "4096", "--vocab", "128256", "--dtype", "bf16"]
+        done = self.talea("explain", *shape, *more, "--json", code=code)
+        return json.loads(done.stdout)["plan"] if code == 0 else done.stderr
+
+    def test_the_plan_follows_its_rates_and_flags(self):
+        one, two, four = self.plan("--ranks", "4")
+        self.assertEqual((one["efficiency"], one["dx_wire_bytes"]), (1, 0))
+        self.assertAlmostEqual(four["products_s"], one["products_s"] / 4)
+        # An all-reduce of S bytes sends 2 (R - 1) / R S from each rank.
+        for line, share in ((two, 1), (four, 1.5)):
+            self.assertEqual(line["dx_wire_bytes"], share * 8192 * 4096 * 4)
+        for line in (two, four):
+            parts = line["products_s"] + line["states_s"] + line["dx_exposed_s"] + line["hidden_s"]
+            self.assertAlmostEqual(line["seconds"], parts)
+        beside = self.plan("--ranks", "4", "--dx-beside-dw")[-1]
+        self.assertEqual(beside["dx_exposed_s"], 0)
+        self.assertLess(beside["seconds"], four["seconds"])
+        spread = self.plan("--ranks", "4", "--sequence-parallel")[-1]
+        self.assertEqual(spread["hidden_bytes"], 8192 // 4 * 4096 * 2)
+        self.assertGreater(spread["hidden_wire_bytes"], 0)
+        fast = self.plan("--ranks", "4", "--link-gb", "1000", "--link-us", "10")[-1]
+        self.assertLess(fast["seconds"], four["seconds"])
+        slow = self.plan("--ranks", "4", "--product-tflops", "67")[-1]
+        self.assertGreater(slow["products_s"], 9 * four["products_s"])
+
+    def test_plans_that_cannot_be_are_named(self):
+        said = self.plan("--ranks", "6", "--nodes", "4", code=2)
+        self.assertIn("--nodes 4: 6 ranks do not divide among them", said)
+        for flags in (["--ranks", "0"], ["--ranks", "4097"], ["--ranks", "2", "--link-gb", "0"]):
+            self.assertIn(flags[-2], self.plan(*flags, code=2))
+
     def receipt_engine(self, file):
         with open(self.at(file)) as text:
             return json.load(text)["calls"][0]["reductions"]["collective"]

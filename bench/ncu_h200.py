@@ -76,20 +76,19 @@ def is_number(text):
 def main():
     tool = sys.argv[1] if len(sys.argv) > 1 else "build/cuda/bin/talea"
     out = Path(sys.argv[2] if len(sys.argv) > 2 else "receipts/h200/ncu.json")
-    found = {"tool": subprocess.check_output([tool, "--version"], text=True).strip(), "cases": []}
+    found = {"cases": []}
     for case, (arguments, skip, count) in CASES.items():
         with tempfile.TemporaryDirectory() as folder:
-            log = Path(folder) / "log.csv"
-            options = (
-                f"--clock-control none --csv --page raw --launch-skip {skip} --launch-count {count}"
-            )
+            log, receipt = Path(folder) / "log.csv", Path(folder) / "receipt.json"
+            options = f"--clock-control none --csv --page raw --launch-skip {skip}"
+            options += f" --launch-count {count}"
             sections = [word for section in SECTIONS for word in ("--section", section)]
             command = ["ncu", *options.split(), "-k", KERNELS, *sections, "--log-file", str(log)]
-            subprocess.run(
-                [*command, tool, "bench", *SHAPE.split(), *arguments.split()],
-                check=True,
-                stdout=subprocess.DEVNULL,
-            )
+            bench = [tool, "bench", *SHAPE.split(), *arguments.split(), "--receipt", str(receipt)]
+            subprocess.run([*command, *bench], check=True, stdout=subprocess.DEVNULL)
+            said = json.loads(receipt.read_text())["provenance"]
+            found["git_revision"], found["git_dirty"] = said["git_revision"], said["git_dirty"]
+            found["device"] = said["device"]["name"]
             found["cases"].append(
                 {"name": case, "arguments": f"{SHAPE} {arguments}", "kernels": list(read(log))}
             )

@@ -36,6 +36,9 @@ shape() { echo "--tokens $1 --hidden $2 --vocab $3"; }
   run all_options $(shape 8192 4096 128256) --lanes sm90,cuda --limits 530MiB \
     --inputs bias,token_weight --label-smoothing 0.1 --z-loss 1e-4 --softcap 30 \
     --outputs loss,dx,dw,entropy,topk:5
+  run softcap $(shape 8192 4096 128256) --lanes cuda --limits 530MiB --softcap 30
+  run top_k $(shape 8192 4096 128256) --lanes cuda --limits 530MiB --outputs loss,dx,dw,topk:5
+  run loss_only_cuda $(shape 8192 4096 128256) --lanes cuda --limits 32MiB,530MiB --outputs loss
   run ignored_70 $(shape 8192 4096 128256) --lanes sm90,cuda --limits 530MiB \
     --ignored-fraction 0.7
   dtype=fp16 run training_fp16 $(shape 8192 4096 128256) --lanes sm90,cuda --limits 530MiB

@@ -11,6 +11,8 @@ from . import _operator, _torch
 from ._abi import UsageError
 from ._call import Config, Receipt
 
+OUTPUTS = ("loss", "lse", "target_logprob", "entropy", "argmax", "accuracy")
+
 
 @dataclass
 class LinearCrossEntropyOutput:
@@ -52,6 +54,15 @@ def _make_config(
     label_smoothing, z_loss, softcap, logit_scale, workspace_limit, lane, outputs, top_k,
     vocab_begin, sequence_parallel, group, batch_group, receipt,
 ) -> Config:  # fmt: skip
+    for name in outputs:
+        if name not in OUTPUTS:
+            raise UsageError(f"outputs = {outputs}: {name!r} is none of {', '.join(OUTPUTS)}")
+    if top_k < 0:
+        raise UsageError(f"top_k = {top_k}: must be >= 0")
+    if vocab_begin and not group:
+        raise UsageError(
+            f"vocab_begin = {vocab_begin}: needs tp_group, the ranks of the other rows"
+        )
     given = not isinstance(denominator, str)
     return Config(
         reduction=reduction,

@@ -225,6 +225,13 @@ def test_errors_name_the_value():
         talea.linear_cross_entropy(x, w, y, label_smoothing=1.5)
     with pytest.raises(talea.UsageError, match="reduction = 'max'"):
         talea.linear_cross_entropy(x, w, y, reduction="max")
+    for outputs in (("logits",), "lse"):  # a string is a tuple of letters
+        with pytest.raises(talea.UsageError, match="outputs = "):
+            talea.linear_cross_entropy(x, w, y, outputs=outputs)
+    with pytest.raises(talea.UsageError, match="top_k = -1"):
+        talea.linear_cross_entropy(x, w, y, top_k=-1)
+    with pytest.raises(talea.UsageError, match="vocab_begin = 3"):
+        talea.linear_cross_entropy(x, w, y, vocab_begin=3)
     with pytest.raises(talea.UsageError, match="no such lane"):
         talea.linear_cross_entropy(x, w, y, lane="fast")
     with pytest.raises(talea.DataError, match="float16|fp16|dtype"):

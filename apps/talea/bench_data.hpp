@@ -8,6 +8,7 @@
 
 #include "bench_device.hpp"
 #include "core/device_session.hpp"
+#include "core/receipt.hpp"
 
 namespace talea::cli {
 

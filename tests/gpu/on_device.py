@@ -1,0 +1,220 @@
+#!/usr/bin/env python3
+"""What: runs every case that needs a GPU, and a reduced set under the four tools of compute-sanitizer,
+many processes at a time over one or several GPUs; writes what passed, failed and was skipped.
+Why: what the documents claim of a device must be a file that names the revision and the device.
+Never: takes a case that did not run for one that passed; runs everything under the sanitizers: a
+sanitised kernel is a hundred times slower.
+
+usage, in the project's root on a machine with a GPU, after `make cuda`:
+  tests/gpu/on_device.py [--gpus 0,1] [--jobs 16] [--limit SECONDS] [--no-sanitizers]
+                         [build/cuda/bin] [receipts/h200/tests.json]
+"""
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from fnmatch import fnmatch
+from pathlib import Path
+
+CASES = {"talea_gpu_tests": ["*"], "talea_tests": ["*/sm90", "*/cuda", "Cuda*"]}
+ALONE = ["CudaManners.*"]  # they read how much memory of the device is free
+LONG = ["Properties", "Options", "Sm90", "Precision", "Repeat", "Sizes"]  # these start first
+TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
+SANITISED = [
+    "*Edges.IgnoredRows*/cuda",
+    "*Edges.TopKOfEveryWidth/cuda",
+    "*Options.EachOutputAlone/cuda",
+    "*Options.SeveralPartsOfARow/cuda",
+    "*Edges.IgnoredRows*/sm90",
+    "*Edges.TopKOfEveryWidth/sm90",
+    "*Options.EachOutputAlone/sm90",
+    "*Sm90Slices.E*/sm90",
+]
+
+
+def cases_of(program):
+    out = subprocess.run(
+        [program, "--gtest_list_tests"], capture_output=True, text=True, check=True
+    )
+    suite = ""
+    for line in out.stdout.splitlines():
+        name = line.split("#")[0].strip()
+        if line[:1] != " ":
+            suite = name
+        elif "DISABLED_" not in name:
+            yield suite + name
+
+
+def matches(case, patterns):
+    return any(fnmatch(case, pattern) for pattern in patterns)
+
+
+class Runner:
+    """A queue of (kind, program, case); kind is "case" or a tool of compute-sanitizer."""
+
+    def __init__(self, folder, gpus, limit):
+        self.folder, self.gpus, self.end = folder, gpus, time.monotonic() + limit
+        self.done, self.lock = {}, threading.Lock()
+
+    def run(self, work, jobs):
+        queue = list(reversed(work))
+        workers = [threading.Thread(target=self.worker, args=(i, queue)) for i in range(jobs)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+
+    def worker(self, number, queue):
+        first = number % len(self.gpus)
+        visible = ",".join(self.gpus[first:] + self.gpus[:first])
+        while True:
+            with self.lock:
+                if not queue:
+                    return
+                job = queue.pop()
+            begin = time.monotonic()
+            result = self.one(job, visible, number)
+            result["seconds"] = round(time.monotonic() - begin, 1)
+            with self.lock:
+                self.done[job] = result
+
+    def one(self, job, visible, number):
+        kind, program, case = job
+        left = self.end - time.monotonic()
+        if left <= 0:
+            return {"state": "failed", "why": "not started within the limit"}
+        said = Path(self.folder) / f"{number}.json"
+        said.unlink(missing_ok=True)
+        command = [program, f"--gtest_filter={case}", f"--gtest_output=json:{said}"]
+        if kind != "case":
+            command = ["compute-sanitizer", "--tool", kind, "--error-exitcode", "9", *command]
+        environment = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
+        environment |= {"CUDA_VISIBLE_DEVICES": visible, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+        try:
+            ran = subprocess.run(
+                command,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=left,
+                env=os.environ | environment,
+            )
+        except subprocess.TimeoutExpired:
+            return {"state": "failed", "why": "not finished within the limit"}
+        return self.judged(kind, ran, said)
+
+    @staticmethod
+    def judged(kind, ran, said):
+        text = ran.stdout + ran.stderr
+        summary = re.findall(r"(?:ERROR|RACECHECK) SUMMARY: .*", text)
+        if ran.returncode != 0 or not said.exists():
+            return {"state": "failed", "why": f"exit status {ran.returncode}", "text": text[-3000:]}
+        entries = [e for s in json.loads(said.read_text())["testsuites"] for e in s["testsuite"]]
+        if len(entries) != 1 or "failures" in entries[0]:
+            return {"state": "failed", "why": f"{len(entries)} cases ran", "text": text[-3000:]}
+        if entries[0]["result"] == "SKIPPED":
+            why = re.search(r"unavailable: .*", text)
+            return {"state": "skipped", "why": why.group(0) if why else "no reason given"}
+        if kind != "case":
+            if len(summary) != 1 or not re.search(r"SUMMARY: 0 ", summary[0]):
+                return {"state": "failed", "why": f"summaries {summary}", "text": text[-3000:]}
+            return {"state": "passed", "summary": summary[0]}
+        return {"state": "passed"}
+
+
+def grouped(done):
+    """Counts a suite and lane."""
+    groups = {}
+    for (kind, program, case), result in sorted(done.items()):
+        if kind != "case":
+            continue
+        suite, name = case.split(".", 1)
+        lane = name.rsplit("/", 1)[1] if "/" in name else ""
+        key = (Path(program).name, suite.split("/")[-1], lane)
+        groups.setdefault(key, Counter())[result["state"]] += 1
+    for (program, suite, lane), states in groups.items():
+        counts = {state: states[state] for state in ("passed", "failed", "skipped")}
+        yield {"name": f"{suite}/{lane}" if lane else suite, "program": program, **counts}
+
+
+def sanitised(done):
+    for tool in TOOLS:
+        results = {j[2]: r for j, r in sorted(done.items()) if j[0] == tool}
+        if results:
+            states = Counter(r["state"] for r in results.values())
+            summaries = Counter(r["summary"] for r in results.values() if "summary" in r)
+            counts = {state: states[state] for state in ("passed", "failed", "skipped")}
+            yield {"name": tool, **counts, "cases": list(results), "summaries": dict(summaries)}
+
+
+def machine(tool):
+    """Revision and device, as the tool itself names them."""
+    with tempfile.TemporaryDirectory() as folder:
+        receipt = Path(folder) / "receipt.json"
+        shape = "--tokens 64 --hidden 64 --vocab 512 --dtype bf16 --repeats 1 --progress none"
+        lane = ["--lanes", "cuda", "--limits", "8MiB", "--receipt", str(receipt)]
+        subprocess.run(
+            [tool, "bench", *shape.split(), *lane], check=True, stdout=subprocess.DEVNULL
+        )
+        said = json.loads(receipt.read_text())["provenance"]
+    said["device"].pop("clocks", None)  # of that short run
+    said["device"].pop("throttle_reasons", None)
+    keys = ("version", "git_revision", "git_dirty", "build", "device", "host", "libraries")
+    return {key: said[key] for key in keys}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--gpus", default="0")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    parser.add_argument("--limit", type=float, default=1800, help="seconds for everything")
+    parser.add_argument("--no-sanitizers", action="store_true")
+    parser.add_argument("bin", nargs="?", default="build/cuda/bin")
+    parser.add_argument("receipt", nargs="?", default="receipts/h200/tests.json")
+    args = parser.parse_args()
+    receipt = {"argv": sys.argv, "provenance": machine(f"{args.bin}/talea")}
+    work = []
+    for program, patterns in CASES.items():
+        path = f"{args.bin}/{program}"
+        work += [("case", path, c) for c in cases_of(path) if matches(c, patterns)]
+    work.sort(key=lambda job: next((i for i, w in enumerate(LONG) if w in job[2]), len(LONG)))
+    alone = [job for job in work if matches(job[2], ALONE)]
+    together = [job for job in work if job not in alone]
+    if not args.no_sanitizers:
+        chosen = [j[1:] for j in together if matches(j[2], SANITISED)]
+        together = [(tool, *job) for tool in TOOLS for job in chosen] + together
+    with tempfile.TemporaryDirectory() as folder:
+        begin = time.monotonic()
+        runner = Runner(folder, args.gpus.split(","), args.limit)
+        runner.run(alone, 1)
+        runner.run(together, args.jobs)
+    done = runner.done
+    states = Counter(result["state"] for result in done.values())
+    receipt["verdict"] = "passed" if states["passed"] and not states["failed"] else "failed"
+    receipt["seconds"] = round(time.monotonic() - begin, 1)
+    receipt |= {state: states[state] for state in ("passed", "failed", "skipped")}
+    receipt["suites"], receipt["sanitizers"] = list(grouped(done)), list(sanitised(done))
+    for state in ("failed", "skipped"):
+        receipt[f"{state}_cases"] = [
+            {"run": job[0], "case": job[2], **r} for job, r in done.items() if r["state"] == state
+        ]
+    slow = sorted(done, key=lambda job: -done[job]["seconds"])[:12]
+    receipt["longest"] = [
+        {"run": job[0], "case": job[2], "seconds": done[job]["seconds"]} for job in slow
+    ]
+    Path(args.receipt).write_text(json.dumps(receipt, indent=1) + "\n", encoding="utf-8")
+    print(f"{receipt['verdict']}: {dict(states)}, {receipt['seconds']} s")
+    for entry in receipt["failed_cases"]:
+        print(f"{entry['run']} {entry['case']}: {entry['why']}")
+    return receipt["verdict"] != "passed"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

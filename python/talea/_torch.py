@@ -118,6 +118,11 @@ class Described:
         scalars = {
             n: _like(t) for n, t in outputs.items() if not t.dim() and n not in (given or ())
         }
+        if device.type == "cpu":
+            for name in set(GRADIENTS) & set(makers):
+                t = outputs[name]
+                if name not in (given or ()) and t.nbytes >= _LARGE_BYTES:
+                    makers[name] = partial(_in_large_pages, t.shape, t.dtype)
         self.makers = tuple({**makers, **scalars}.values())
         self.ranks, self.stream = None, _no_stream
         if config.group or config.batch_group:
@@ -130,7 +135,7 @@ class Described:
         size = self.plan.workspace_bytes
         self.workspace = partial(torch.empty, size, dtype=torch.uint8, device=device)
         if device.type == "cpu" and size >= _LARGE_BYTES:
-            self.workspace = partial(_in_large_pages, size)
+            self.workspace = partial(_in_large_pages, (size,), torch.uint8)
         if device.type == "cuda":
             self.stream = partial(torch._C._cuda_getCurrentRawStream, device.index)
 
@@ -146,14 +151,15 @@ class _Kept(threading.local):
         self.calls: dict[tuple, Described] = {}
 
 
-def _in_large_pages(size: int) -> torch.Tensor:
+def _in_large_pages(shape, dtype, given=None) -> torch.Tensor:
     """Fresh memory, which the kernel is asked to hand out in large pages, as NumPy asks for its own.
 
-    It comes back to the kernel after each call; in small pages that costs a third of a call's time.
+    It comes back to the kernel when it is freed; in small pages that costs a third of a call's time.
     """
-    memory = torch.empty(size, dtype=torch.uint8)
-    begin = memory.data_ptr() + -memory.data_ptr() % mmap.PAGESIZE
-    _madvise(begin, memory.data_ptr() + size - begin, mmap.MADV_HUGEPAGE)  # a hint: may be refused
+    memory = torch.empty(shape, dtype=dtype)
+    begin, end = memory.data_ptr(), memory.data_ptr() + memory.nbytes
+    begin += -begin % mmap.PAGESIZE
+    _madvise(begin, end - begin, mmap.MADV_HUGEPAGE)  # a hint: may be refused
     return memory
 
 

@@ -30,6 +30,17 @@ std::string text_of(const std::string& file, const char* name, const json& value
   return value.get<std::string>();
 }
 
+// Optional: the device that was used, where it is not one of this machine's.
+void take_device(const std::string& file, const json& from, Provenance& provenance) {
+  const auto found = from.find("device");
+  if (found == from.end()) return;
+  const auto text = [&](const char* name) {
+    return field(file, *found, name, json::value_t::string).get<std::string>();
+  };
+  provenance.device = {text("name"), text("driver"), text("runtime"), text("clocks"),
+                       text("throttle_reasons")};
+}
+
 // Passed where every case says so; there must be one.
 bool all_passed(const std::string& file, const json& check) {
   const json& cases = field(file, check, "cases", json::value_t::array);
@@ -54,6 +65,7 @@ void record(Context& context, ReceiptKind kind, const std::string& file,
   provenance.start_time = field(file, from, "start_time", json::value_t::string);
   for (const auto& [name, version] : field(file, from, "libraries", json::value_t::object).items())
     provenance.libraries.emplace_back(name, text_of(file, "libraries", version));
+  take_device(file, from, provenance);
   Receipt receipt(kind, provenance);
   receipt.title(field(file, from, "title", json::value_t::string));
   for (const json& note : field(file, from, "notes", json::value_t::array))

@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstring>
 #include <map>
+#include <tuple>
 
 #include "bench/nccl/errors.hpp"
 #include "core/fail.hpp"
@@ -26,14 +27,25 @@ std::string name_of(const Variant& v) {
   if (v.kind == "beside") return "world R, dX beside dW" + left;
   if (v.kind == "bf16") return "world R, dX beside dW in bf16" + left;
   if (v.kind == "once") return "world R, dX summed at once" + left;
-  require(v.kind == "silent", ErrorKind::usage, "variant {}: beside, bf16, once or silent", v.kind);
+  if (v.kind == "sequence") return "world R, sequence parallel" + left;
+  if (v.kind == "uneven") return "world R, uneven shards" + left;
+  require(v.kind == "silent", ErrorKind::usage,
+          "variant {}: beside, bf16, once, sequence, uneven or silent", v.kind);
   return "world R, nothing exchanged" + left;
+}
+
+// Where shard r of an uneven cut begins: the first is a quarter larger than an even one, the last
+// as much smaller.
+int64_t uneven_begin(int64_t vocab, int ranks, int rank) {
+  const int64_t more = rank > 0 && rank < ranks ? vocab / ranks / 4 : 0;
+  return even_shard_begin(vocab, ranks, rank) + more;
 }
 
 struct Subject {
   std::string name;
   Variant variant{"", 0};
   int world = 1;
+  int64_t begin = 0, end = 0;  // words whose dW is compared
   LinearCrossEntropyInputs in;
   LinearCrossEntropyOutputs out;
   LinearCrossEntropyOptions options;
@@ -111,7 +123,10 @@ class Speed {
     Subject& s = *subjects_.back();
     s.name = name;
     const bool alone = !c && subjects_.size() == 2, whole = !c && !alone;
-    const int64_t begin = whole ? 0 : begin_, end = whole ? size_.vocab : end_;
+    const auto cut = v.kind == "uneven" ? uneven_begin : even_shard_begin;
+    const int64_t begin = whole ? 0 : cut(size_.vocab, w_.size, w_.rank);
+    const int64_t end = whole ? size_.vocab : cut(size_.vocab, w_.size, w_.rank + 1);
+    s.begin = whole ? begin_ : begin, s.end = whole ? end_ : end;
     s.options.lane = size_.lane;
     s.options.vocab = alone ? end - begin : size_.vocab;
     s.options.workspace_limit_bytes = size_.limit_bytes;
@@ -120,6 +135,12 @@ class Speed {
     s.in.targets = alone ? shard_targets_ : targets_;
     s.out.loss = loss_;
     s.out.dx = dx_;
+    if (v.kind == "sequence") {
+      const int64_t each = size_.tokens / w_.size, first = each * w_.rank;
+      s.in.hidden = rows(hidden_, first, first + each);
+      s.out.dx = rows(dx_, first, first + each);
+      s.ranks.sequence_parallel = true;
+    }
     s.out.dw = rows(dw_, begin, end);
     if (v.kind == "once") s.wrapped = std::make_unique<AtOnce>(*c);
     if (v.kind == "silent") s.wrapped = std::make_unique<Silent>(*c);
@@ -143,13 +164,31 @@ class Speed {
       d_.synchronise();
   }
 
-  Outcome outcome() { return download(d_, loss_, dx_, rows(dw_, begin_, end_)); }
+  Outcome outcome(const Subject& s) {
+    return download(d_, loss_, s.out.dx, rows(dw_, s.begin, s.end));
+  }
+  // What the world of one has where `s` writes: the same rows of dX, the same words of dW.
+  const Outcome& truth_for(const Subject& s) {
+    const auto place = std::make_tuple(s.out.dx.data, s.begin, s.end);
+    if (place != truth_place_) {
+      call(*subjects_[0]);
+      d_.synchronise();
+      truth_ = outcome(s);
+      truth_place_ = place;
+    }
+    return truth_;
+  }
 
   // Every variant against the world of one, and against itself. Each starts from poisoned outputs.
   void check() {
-    Outcome truth;
     for (const auto& each : subjects_) {
       Subject& s = *each;
+      if (s.variant.kind == "silent" || s.world == 0) {
+        call(s);
+        settle(s);
+        if (auto* silent = dynamic_cast<Silent*>(s.wrapped.get())) silent->silent = true;
+        continue;
+      }
       Outcome first;
       for (int time = 0; time < 2; ++time) {
         d_.fill_bytes(dx_.data, 0xff, size_.tokens * size_.hidden * 2);
@@ -157,14 +196,11 @@ class Speed {
         call(s);
         settle(s);
         say("called: " + s.name);
-        if (s.variant.kind == "silent" || s.world == 0) break;
-        Outcome now = outcome();
+        Outcome now = outcome(s);
         if (time == 1) s.errors["repeats_bitwise"] = same_bits(first, now, w_);
-        if (time == 1 && s.world == 1) truth = std::move(first);
-        if (time == 1 && s.world > 1) s.errors.update(compare(first, truth, w_));
         first = std::move(now);
       }
-      if (auto* silent = dynamic_cast<Silent*>(s.wrapped.get())) silent->silent = true;
+      if (s.world > 1) s.errors.update(compare(first, truth_for(s), w_));
     }
   }
 
@@ -224,6 +260,7 @@ class Speed {
                      {"efficiency", efficiency},
                      {"extra_bytes", extra + s.workspace.bytes},
                      {"declared_bytes", s.result.workspace_bytes},
+                     {"words_of_rank_0", s.in.weight.shape[0]},
                      {"chunk_rows", s.result.chunk_rows},
                      {"flops", s.result.flops}});
       if (s.world > 1) {
@@ -246,9 +283,9 @@ class Speed {
     f.problem = s.problem;
     f.result = s.result;
     f.collective = s.world > 1 ? s.ranks.vocab->engine() : "none";
+    const auto cut = s.variant.kind == "uneven" ? uneven_begin : even_shard_begin;
     for (int r = 0; r < s.world; ++r)
-      f.shards.push_back({r, even_shard_begin(size_.vocab, s.world, r),
-                          even_shard_begin(size_.vocab, s.world, r + 1)});
+      f.shards.push_back({r, cut(size_.vocab, s.world, r), cut(size_.vocab, s.world, r + 1)});
     f.measured_peak_extra_bytes = extra + s.workspace.bytes;
     f.measured_by = "free device memory after every call, and the workspace";
     f.time = t;
@@ -315,7 +352,9 @@ class Speed {
   World& w_;
   DeviceSession& d_;
   const Size size_;
-  int64_t begin_ = 0, end_ = 0;
+  int64_t begin_ = 0, end_ = 0;  // of this rank's even shard
+  Outcome truth_;
+  std::tuple<void*, int64_t, int64_t> truth_place_{};
   Tensor hidden_, weight_, targets_, shard_targets_, loss_, dx_, dw_;
   std::map<int, std::unique_ptr<Communicator>> joined_;  // by their multiprocessors
   std::vector<std::unique_ptr<Subject>> subjects_;

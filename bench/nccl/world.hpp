@@ -73,6 +73,7 @@ class Through : public Communicator {
     c_.begin_reduce_scatter_sum(send, recv, count, dtype, s);
   }
   void join(Stream s) override { c_.join(s); }
+  Stream stream_beside() override { return c_.stream_beside(); }
   bool host_gather(const void* send, void* recv, int64_t bytes) override {
     return c_.host_gather(send, recv, bytes);
   }
@@ -94,11 +95,9 @@ class Silent final : public Through {
   void all_reduce_sum(void* buffer, int64_t count, DType dtype, Stream s) override {
     if (!silent) c_.all_reduce_sum(buffer, count, dtype, s);
   }
+  // A sum of nothing still orders the streams: what follows it keeps its place.
   void begin_all_reduce_sum(void* buffer, int64_t count, DType dtype, Stream s) override {
-    if (!silent) c_.begin_all_reduce_sum(buffer, count, dtype, s);
-  }
-  void join(Stream s) override {
-    if (!silent) c_.join(s);
+    c_.begin_all_reduce_sum(buffer, silent ? 0 : count, dtype, s);
   }
 };
 

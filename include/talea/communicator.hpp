@@ -42,6 +42,9 @@ class Communicator {
     reduce_scatter_sum(send, recv, count, dtype, stream);
   }
   virtual void join(Stream) {}
+  // The stream on which sums run that were begun: what is queued there follows them, and join()
+  // waits for it as well. Null: there is none, or the caller's own.
+  virtual Stream stream_beside() { return nullptr; }
   // Multiprocessors that a sum begun beside other work takes: a product that is to run beside it
   // leaves as many free, since neither yields to the other. 0: sums are not to be begun beside
   // products.

@@ -179,6 +179,7 @@ class NcclCommunicator final : public Communicator {
     cuda(cudaEventRecord(done_, beside_), "cudaEventRecord");
     cuda(cudaStreamWaitEvent(static_cast<cudaStream_t>(stream), done_, 0), "cudaStreamWaitEvent");
   }
+  Stream stream_beside() override { return beside_; }
   bool host_gather(const void* send, void* recv, int64_t bytes) override {
     if (!o_.host) return false;
     o_.host->all_gather(send, recv, bytes, nullptr);

@@ -439,6 +439,12 @@ class Others(Case):
         self.assertFalse(os.path.exists(self.at("r.json")))
         check["check"]["cases"] = [one]
         record("check", "--results-from", check)
+        device = {"name": "a GPU", "driver": "1", "runtime": "2", "clocks": "3"}
+        device["throttle_reasons"] = "none"
+        record("check", "--results-from", check | {"device": device})
+        receipt = json.loads(pathlib.Path(self.at("r.json")).read_text())
+        self.assertEqual(receipt["provenance"]["device"], device)
+        record("check", "--results-from", check | {"device": {"name": "a GPU"}}, code=5)
         check["check"]["cases"] = [one, one | {"passed": False}]
         record("check", "--results-from", check, code=1)
         self.assertEqual(

@@ -9,9 +9,13 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <thread>
 
+#include "core/device_session.hpp"
+#include "core/provenance.hpp"
+#include "support/generate.hpp"
 #include "support/ranks.hpp"
 #include "support/run.hpp"
 
@@ -23,6 +27,9 @@ struct World {
   std::string file, library;
   double timeout_s;
 };
+
+// Few enough that lane sm90 lets the sum of half of dX run beside the product of the other half.
+constexpr int multiprocessors = 4;
 
 // Rank 0's id, over the host.
 std::string share_id(const World& w, Communicator& host) {
@@ -56,6 +63,7 @@ std::unique_ptr<Communicator> join(const World& w, Communicator& host, const std
   o.unique_id = id;
   o.host = &host;
   o.library = w.library;
+  o.multiprocessors_beside = comm ? -1 : multiprocessors;
   return make_nccl_communicator(o);  // the launcher shows each process one device: number 0
 }
 
@@ -64,6 +72,22 @@ Place& device() {
   Place* place = cuda_place(why);
   if (!place) throw Error(ErrorKind::unavailable, why);
   return *place;
+}
+
+// Rows and columns enough for several waves of tiles of dX; the tokens divide by 2, 3 and 4.
+const Case& large_case() {
+  static const Case large = [] {
+    Spec s;
+    s.seed = 1;
+    s.tokens = 2100;
+    s.hidden = 4096;
+    s.vocab = 120;
+    s.types = Types::bf16;
+    s.ignored_percent = 10;
+    s.limit_bytes = int64_t{1} << 28;  // one chunk
+    return make_case(s);
+  }();
+  return large;
 }
 
 int run_matrix(const World& w, const std::string& lane, bool callers) {
@@ -102,6 +126,8 @@ int run_matrix(const World& w, const std::string& lane, bool callers) {
     for (const std::string& name : layout_names)
       check(matrix[i].second, layout(name, matrix[i].second.vocab(), w.size), false,
             matrix[i].first + ", layout " + name);
+  for (const bool sequence : {false, true})
+    check(large_case(), layout("even", large_case().vocab(), w.size), sequence, "large");
   std::printf("rank %d of %d: %d cases, %d wrong, %d declined\n", w.rank, w.size, cases, wrong,
               declined);
   return wrong > 0 || cases == 0;
@@ -128,6 +154,25 @@ int run_storm(const World& w) {
   std::printf("rank %d of %d: %d cases, %d wrong, 0 declined\n", w.rank, w.size, waves * each,
               wrong);
   return wrong > 0;
+}
+
+// What a receipt says of the program and its device, as JSON.
+int tell() {
+  std::string why;
+  const auto d = DeviceSession::open(0, why);
+  if (!d) throw Error(ErrorKind::unavailable, why);
+  const DeviceClocks c = d->clocks();
+  const char* clean[] = {"state of the tree unknown", "clean", "with uncommitted changes"};
+  const nlohmann::json facts = {{"revision", build_info().git_revision},
+                                {"dirty", clean[build_info().git_dirty + 1]},
+                                {"device",
+                                 {{"name", d->name()},
+                                  {"driver", c.driver},
+                                  {"runtime", d->runtime()},
+                                  {"clocks", "SM " + std::to_string(c.sm_mhz) + " MHz"},
+                                  {"throttle_reasons", c.throttle_reasons}}}};
+  std::printf("%s\n", facts.dump().c_str());
+  return 0;
 }
 
 void call(Communicator& c, const Case& whole, bool handshake) {
@@ -186,11 +231,12 @@ void run_fault(const World& w, const std::string& kind, int culprit) {
 }  // namespace
 }  // namespace talea::testing
 
-// nccl_ranks MODE RANK SIZE FILE LIBRARY [LANE | CULPRIT TIMEOUT]
+// nccl_ranks MODE RANK SIZE FILE LIBRARY [LANE | CULPRIT TIMEOUT]; nccl_ranks facts
 int main(int argc, char** argv) {
   using namespace talea;
+  const std::string mode = argc > 1 ? argv[1] : "";
+  if (mode == "facts") return testing::tell();
   if (argc < 7) return 2;
-  const std::string mode = argv[1];
   const testing::World w{std::atoi(argv[2]), std::atoi(argv[3]), argv[4], argv[5],
                          argc > 7 ? std::atof(argv[7]) : 120};
   const bool callers = mode == "callers_comm";

@@ -2,6 +2,7 @@
 # Why: only the launcher of the processes can see that none hangs.
 # Never: leaves a process behind, or counts a world that did not run.
 import argparse
+import ctypes
 import datetime
 import json
 import os
@@ -10,22 +11,50 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 TIMEOUT_S = {"dies": 1, "stops": 1, "absent": 1, "absent_init": 1, "disagrees": 10}
 # callers_comm: over a communicator of the caller's; storm: thousands of small exchanges.
 MATRICES = ("matrix", "callers_comm", "storm")
-LIMIT_S = 60  # to the end of a world, NCCL's start included
+LIMIT_S = 60  # to the end of a world with a bad rank, NCCL's start included
+MATRIX_LIMIT_S = 300
+ENVIRONMENT = {"NCCL_NVLS_ENABLE": "0"}  # no multicast
 
 
-def start(options, mode, ranks, file, *last, first=0):
+class Devices:
+    """The GPUs; each takes `share` worlds at a time, a process each."""
+
+    def __init__(self, count, share):
+        self.load, self.share = [0] * count, share
+        self.changed = threading.Condition()
+
+    def free(self):
+        least_first = sorted(range(len(self.load)), key=lambda d: self.load[d])
+        return [d for d in least_first if self.load[d] < self.share]
+
+    def take(self, count):
+        with self.changed:
+            self.changed.wait_for(lambda: len(self.free()) >= count)
+            taken = self.free()[:count]
+            for device in taken:
+                self.load[device] += 1
+            return taken
+
+    def give_back(self, taken):
+        with self.changed:
+            for device in taken:
+                self.load[device] -= 1
+            self.changed.notify_all()
+
+
+def start(options, mode, devices, file, *last):
     """One process a rank, each seeing one device, its output in a file of its own."""
     jobs = []
-    for rank in range(ranks):
-        command = [options.program, mode, str(rank), str(ranks), file, options.library]
-        device = (first + rank) % max(options.devices, ranks)
-        env = os.environ | {"CUDA_VISIBLE_DEVICES": str(device), "NCCL_NVLS_ENABLE": "0"}
+    for rank, device in enumerate(devices):
+        command = [options.program, mode, str(rank), str(len(devices)), file, options.library]
+        env = os.environ | ENVIRONMENT | {"CUDA_VISIBLE_DEVICES": str(device)}
         out = tempfile.TemporaryFile("w+")
         job = subprocess.Popen(
             command + [str(x) for x in last], stdout=out, stderr=subprocess.STDOUT, env=env
@@ -39,40 +68,43 @@ def text_of(out):
     return out.read()
 
 
-def matrix(options, mode, ranks):
+def matrix(options, devices, mode, lane, ranks):
+    taken = devices.take(ranks)
+    begin = time.monotonic()
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        jobs = start(
-            options, mode, ranks, folder + "/world", options.lane, first=options.first_device
-        )
-        begin = time.monotonic()
+        jobs = start(options, mode, taken, folder + "/world", lane)
         while any(job.poll() is None for job, _ in jobs):
-            if time.monotonic() - begin > 300:
+            if time.monotonic() - begin > MATRIX_LIMIT_S:
                 for job, _ in jobs:
                     job.kill()
             time.sleep(0.05)
         texts = [text_of(out) for _, out in jobs]
-    ends = [re.search(r"rank \d+ of \d+: (\d+) cases, 0 wrong, (\d+) declined", t) for t in texts]
+    devices.give_back(taken)
+    took = time.monotonic() - begin
+    ends = [
+        re.search(r"rank \d+ of \d+: (\d+) cases, (\d+) wrong, (\d+) declined", t) for t in texts
+    ]
     right = all(ends) and all(job.returncode == 0 for job, _ in jobs)
+    right = right and all(int(end[1]) > 0 and end[2] == "0" for end in ends)
     if not right:
         print("\n".join(texts))
-    counts = f"{ends[0][1]} cases, {ends[0][2]} declined" if all(ends) else "no count"
-    took = time.monotonic() - begin
-    print(
-        f"{mode}, lane {options.lane}, world {ranks}: {counts}: {'right' if right else 'WRONG'}",
-        end="",
-    )
-    print(f", {took:.1f} s", flush=True)
-    text = counts if mode == "storm" else f"{counts}; every rank against the world of one"
-    return {"name": f"{mode}/world {ranks}", "lane": options.lane, "passed": right, "text": text}
+    counts = f"{ends[0][1]} cases, {ends[0][3]} declined" if all(ends) else "no count"
+    verdict = "right" if right else "WRONG"
+    print(f"{mode}, lane {lane}, world {ranks}: {counts}: {verdict}, {took:.1f} s", flush=True)
+    case = {"name": f"{mode}/{lane}/world {ranks}", "lane": lane, "passed": right, "ranks": ranks}
+    if all(ends):
+        case |= {"cases": int(ends[0][1]), "not_taken_by_this_lane": int(ends[0][3])}
+    return case | {"seconds": round(took, 1)}
 
 
 def one_fault(options, kind, ranks, run):
-    """What is wrong with one world that has a bad rank; empty: every survivor named it in time."""
+    """Seconds until the last survivor named the bad rank, and what is wrong: empty if nothing."""
     timeout_s, begin, culprit = TIMEOUT_S[kind], time.monotonic(), run % ranks
     everyone = kind == "disagrees"
     survivors = [r for r in range(ranks) if everyone or r != culprit]
+    seen = [(run + rank) % options.devices for rank in range(ranks)]
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        jobs = start(options, kind, ranks, folder + "/world", culprit, timeout_s, first=run)
+        jobs = start(options, kind, seen, folder + "/world", culprit, timeout_s)
         while any(jobs[r][0].poll() is None for r in survivors):
             if time.monotonic() - begin > LIMIT_S:
                 break
@@ -88,76 +120,120 @@ def one_fault(options, kind, ranks, run):
         expected = f"label_smoothing: the ranks disagree: {0.25 if culprit == 0 else 0} on rank 0"
         status = 5
     pattern = r"survivor (\d+) after ([\d.]+) s, kind (\d+): (.*)"
+    worst = 0.0
     for r in survivors:
         said = re.search(pattern, texts[r])
+        worst = max(worst, float(said[2]) if said else LIMIT_S)
         if (
             r in hung
             or not said
-            or float(said[2]) > timeout_s + 2
+            or not float(said[2]) <= timeout_s + 2
             or int(said[3]) != status
+            or jobs[r][0].returncode != status
             or not said[4].startswith(expected)
         ):
-            return f"{kind} of rank {culprit}, rank {r}{' hung' if r in hung else ''}: {texts[r]}"
-    return ""
+            state = " hung" if r in hung else ""
+            return worst, len(hung), f"{kind} of rank {culprit}, rank {r}{state}: {texts[r]}"
+    return worst, 0, ""
 
 
-def faults(options, kind, ranks):
-    begin = time.monotonic()
+def fault_case(options, kind, ranks, found):
+    wrong = [text for _, _, text in found if text]
+    worst, hung = max(seconds for seconds, _, _ in found), sum(h for _, h, _ in found)
+    right = f"{len(found) - len(wrong)} of {len(found)} named in time"
+    print(*wrong, f"{kind}, world {ranks}: {right}; slowest {worst:.2f} s, {hung} hung", sep="\n")
+    sys.stdout.flush()
+    case = {"name": f"{kind}/world {ranks}", "lane": "cuda", "passed": not wrong, "ranks": ranks}
+    case |= {"worlds": len(found), "named_in_time": len(found) - len(wrong), "hung": hung}
+    case |= {"slowest_survivor_s": worst, "timeout_s": TIMEOUT_S[kind]}
+    return case | {"allowed_s": TIMEOUT_S[kind] + 2}
+
+
+def run_all(options):
+    """Matrices first, as the devices allow; then all bad worlds, so many side by side."""
+    devices = Devices(options.devices, options.share)
+    worlds = [
+        (mode, lane, ranks)
+        for ranks in sorted(options.ranks, reverse=True)  # the widest find room first
+        for mode in options.modes
+        if mode in MATRICES
+        for lane in (options.lanes if mode == "matrix" else options.lanes[:1])
+    ]
+    with ThreadPoolExecutor(max(1, len(worlds))) as pool:
+        cases = list(pool.map(lambda w: matrix(options, devices, *w), worlds))
+    kinds = [(k, r) for r in options.ranks for k in options.modes if k not in MATRICES]
     with ThreadPoolExecutor(options.at_once) as pool:
-        runs = range(options.runs)
-        found = list(pool.map(lambda run: one_fault(options, kind, ranks, run), runs))
-    wrong = [text for text in found if text]
-    took = f"{time.monotonic() - begin:.1f} s"
-    right = f"{options.runs - len(wrong)} of {options.runs} named in time"
-    print(*wrong, f"{kind}, world {ranks}: {right}; {took}", sep="\n", flush=True)
-    return {"name": f"{kind}/world {ranks}", "lane": "cuda", "passed": not wrong, "text": right}
+        found = {
+            (kind, ranks): [
+                pool.submit(one_fault, options, kind, ranks, run) for run in range(options.runs)
+            ]
+            for kind, ranks in kinds
+        }
+        for (kind, ranks), runs in found.items():
+            cases.append(fault_case(options, kind, ranks, [run.result() for run in runs]))
+    return cases
 
 
-def write_results(options, start_time, cases):
-    """What `talea check --results-from` makes a receipt of."""
+def nccl_version(library):
+    version = ctypes.c_int()
+    ctypes.CDLL(library).ncclGetVersion(ctypes.byref(version))
+    v = version.value
+    return f"{v // 10000}.{v // 100 % 100}.{v % 100}"
+
+
+def write_receipt(options, start_time, cases):
+    """By `talea check --results-from`, which holds it to the schema."""
+    said = subprocess.run([options.program, "facts"], capture_output=True, text=True, check=True)
+    facts = json.loads(said.stdout)
     wrong = sum(not case["passed"] for case in cases)
     check = {"preset": "nccl ranks", "lanes": sorted({case["lane"] for case in cases})}
     check |= {"passed": len(cases) - wrong, "failed": wrong, "cases": cases}
     results = {
-        "argv": [os.path.basename(sys.argv[0]), *sys.argv[1:]],
+        "argv": ["python3", *sys.argv],
         "start_time": start_time,
-        "title": "Ranks as GPUs over NCCL: option matrix and bad worlds",
-        "libraries": {"nccl": os.path.basename(os.path.realpath(options.library))},
+        "title": "Ranks as GPUs over NCCL: option matrix, caller's communicator, bad worlds",
+        "libraries": {"nccl": nccl_version(options.library)},
+        "device": facts["device"],
         "notes": [
-            "Run by tests/dist/nccl_test.py on the machine with the GPUs; cpu, os and environment "
-            "above are of the machine that wrote the receipt.",
-            f"faults: survivors must name the bad rank within its timeout + 2 s: {TIMEOUT_S}",
+            f"test program built from {facts['revision']}, {facts['dirty']}; "
+            f"{options.devices} devices",
+            "matrix: every rank against the world of one on its device; large: dX summed in halves",
+            "bad worlds: every survivor must name the bad rank within timeout_s + 2 s and exit "
+            "with the status of its error",
         ],
         "check": check,
     }
-    with open(options.results, "w") as file:
-        json.dump(results, file, indent=1)
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        json.dump(results, file)
+        file.flush()
+        line = [options.tool, "check", "--results-from", file.name, "--receipt", options.receipt]
+        subprocess.run([*line, "--quiet"], stdout=subprocess.DEVNULL)
 
 
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("program")
     parser.add_argument("--library", default="libnccl.so.2")
-    parser.add_argument("--lane", default="cuda")
+    parser.add_argument(
+        "--lanes", nargs="+", default=["cuda"], help="all but the matrix: the first"
+    )
     parser.add_argument("--ranks", type=int, nargs="+", default=[2])
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--devices", type=int, default=0, help="of the machine; worlds rotate")
-    parser.add_argument("--first-device", type=int, default=0, help="of a matrix")
-    parser.add_argument("--at-once", type=int, default=1, help="worlds of faults side by side")
+    parser.add_argument("--share", type=int, default=1, help="matrices on one device at a time")
+    parser.add_argument("--at-once", type=int, default=1, help="bad worlds side by side")
     parser.add_argument(
         "--modes", nargs="+", required=True, help=", ".join([*MATRICES, *TIMEOUT_S])
     )
-    parser.add_argument("--results", help="write them for talea check --results-from")
+    parser.add_argument("--receipt", help="written by --tool")
+    parser.add_argument("--tool", default="build/cuda/bin/talea")
     options = parser.parse_args()
+    options.devices = options.devices or max(options.ranks)
     start_time = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-    cases = []
-    for mode in options.modes:
-        run = matrix if mode in MATRICES else faults
-        for ranks in options.ranks:
-            cases.append(run(options, mode, ranks))
-            if options.results:
-                write_results(options, start_time, cases)
-    return 0 if all(case["passed"] for case in cases) else 1
+    cases = run_all(options)
+    if options.receipt:
+        write_receipt(options, start_time, cases)
+    return 0 if cases and all(case["passed"] for case in cases) else 1
 
 
 if __name__ == "__main__":

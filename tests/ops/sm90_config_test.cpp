@@ -161,6 +161,24 @@ TEST(Sm90Config, RanksCutTheCallAlike) {
   }
 }
 
+TEST(Sm90Config, RanksSumDxInHalvesWhereTheProductsTakeNoMoreWaves) {
+  const auto over = [](int world, int64_t tokens, int64_t hidden) {
+    Problem p = training(tokens, hidden, 128256, 730);
+    p.world = world;
+    p.vocab_local = p.vocab_stored = (128256 + world - 1) / world;
+    return sm90::config(p, hopper());
+  };
+  const auto four = over(4, 8192, 4096);  // 512 tiles: 8 waves of 66 pairs, and of 64
+  EXPECT_EQ(four.chunk_rows, 8192);
+  EXPECT_EQ(four.dx_part_rows, 4096);
+  EXPECT_EQ(four.dx_part_blocks, 128);
+  EXPECT_EQ(over(2, 8192, 4096).dx_part_rows, 2048);
+  EXPECT_EQ(over(1, 8192, 4096).dx_part_rows, over(1, 8192, 4096).chunk_rows);
+  const auto narrow = over(4, 256, 4096);  // one wave either way
+  EXPECT_EQ(narrow.dx_part_rows, narrow.chunk_rows);
+  EXPECT_EQ(narrow.dx_part_blocks, 132);
+}
+
 TEST(Sm90Config, DeclinesByName) {
   auto reason = [](const Problem& p, DeviceFacts d = hopper()) {
     return sm90::decline(p, d).value_or("");

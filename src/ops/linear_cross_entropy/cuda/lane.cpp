@@ -181,12 +181,15 @@ class Run {
       c_.vocab.begin_all_reduce_sum(b_.dx, rows.rows * plan_.dx_stride, DType::f32, c_.stream);
     else if (summed)
       c_.vocab.all_reduce_sum(b_.dx, rows.rows * plan_.dx_stride, DType::f32, c_.stream);
-    if (dx && !summed) store_dx(rows);
+    // So does what follows the sum, where the communicator has a stream for it.
+    const Stream behind = beside ? c_.vocab.stream_beside() : nullptr;
+    if (behind) store_dx(rows, device::cuda_stream(behind));
+    if (dx && !summed) store_dx(rows, stream_);
     if (dx && plan_.gather_tokens && last) scatter_ranks();
     if (p_.wants_dw && multiply_.has_products())
       multiply_.dw(rows, beside || scattered_ ? multiprocessors_left() : 0);
     if (beside) c_.vocab.join(c_.stream);
-    if (summed) store_dx(rows);
+    if (summed && !behind) store_dx(rows, stream_);
   }
 
   // 0: sums are not to run beside a product.
@@ -198,8 +201,8 @@ class Run {
     return multiprocessors_beside() > 0 ? c_.device.sm_count - multiprocessors_beside() : 0;
   }
 
-  void store_dx(const ChunkRows& rows) {
-    scatter_dx(rows, b_.factors, b_.dx, plan_.dx_stride, p_.hidden, dx_target(), stream_);
+  void store_dx(const ChunkRows& rows, cudaStream_t stream) {
+    scatter_dx(rows, b_.factors, b_.dx, plan_.dx_stride, p_.hidden, dx_target(), stream);
   }
 
   // Sequence parallel: each rank is to have the sum of its own tokens' dX.

@@ -165,10 +165,8 @@ void folded_states(const Run& r, const Chunk& k) {
     f.own_states = r.b.own_states;
     finish_rows(f, r.stream);
     f.own_states = nullptr;
+    f.scaled = scales ? x_of(r, k).data : nullptr;
     finish_states(r, f);
-    if (scales)
-      scale_rows({r.b.x, false, r.p.hidden, k.range, f.rows.factor, nullptr, nullptr, nullptr},
-                 r.stream);
   }
   rank_words(r, k);
   if (r.c.transform) transform(r, k);
@@ -280,17 +278,21 @@ void wide_states(const Run& r, const Chunk& k) {
 
 // ---- gradients ----------------------------------------------------------------------------------
 
-// This rank's share of a chunk's dX, which the ranks then sum.
-Matrix dx_share(const Run& r) { return {r.b.dx_part, r.c.chunk_rows, r.p.hidden, r.p.hidden}; }
+// This rank's share of a chunk's dX from row `offset` on, which the ranks then sum.
+Matrix dx_share(const Run& r, int64_t offset) {
+  const int64_t bytes = r.c.bf16_sum ? 2 : 4;
+  return {reinterpret_cast<char*>(r.b.dx_part) + offset * r.p.hidden * bytes,
+          r.c.chunk_rows - offset, r.p.hidden, r.p.hidden};
+}
 
-void dx_of(const Run& r, const Chunk& k) {
+void dx_of(const Run& r, const Chunk& k, int blocks) {
   DxCall q;
   q.exp = buffer(r, k), q.terms = terms(r), q.weight = r.weight(), q.chunk = k.rows;
   q.rows = r.b.rows.from(k.begin);
   q.f16 = r.c.f16;
   q.f32_out = true;
   if (r.c.exchange_dx) {
-    q.dx = dx_share(r);
+    q.dx = dx_share(r, k.offset);
     q.f32_out = !r.c.bf16_sum;
     q.scatters = false;
   } else if (r.c.gather_tokens) {
@@ -301,7 +303,7 @@ void dx_of(const Run& r, const Chunk& k) {
   }
   if (r.c.rank_one) q.smooth_row = r.b.weight_sum, q.smooth_factor = r.b.row_smooth + k.begin;
   if (r.multiplies())
-    dx_product(q, {r.stream, r.c.dx_blocks});
+    dx_product(q, {r.stream, blocks});
   else if (!r.c.gather_tokens)  // there the rows of a rank without words were zeroed before
     device::check(cudaMemsetAsync(
                       q.dx.data, 0,
@@ -309,14 +311,55 @@ void dx_of(const Run& r, const Chunk& k) {
                   "zero dx");
 }
 
-// The sum over the ranks travels while dW is multiplied, where multiprocessors are left to it.
-void begin_dx_sum(const Run& r) {
+// The sum over the ranks travels while the next product runs, where multiprocessors are left to it.
+void begin_dx_sum(const Run& r, const Chunk& k) {
   const DType dtype = r.c.bf16_sum ? DType::bf16 : DType::f32;
-  const int64_t count = r.c.chunk_rows * r.p.hidden;
+  void* share = dx_share(r, k.offset).data;
   if (r.multiprocessors_beside() > 0)
-    r.call.vocab.begin_all_reduce_sum(r.b.dx_part, count, dtype, r.call.stream);
+    r.call.vocab.begin_all_reduce_sum(share, k.capacity * r.p.hidden, dtype, r.call.stream);
   else
-    r.call.vocab.all_reduce_sum(r.b.dx_part, count, dtype, r.call.stream);
+    r.call.vocab.all_reduce_sum(share, k.capacity * r.p.hidden, dtype, r.call.stream);
+}
+
+// The stream of the sums that run beside products, where the lane may queue what follows them.
+cudaStream_t stream_beside(const Run& r) {
+  return r.multiprocessors_beside() > 0 ? device::cuda_stream(r.call.vocab.stream_beside())
+                                        : nullptr;
+}
+
+// The summed rows, rounded once.
+void store_dx(const Run& r, int64_t begin, cudaStream_t stream) {
+  scatter_rows({r.b.dx_part, r.c.bf16_sum, r.p.hidden, r.b.rows.index + begin,
+                r.range(begin, r.c.chunk_rows), r.dx()},
+               stream);
+}
+
+// dX of a chunk over the ranks. All sum the same parts; where what dX leaves free is enough for a
+// sum, that of the first part runs beside the product of the second.
+void exchange_dx_of(const Run& r, const Chunk& k) {
+  const int64_t step = r.c.dx_part_rows;
+  const int taken = r.multiprocessors_beside();
+  const bool staggered = taken > 0 && taken <= r.c.blocks - r.c.dx_part_blocks;
+  if (!staggered) dx_of(r, k, r.c.dx_blocks);
+  for (int64_t offset = 0; offset < k.capacity; offset += step) {
+    const Chunk part = rows_of(r, k.begin, offset, std::min(step, r.c.chunk_rows - offset),
+                               std::min(step, k.capacity - offset));
+    if (staggered) dx_of(r, part, r.c.dx_part_blocks);
+    begin_dx_sum(r, part);
+  }
+  if (const cudaStream_t beside = stream_beside(r)) store_dx(r, k.begin, beside);
+}
+
+// Sequence parallel: each rank is to have the sum of its own tokens' dX.
+bool scatters_dx(const Run& r) { return r.c.gather_tokens && r.p.wants_dx; }
+bool is_last(const Run& r, int64_t begin) { return begin + r.c.chunk_rows >= r.p.tokens; }
+
+void begin_dx_scatter(const Run& r) {
+  const int64_t count = r.p.tokens / r.p.world * r.p.hidden;
+  if (r.multiprocessors_beside() > 0)
+    r.call.vocab.begin_reduce_scatter_sum(r.b.dx_all, r.own_dx(), count, DType::f32, r.call.stream);
+  else
+    r.call.vocab.reduce_scatter_sum(r.b.dx_all, r.own_dx(), count, DType::f32, r.call.stream);
 }
 
 void dw_of(const Run& r, const Chunk& k, bool first) {
@@ -332,7 +375,8 @@ void dw_of(const Run& r, const Chunk& k, bool first) {
   q.early = r.c.dw_early, q.head_start = r.c.dw_head_start, q.tickets = r.b.tickets;
   if (r.c.rank_one) q.smooth_row = r.b.smooth_row, q.class_weight = r.b.class_weight;
   Launch launch = r.launch();
-  if (r.c.exchange_dx) launch.blocks -= r.multiprocessors_beside();
+  if (r.c.exchange_dx || (scatters_dx(r) && is_last(r, k.begin)))
+    launch.blocks -= r.multiprocessors_beside();
   dw_product(q, launch);
 }
 
@@ -352,21 +396,22 @@ void run_chunk(const Run& r, int64_t begin, bool first) {
     form_states(r, k);
   if (!r.p.backward()) return;
   if (r.c.slice_words > 0) return run_slices(r);
-  if (r.p.wants_dx) dx_of(r, k);
-  if (r.c.exchange_dx) begin_dx_sum(r);
+  if (r.c.exchange_dx)
+    exchange_dx_of(r, k);
+  else if (r.p.wants_dx)
+    dx_of(r, k, r.c.dx_blocks);
+  if (scatters_dx(r) && is_last(r, begin)) begin_dx_scatter(r);
   if (r.multiplies() && r.p.wants_dw) dw_of(r, k, first);
   if (r.multiplies() && r.p.wants_db)
     add_bias_gradient({r.b.exp, r.c.exp_stride, r.c.f16, k.range, static_cast<int>(r.p.vocab_local),
                        terms(r).offset, r.b.db_factor, first, r.b.db},
                       r.stream);
-  if (r.c.exchange_dx && begin + r.c.chunk_rows < r.p.tokens) end_dx_sum(r, begin);
+  if (r.c.exchange_dx && !is_last(r, begin)) end_dx_sum(r, begin);
 }
 
 void end_dx_sum(const Run& r, int64_t begin) {
   if (r.multiprocessors_beside() > 0) r.call.vocab.join(r.call.stream);
-  scatter_rows({r.b.dx_part, r.c.bf16_sum, r.p.hidden, r.b.rows.index + begin,
-                r.range(begin, r.c.chunk_rows), r.dx()},
-               r.stream);
+  if (!stream_beside(r)) store_dx(r, begin, r.stream);
 }
 
 }  // namespace talea::lce::sm90

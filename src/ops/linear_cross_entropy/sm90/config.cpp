@@ -75,6 +75,23 @@ void share_device(const Problem& p, Config& c) {
   c.dw_head_start = static_cast<int>(dx_pairs < pairs ? waves * ahead : ahead);
 }
 
+// The fewest blocks that need no more waves of tiles: with several ranks the sum of the first half
+// has the rest to itself while the second is multiplied. Fewer than four are not worth the cut.
+void part_dx(const Problem& p, Config& c) {
+  const int64_t pairs = c.blocks / 2, columns = (p.hidden + 255) / 256;
+  const int64_t half = round_up(c.chunk_rows / 2, kPairRows);
+  const auto tiles = [&](int64_t rows) { return (rows + kPairRows - 1) / kPairRows * columns; };
+  const auto waves = [](int64_t t, int64_t on) { return (t + on - 1) / on; };
+  c.dx_part_rows = c.chunk_rows, c.dx_part_blocks = c.blocks;
+  if (!c.exchange_dx || half >= c.chunk_rows) return;
+  const int64_t first = tiles(half), second = tiles(c.chunk_rows - half);
+  int64_t fewest = pairs;
+  const auto both = [&](int64_t on) { return waves(first, on) + waves(second, on); };
+  while (fewest > 1 && both(fewest - 1) <= waves(first + second, pairs)) --fewest;
+  if (pairs - fewest < 2 || both(fewest) > waves(first + second, pairs)) return;
+  c.dx_part_rows = half, c.dx_part_blocks = static_cast<int>(2 * fewest);
+}
+
 int64_t workspace_of(const Problem& p, const Config& c) {
   Arena counting;
   lay_out(p, c, counting);
@@ -294,6 +311,7 @@ Config config(const Problem& p, const DeviceFacts& device) {
   choose_schedule(even, device, c);
   if (c.slice_words == 0) c = sized(p, c);
   share_device(p, c);
+  part_dx(p, c);
   c.chunks = (p.tokens + c.chunk_rows - 1) / c.chunk_rows;
   return c;
 }

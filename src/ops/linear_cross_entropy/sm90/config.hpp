@@ -49,6 +49,10 @@ struct Config {
   // Where both gradients are wanted, dW starts on the multiprocessors that dX leaves free.
   int dx_blocks = 0;
   int dw_early = 0, dw_head_start = 0;  // pairs that start first, tiles they take beforehand
+  // dX over ranks: rows that are summed at once, all of the chunk's or half of them. Halves where
+  // their products, on fewer blocks, take no more waves of tiles than the whole.
+  int64_t dx_part_rows = 0;
+  int dx_part_blocks = 0;
   bool general = false;    // the logits epilogue with bias, softcap, per-token scale, entropy
   bool smoothing = false;  // by sums of the weight: without softcap, not in the wide path
   bool rank_one = false;   // smoothing's share of dX and dW too: the buffer holds exp(z - shift)

@@ -6,12 +6,11 @@
 namespace talea::lce::sm90 {
 namespace {
 
+// The sum was begun beside the last chunk's dW.
 void end_dx(const Run& r) {
-  const int64_t rows = r.p.tokens / r.p.world;
-  float* own = r.b.dx_all + r.p.tokens * r.p.hidden;
-  r.call.vocab.reduce_scatter_sum(r.b.dx_all, own, rows * r.p.hidden, DType::f32, r.call.stream);
-  ScatterRowsParams s{own, false, r.p.hidden, nullptr, {}, device::View(r.call.out.dx)};
-  s.range.rows = rows;
+  if (r.multiprocessors_beside() > 0) r.call.vocab.join(r.call.stream);
+  ScatterRowsParams s{r.own_dx(), false, r.p.hidden, nullptr, {}, device::View(r.call.out.dx)};
+  s.range.rows = r.p.tokens / r.p.world;
   scatter_rows(s, r.stream);
 }
 
@@ -55,8 +54,8 @@ void end_db(const Run& r) {
 void end(const Run& r) {
   const Outputs& out = r.call.out;
   const Options& o = r.p.options;
-  if (r.p.wants_dx && r.c.gather_tokens) end_dx(r);
   if (r.p.wants_dw) end_dw(r);
+  if (r.p.wants_dx && r.c.gather_tokens) end_dx(r);
   if (r.c.exchange_dx) end_dx_sum(r, (r.c.chunks - 1) * r.c.chunk_rows);
   if (r.p.wants_db) end_db(r);
   const bool scalar = out.loss && o.reduction != Reduction::none;

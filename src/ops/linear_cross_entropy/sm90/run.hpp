@@ -50,6 +50,8 @@ struct Run {
     if (p.wants_dx) v.data = b.dx_all, v.stride0 = p.hidden, v.stride1 = 1;
     return v;
   }
+  // Sequence parallel: behind every rank's rows, the sum of this rank's.
+  float* own_dx() const { return b.dx_all + p.tokens * p.hidden; }
   Launch launch() const { return {stream, c.blocks}; }
   LogitRule rule() const {
     return {static_cast<float>(p.options.logit_scale), static_cast<float>(p.options.softcap),

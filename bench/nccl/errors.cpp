@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "core/fail.hpp"
 #include "core/half.hpp"
 
 namespace talea::bench {
@@ -47,6 +48,9 @@ bool same_bits(const Outcome& a, const Outcome& b, const World& world) {
 
 nlohmann::json compare(const Outcome& ours, const Outcome& truth, const World& world) {
   using Pair = std::pair<double, double>;
+  require(ours.dx.size() == truth.dx.size() && ours.dw.size() == truth.dw.size(),
+          ErrorKind::check_failed, "compare: dX of {} and {} elements, dW of {} and {}",
+          ours.dx.size(), truth.dx.size(), ours.dw.size(), truth.dw.size());
   const double own_dx = relative_l2(static_cast<int64_t>(truth.dx.size()), [&](int64_t i) {
     return Pair(load_element(ours.dx.data(), DType::bf16, i),
                 load_element(truth.dx.data(), DType::bf16, i));

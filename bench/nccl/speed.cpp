@@ -169,7 +169,7 @@ class Speed {
   }
   // What the world of one has where `s` writes: the same rows of dX, the same words of dW.
   const Outcome& truth_for(const Subject& s) {
-    const auto place = std::make_tuple(s.out.dx.data, s.begin, s.end);
+    const auto place = std::make_tuple(s.out.dx.data, s.out.dx.shape[0], s.begin, s.end);
     if (place != truth_place_) {
       call(*subjects_[0]);
       d_.synchronise();
@@ -354,7 +354,7 @@ class Speed {
   const Size size_;
   int64_t begin_ = 0, end_ = 0;  // of this rank's even shard
   Outcome truth_;
-  std::tuple<void*, int64_t, int64_t> truth_place_{};
+  std::tuple<void*, int64_t, int64_t, int64_t> truth_place_{};
   Tensor hidden_, weight_, targets_, shard_targets_, loss_, dx_, dw_;
   std::map<int, std::unique_ptr<Communicator>> joined_;  // by their multiprocessors
   std::vector<std::unique_ptr<Subject>> subjects_;

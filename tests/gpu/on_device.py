@@ -24,8 +24,19 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 CASES = {"talea_gpu_tests": ["*"], "talea_tests": ["*/sm90", "*/cuda", "Cuda*"]}
-ALONE = ["CudaManners.*"]  # they read how much memory of the device is free
-LONG = ["Properties", "Options", "Sm90", "Precision", "Repeat", "Sizes"]  # these start first
+ALONE = [
+    "CudaManners.*",
+    "*Manners.AllocatesNothing/*",
+]  # they read how much memory of the device is free
+LONG = [
+    "Sm90Slices",
+    "Properties",
+    "Sm90Ranks",
+    "Options",
+    "Sm90",
+    "Precision",
+    "Repeat",
+]  # these start first
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 SANITISED = [
     "*Edges.IgnoredRows*/cuda",

@@ -62,7 +62,15 @@ TEST_P(Sizes, WorkspaceLimitChangesNoBitOfWideRows) {
   }
 }
 
-// Without a gradient lane cuda multiplies a part of the vocabulary after the other.
+// Whether the caller who names no lane gets the one of this batch.
+bool taken_by_auto(const Batch& b) {
+  LinearCrossEntropyOptions any = b.options;
+  any.lane = LinearCrossEntropyOptions().lane;
+  return explain(describe(b.in, b.out, any)).lane == b.options.lane;
+}
+
+// Without a gradient lane cuda multiplies a part of the vocabulary after the other. Lane sm90 may
+// need more than the limit where it is named, not where it is chosen.
 TEST_P(Sizes, WorkspaceLimitChangesNoBitOfTheLossAlone) {
   for (const DType dtype : {DType::bf16, DType::f16, DType::f32}) {
     if (!must_accept(GetParam(), dtype)) continue;
@@ -75,7 +83,9 @@ TEST_P(Sizes, WorkspaceLimitChangesNoBitOfTheLossAlone) {
                .workspace_limit_bytes = mib << 20,
                .everything = false},
               GetParam());
-      EXPECT_LE(b.workspace.bytes, mib << 20) << name_of(dtype);
+      if (GetParam() == "cuda" || taken_by_auto(b)) {
+        EXPECT_LE(b.workspace.bytes, mib << 20) << name_of(dtype);
+      }
       b.run();
       const auto here = b.bytes_of(b.out.loss);
       if (loss.empty()) loss = here;

@@ -148,6 +148,8 @@ TEST(Sm90Config, YieldsWhereLaneCudaIsFaster) {
   EXPECT_FALSE(sm90::decline(p, hopper()));  // by name it runs
   p.wants_dx = p.wants_dw = false;
   EXPECT_FALSE(sm90::yields(p));  // a loss alone is faster here
+  p.options.workspace_limit_bytes = int64_t{120} << 20;
+  EXPECT_TRUE(sm90::yields(p));  // unless 256 rows of fp32 logits break the limit
 }
 
 TEST(Sm90Config, RanksCutTheCallAlike) {

@@ -266,8 +266,14 @@ std::optional<std::string> decline(const Problem& p, const DeviceFacts& device) 
 }
 
 std::optional<std::string> yields(const Problem& p) {
-  if (p.hidden_dtype != DType::f16 || !p.backward()) return {};
-  return "gradients in fp16: its fp32 logits leave room for shorter chunks than lane cuda's";
+  if (p.hidden_dtype != DType::f16) return {};
+  if (p.backward())
+    return "gradients in fp16: its fp32 logits leave room for shorter chunks than lane cuda's";
+  const int64_t limit = p.options.workspace_limit_bytes;
+  const int64_t least = kPairRows * round_up(p.vocab_local, 64) * int64_t{sizeof(float)};
+  if (least <= limit) return {};
+  return fmt::format("fp16: the fp32 logits of {} rows take {} bytes, the limit is {}", kPairRows,
+                     least, limit);
 }
 
 // Ranks of one call must cut it alike, whatever shard each holds: all plan for an even shard. A

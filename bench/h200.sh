@@ -2,51 +2,74 @@
 # What: the receipts of receipts/h200: one `talea bench` a row of the table; with a Python that has
 #       PyTorch, the peers too.
 # Why: every figure of the GPU lanes comes from one command on one machine.
-# Never: keeps going after a run that failed.
+# Never: spreads one row over GPUs: its lanes and its plain products take turns on one; hides a run
+#        that failed.
 # usage, in the project's root on a machine with a Hopper GPU, after `make cuda`:
-#   bench/h200.sh [build/cuda/bin/talea] [receipts/h200]
+#   bench/h200.sh [--gpus 0,1,2,3] [--no-peers] [build/cuda/bin/talea] [receipts/h200]
 set -euo pipefail
-talea=${1:-build/cuda/bin/talea}
-out=${2:-receipts/h200}
+gpus=0 peers=yes
+while [[ ${1:-} == --* ]]; do
+  case $1 in
+    --gpus) gpus=$2; shift 2 ;;
+    --no-peers) peers=no; shift ;;
+    *) echo "$1: not an option" >&2; exit 2 ;;
+  esac
+done
+export talea=${1:-build/cuda/bin/talea} out=${2:-receipts/h200} gpus
 mkdir -p "$out"
-run() {
-  local name=$1
+
+# One GPU a process slot; of a row that failed the receipt of an earlier run goes, too.
+row() {
+  local name=$1 log
   shift
-  echo "== $name"
-  "$talea" bench --dtype "${dtype:-bf16}" --repeats 7 --progress none --receipt "$out/$name.json" "$@"
+  log=$(mktemp)
+  if CUDA_VISIBLE_DEVICES=$(cut -d, -f$((GPU_SLOT + 1)) <<<"$gpus") "$talea" bench --repeats 9 \
+    --progress none --receipt "$out/$name.json" "$@" >"$log" 2>&1; then
+    printf '== %s\n%s\n' "$name" "$(<"$log")"
+    rm "$log"
+  else
+    printf '== %s: failed\n%s\n' "$name" "$(<"$log")" >&2
+    rm -f "$log" "$out/$name.json"
+    return 1
+  fi
 }
-shape() { echo "--tokens $1 --hidden $2 --vocab $3"; }
-# shellcheck disable=SC2046
-{
-  run training $(shape 8192 4096 128256) --lanes sm90,cuda --limits 1050MiB,530MiB,265MiB,135MiB
-  run training_peaked $(shape 8192 4096 128256) --lanes sm90,cuda --limits 530MiB --spread 8
-  run training_16384 $(shape 16384 4096 128256) --lanes sm90,cuda --limits 530MiB
-  run training_4096 $(shape 4096 4096 128256) --lanes sm90,cuda --limits 530MiB
-  run training_v256000 $(shape 8192 2304 256000) --lanes sm90,cuda --limits 1050MiB
-  run training_v151936 $(shape 8192 3584 151936) --lanes sm90,cuda --limits 620MiB
-  run ragged_8191 $(shape 8191 3584 151936) --lanes sm90,cuda --limits 620MiB
-  run ragged_v50257 $(shape 8192 4096 50257) --lanes sm90,cuda --limits 530MiB
-  run aligned_v50304 $(shape 8192 4096 50304) --lanes sm90,cuda --limits 530MiB
-  run ragged_v201088 $(shape 8192 2880 201088) --lanes sm90,cuda --limits 620MiB
-  run shard_v16032 $(shape 8192 4096 16032) --lanes sm90,cuda --limits 530MiB
-  run dw_bf16 $(shape 8192 4096 128256) --lanes sm90 --limits 2100MiB,256MiB --dw weight
-  run late_upstream $(shape 8192 4096 128256) --lanes sm90,cuda --limits 256MiB --reduction none \
-    --inputs upstream --late-upstream
-  run loss_only $(shape 8192 4096 128256) --lanes sm90 --limits 32MiB --outputs loss
-  run all_options $(shape 8192 4096 128256) --lanes sm90,cuda --limits 530MiB \
-    --inputs bias,token_weight --label-smoothing 0.1 --z-loss 1e-4 --softcap 30 \
-    --outputs loss,dx,dw,entropy,topk:5
-  run softcap $(shape 8192 4096 128256) --lanes cuda --limits 530MiB --softcap 30
-  run top_k $(shape 8192 4096 128256) --lanes cuda --limits 530MiB --outputs loss,dx,dw,topk:5
-  run loss_only_cuda $(shape 8192 4096 128256) --lanes cuda --limits 32MiB,530MiB --outputs loss
-  run ignored_70 $(shape 8192 4096 128256) --lanes sm90,cuda --limits 530MiB \
-    --ignored-fraction 0.7
-  dtype=fp16 run training_fp16 $(shape 8192 4096 128256) --lanes sm90,cuda --limits 530MiB
+export -f row
+
+at() { echo "--dtype ${4:-bf16} --tokens $1 --hidden $2 --vocab $3"; }
+base=$(at 8192 4096 128256)
+options="--inputs bias,token_weight --label-smoothing 0.1 --z-loss 1e-4 --softcap 30"
+options+=" --outputs loss,dx,dw,entropy,topk:5"
+both="--lanes sm90,cuda"
+rows() {
+  cat <<ROWS
+training $base $both --limits 1050MiB,530MiB,265MiB,135MiB
+all_options $base $both --limits 530MiB $options
+training_16384 $(at 16384 4096 128256) $both --limits 530MiB
+late_upstream $base $both --limits 256MiB --reduction none --inputs upstream --late-upstream
+dw_bf16 $base --lanes sm90 --limits 2100MiB,256MiB --dw weight
+ignored_70 $base $both --limits 530MiB --ignored-fraction 0.7
+loss_only $base --lanes sm90 --limits 32MiB --outputs loss
+training_peaked $base $both --limits 530MiB --spread 8
+training_4096 $(at 4096 4096 128256) $both --limits 530MiB
+training_v256000 $(at 8192 2304 256000) $both --limits 1050MiB
+training_v151936 $(at 8192 3584 151936) $both --limits 620MiB
+ragged_8191 $(at 8191 3584 151936) $both --limits 620MiB
+ragged_v50257 $(at 8192 4096 50257) $both --limits 530MiB
+aligned_v50304 $(at 8192 4096 50304) $both --limits 530MiB
+ragged_v201088 $(at 8192 2880 201088) $both --limits 620MiB
+shard_v16032 $(at 8192 4096 16032) $both --limits 530MiB
+softcap $base --lanes cuda --limits 530MiB --softcap 30
+top_k $base --lanes cuda --limits 530MiB --outputs loss,dx,dw,topk:5
+loss_only_cuda $base --lanes cuda --limits 32MiB,530MiB --outputs loss
+training_fp16 $(at 8192 4096 128256 fp16) $both --limits 530MiB
+ROWS
   for n in 1 8 64 256; do
-    run "loss_only_n$n" $(shape $n 4096 128256) --lanes sm90 --limits 32MiB --outputs loss
+    echo "loss_only_n$n $(at $n 4096 128256) --lanes sm90 --limits 32MiB --outputs loss"
   done
 }
-if python3 -c 'import torch' 2>/dev/null; then
+rows | xargs -P "$(tr , '\n' <<<"$gpus" | wc -l)" --process-slot-var=GPU_SLOT -L 1 \
+  bash -c 'row "$@"' row
+if [ $peers = yes ] && python3 -c 'import torch' 2>/dev/null; then
   TALEA_LIBRARY=$(dirname "$talea")/../lib/libtalea.so PYTHONPATH=python \
     python3 bench/peers.py --samples 5 --receipt "$out/peers.json"
   python3 tools/peer_page "$out/peers.json"

@@ -59,6 +59,7 @@ std::unique_ptr<Communicator> make_communicator(const char* name, const talea_co
           c->rank, c->size);
   require(c->device == TALEA_CPU || c->device == TALEA_CUDA, usage,
           "{}: device = {}: must be 0 (cpu) or 1 (cuda)", name, c->device);
+  require(c->reserved == 0, usage, "{}: reserved = {}: must be 0", name, c->reserved);
   const bool none = !c->all_gather && !c->all_reduce_sum && !c->reduce_scatter_sum;
   if (none && callbacks == Callbacks::optional)
     return std::make_unique<CallbackCommunicator>(name, *c);

@@ -31,11 +31,8 @@ Tensor tensor(const char* name, const talea_tensor& from, uintptr_t* next_addres
       checked_enum<DeviceKind>(fmt::format("{}: device", name).c_str(), from.device, TALEA_CUDA);
   require(from.rank >= 0 && from.rank <= max_rank, usage, "{}: rank = {}: must lie in [0, {}]",
           name, from.rank, max_rank);
-  int64_t elements = 1;
+  require(from.reserved == 0, usage, "{}: reserved = {}: must be 0", name, from.reserved);
   for (int i = 0; i < from.rank; ++i) {
-    require(from.shape[i] >= 0, usage, "{}: shape[{}] = {}: must be >= 0", name, i, from.shape[i]);
-    require(!__builtin_mul_overflow(elements, from.shape[i], &elements) && elements < INT64_MAX / 8,
-            usage, "{}: shape[{}] = {}: the elements overflow 64 bits", name, i, from.shape[i]);
     t.shape[i] = from.shape[i];
     t.stride[i] = from.stride[i];
   }
@@ -133,6 +130,7 @@ Arguments convert(const talea_linear_cross_entropy_args* args, Purpose purpose) 
   check_size("args", args);
   require(args->abi_version == TALEA_ABI_VERSION, usage,
           "args: abi_version = {} where this library has {}", args->abi_version, TALEA_ABI_VERSION);
+  require(args->reserved == 0, usage, "args: reserved = {}: must be 0", args->reserved);
   uintptr_t address = uintptr_t{1} << 40;
   uintptr_t* next = purpose == Purpose::question ? &address : nullptr;
   Arguments to;

@@ -135,6 +135,12 @@ TEST_F(CApi, ErrorsNameArgumentAndValue) {
   inputs.weight.shape[1] = std::numeric_limits<int64_t>::max();
   expect_error(call(), TALEA_USAGE, "overflow");
   inputs.weight = view(w, TALEA_F32, {2, 1});
+  inputs.targets.reserved = 6;
+  expect_error(call(), TALEA_USAGE, "targets: reserved = 6");
+  inputs.targets.reserved = 0;
+  args.reserved = 7;
+  expect_error(call(), TALEA_USAGE, "args: reserved = 7");
+  args.reserved = 0;
   options.reduction = 9;
   expect_error(call(), TALEA_USAGE, "reduction = 9");
   options.reduction = TALEA_REDUCTION_MEAN;
@@ -247,6 +253,9 @@ TEST_F(CApi, BadCommunicatorsAreRefused) {
   c.rank = 2;
   expect_error(call(), TALEA_USAGE, "ranks.vocab: rank = 2");
   c.rank = 0;
+  c.reserved = 8;
+  expect_error(call(), TALEA_USAGE, "ranks.vocab: reserved = 8");
+  c.reserved = 0;
   c.all_gather = nullptr;
   expect_error(call(), TALEA_USAGE, "all_gather: null");
 }

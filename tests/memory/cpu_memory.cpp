@@ -1,4 +1,4 @@
-// What: the memory of a call of lane cpu, seen by a hook under malloc and by the kernel's high
+// What: the memory of a call of a host lane, seen by a hook under malloc and by the kernel's high
 // water. Why: workspace_bytes() is a promise: nothing beyond workspace, outputs and 1 MiB, pools
 // included. Never: measures time. Usage: cpu_memory [planted]; planted allocates 2 MiB during the
 // call.
@@ -78,6 +78,8 @@ struct Shape {
   int64_t tokens, hidden, vocab;
   DType dtype;
   int threads;
+  const char* lane = "cpu";
+  bool soft = false;  // dense soft targets
 };
 
 // A field of /proc/self/status in bytes.
@@ -105,6 +107,8 @@ bool holds(const Shape& s, bool planted) {
   std::vector<std::byte> x(static_cast<size_t>(s.tokens * s.hidden * size)),
       w(static_cast<size_t>(s.vocab * s.hidden * size)), dx(x.size()), dw(w.size());
   std::vector<int64_t> y(static_cast<size_t>(s.tokens));
+  std::vector<float> q(static_cast<size_t>(s.soft ? s.tokens * s.vocab : 0),
+                       1 / static_cast<float>(s.vocab));
   fill(x, s.dtype, 1);
   fill(w, s.dtype, 2);
   for (int64_t t = 0; t < s.tokens; ++t) y[static_cast<size_t>(t)] = t * 7919 % s.vocab;
@@ -112,13 +116,16 @@ bool holds(const Shape& s, bool planted) {
   LinearCrossEntropyInputs in;
   in.hidden = make_tensor(x.data(), s.dtype, {s.tokens, s.hidden});
   in.weight = make_tensor(w.data(), s.dtype, {s.vocab, s.hidden});
-  in.targets = make_tensor(y.data(), DType::i64, {s.tokens});
+  if (s.soft)
+    in.soft_target_probs = make_tensor(q.data(), DType::f32, {s.tokens, s.vocab});
+  else
+    in.targets = make_tensor(y.data(), DType::i64, {s.tokens});
   LinearCrossEntropyOutputs out;
   out.loss = make_tensor(&loss, DType::f32, {});
   out.dx = make_tensor(dx.data(), s.dtype, {s.tokens, s.hidden});
   out.dw = make_tensor(dw.data(), s.dtype, {s.vocab, s.hidden});
   LinearCrossEntropyOptions options;
-  options.lane = "cpu";
+  options.lane = s.lane;
   options.threads = s.threads;
   options.workspace_limit_bytes = int64_t{64} << 20;
   const int64_t bytes = workspace_bytes(describe(in, out, options));
@@ -133,9 +140,9 @@ bool holds(const Shape& s, bool planted) {
   const int64_t by_malloc = peak - before, by_kernel = status("VmHWM:") - resident;
   const bool fits = measured && by_malloc <= allowed && by_kernel <= allowed && loss > 0;
   std::printf(
-      "%5s N %4ld D %4ld V %5ld, %d threads: workspace %6.1f MiB, beyond it and the outputs "
+      "%-9s %5s N %4ld D %4ld V %6ld, %d threads: workspace %6.1f MiB, beyond it and the outputs "
       "malloc %5.1f KiB, resident %6.1f KiB%s\n",
-      name_of(s.dtype), static_cast<long>(s.tokens), static_cast<long>(s.hidden),
+      s.lane, name_of(s.dtype), static_cast<long>(s.tokens), static_cast<long>(s.hidden),
       static_cast<long>(s.vocab), s.threads, static_cast<double>(bytes) * 0x1p-20,
       static_cast<double>(by_malloc) / 1024, static_cast<double>(by_kernel) / 1024,
       fits       ? ""
@@ -156,5 +163,7 @@ int main(int argc, char** argv) {
       all = holds({256, 768, 32000, dtype, threads}, false) && all;
   all = holds({256, 1024, 50257, DType::f32, 2}, false) && all;
   all = holds({1024, 256, 32000, DType::bf16, 2}, false) && all;  // a window of the vocabulary
+  for (const char* lane : {"cpu", "unfused", "reference"})  // a row of q alone is 2.4 MiB in fp64
+    all = holds({8, 4, 300000, DType::f32, 2, lane, true}, false) && all;
   return all ? 0 : 1;
 }

@@ -3,6 +3,7 @@
 // Never: looser than the rule of section 7.
 #include <cmath>
 
+#include "support/generate.hpp"
 #include "support/lane_test.hpp"
 
 namespace talea::testing {
@@ -241,6 +242,31 @@ TEST_P(Edges, VocabularyOfOneAndHiddenOfNone) {
       EXPECT_NEAR(static_cast<double>(run(flat).out.loss.get(0)), std::log(11.0), 1e-6);
     }
   }
+}
+
+// Whatever the target, the one entry has probability 1: terms that only cancel would leave dust.
+TEST_P(Edges, VocabularyOfOneUnderEveryOption) {
+  for (const DType dtype : two_types)
+    for (const Soft soft : {Soft::none, Soft::dense, Soft::sparse}) {
+      Spec spec;
+      spec.tokens = 9, spec.hidden = 5, spec.vocab = 1, spec.padding = 3, spec.soft = soft;
+      spec.types = dtype == DType::f32 ? Types::f32 : Types::bf16_f32;
+      spec.reduction = Reduction::mean;
+      spec.bias = spec.bias_f32 = spec.class_weight = spec.token_weight = true;
+      spec.upstream = Upstream::contiguous;
+      spec.upstream_entropy = true;
+      spec.label_smoothing = 0.1, spec.logit_scale = -1.25, spec.softcap = 5;
+      const Case c = make_case(spec);
+      expect_right(c);
+      if (!accepts(c) || is_yardstick_lane(lane())) continue;
+      const Outcome o = run(c);
+      EXPECT_EQ(o.out.loss.get(), 0);
+      for (int64_t v = 0; v < 4; ++v) EXPECT_EQ(o.out.db.get(v), 0);
+      for (int64_t i = 0; i < 5; ++i) {
+        EXPECT_EQ(o.out.dw.get(0, i), 0);
+        for (int64_t t = 0; t < 9; ++t) EXPECT_EQ(o.out.dx.get(t, i), 0);
+      }
+    }
 }
 
 TEST_P(Edges, PaddingIsNeverRead) {

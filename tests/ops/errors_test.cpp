@@ -53,8 +53,12 @@ TEST(Errors, Options) {
       {"zeta", [](Case& c) { c.options.z_loss = INFINITY; }, usage, {"z_loss", "inf"}},
       {"cap", [](Case& c) { c.options.softcap = -30; }, usage, {"softcap", "-30"}},
       {"cap", [](Case& c) { c.options.softcap = NAN; }, usage, {"softcap", "nan"}},
+      {"cap", [](Case& c) { c.options.softcap = 1e-50; }, usage, {"softcap", "1e-50", "fp32"}},
+      {"cap", [](Case& c) { c.options.softcap = 1e39; }, usage, {"softcap", "1e+39", "fp32"}},
       {"scale", [](Case& c) { c.options.logit_scale = 0; }, usage, {"logit_scale", "0"}},
       {"scale", [](Case& c) { c.options.logit_scale = NAN; }, usage, {"logit_scale", "nan"}},
+      {"scale", [](Case& c) { c.options.logit_scale = 1e-60; }, usage, {"logit_scale", "1e-60"}},
+      {"scale", [](Case& c) { c.options.logit_scale = -1e39; }, usage, {"logit_scale", "-1e+39"}},
       {"given",
        [](Case& c) { c.options.denominator = Denominator::given; },
        usage,
@@ -69,6 +73,7 @@ TEST(Errors, Options) {
        {"denominator_scope"}},
       {"limit", [](Case& c) { c.options.workspace_limit_bytes = -5; }, usage, {"-5"}},
       {"threads", [](Case& c) { c.options.threads = -2; }, usage, {"threads", "-2"}},
+      {"threads", [](Case& c) { c.options.threads = 5000; }, usage, {"threads", "5000", "4096"}},
       {"vocab", [](Case& c) { c.options.vocab = -3; }, usage, {"vocab", "-3"}},
       {"vocab", [](Case& c) { c.options.vocab = 12; }, data, {"vocab", "12", "11"}},
       {"saved",
@@ -255,6 +260,13 @@ TEST(Errors, Data) {
       {"class", weights(INFINITY), data, {"class_weight[6]", "inf"}},
       {"scale", scales(0), data, {"token_scale[2]", "0"}},
       {"scale", scales(NAN), data, {"token_scale[2]", "nan"}},
+      {"scale",
+       [&](Case& c) {
+         scales(1e-30)(c);
+         c.options.logit_scale = 1e-30;  // their product is 0 in fp32
+       },
+       data,
+       {"token_scale[2]", "1e-30"}},
       {"target", [](Case& c) { c.in.targets.set_integer(5, 0, 11); }, data, {"targets[5]", "11"}},
       {"soft id",
        [](Case& c) {
@@ -270,107 +282,6 @@ TEST(Errors, Data) {
        data,
        {"soft_target_ids[4, 0]", "99"}},
   });
-}
-
-// Raw calls: what a placed case cannot express.
-struct Raw {
-  std::vector<float> x = std::vector<float>(6, 0.5f), w = std::vector<float>(9, 0.25f),
-                     dx = std::vector<float>(8), dw = std::vector<float>(9);
-  std::vector<int64_t> y = {0, 2};
-  float loss = 0;
-  LinearCrossEntropyInputs in;
-  LinearCrossEntropyOutputs out;
-  LinearCrossEntropyOptions options;
-  std::vector<char> room = std::vector<char>(1 << 16);
-
-  Raw() {
-    in.hidden = make_tensor(x.data(), DType::f32, {2, 3});
-    in.weight = make_tensor(w.data(), DType::f32, {3, 3});
-    in.targets = make_tensor(y.data(), DType::i64, {2});
-    out.loss = make_tensor(&loss, DType::f32, {});
-    out.dx = make_tensor(dx.data(), DType::f32, {2, 3});
-    options.lane = "reference";
-  }
-  void call(Workspace workspace) { linear_cross_entropy(in, out, options, workspace); }
-  void refused(ErrorKind kind, std::vector<std::string> named) {
-    refused({room.data(), static_cast<int64_t>(room.size())}, kind, std::move(named));
-  }
-  void refused(Workspace workspace, ErrorKind kind, std::vector<std::string> named) {
-    try {
-      call(workspace);
-      ADD_FAILURE() << "accepted where " << named[0] << " is wrong";
-    } catch (const Error& error) {
-      EXPECT_EQ(error.kind(), kind) << error.what();
-      for (const std::string& text : named)
-        EXPECT_NE(std::string(error.what()).find(text), std::string::npos)
-            << error.what() << " does not name " << text;
-    }
-  }
-};
-
-TEST(Errors, Overlap) {
-  Raw a;
-  a.out.dx = make_tensor(a.x.data(), DType::f32, {2, 3});
-  a.refused(data, {"dx", "hidden"});
-  Raw b;  // one element is enough
-  b.out.dw = make_tensor(b.dx.data() + 5 - 9 + 1, DType::f32, {3, 3});
-  b.out.dw.data = b.dx.data() + 5;
-  b.refused(data, {"dx", "dw"});
-  Raw c;
-  c.out.loss = make_tensor(c.w.data() + 4, DType::f32, {});
-  c.refused(data, {"loss", "weight"});
-  Raw d;
-  d.out.dx.stride[0] = 0;
-  d.refused(data, {"dx", "stride 0"});
-}
-
-TEST(Errors, NullPointersAndDevices) {
-  Raw a;
-  a.in.weight.data = nullptr;
-  a.refused(data, {"weight", "null"});
-  Raw b;
-  b.in.targets.device = DeviceKind::cuda;
-  b.refused(data, {"targets", "cuda"});
-  Raw c;
-  for (Tensor* t : {&c.in.hidden, &c.in.weight, &c.in.targets, &c.out.loss, &c.out.dx})
-    t->device = DeviceKind::cuda;
-  c.refused(ErrorKind::unavailable, {"reference", "host memory"});
-}
-
-TEST(Errors, Workspace) {
-  for (const std::string& lane : lanes_here()) {
-    if (is_device_lane(lane)) continue;
-    Raw a;
-    a.options.lane = lane;
-    const int64_t need = workspace_bytes(describe(a.in, a.out, a.options));
-    ASSERT_LE(need, static_cast<int64_t>(a.room.size()) * 16384);
-    a.room.resize(static_cast<size_t>(need));
-    a.refused({nullptr, 0}, usage, {"workspace", std::to_string(need)});
-    a.refused({a.room.data(), need - 1}, usage, {"workspace", std::to_string(need)});
-    a.call({a.room.data(), need});
-    EXPECT_TRUE(std::isfinite(a.loss));
-  }
-}
-
-TEST(Errors, Lanes) {
-  Raw a;
-  a.options.lane = "fastest";
-  a.refused(usage, {"fastest", "reference"});
-  for (const char* lane : {"sm90", "cuda"}) {  // host tensors: a device lane declines by name (B13)
-    Raw b;
-    b.options.lane = lane;
-    b.refused(ErrorKind::unavailable, {lane});
-  }
-}
-
-TEST(Errors, NothingIsWrittenBeforeARefusal) {
-  Raw a;
-  a.y[1] = 7;
-  a.dx.assign(8, 3.25f);
-  a.loss = 5;
-  a.refused(data, {"targets[1]", "7"});
-  EXPECT_EQ(a.loss, 5);
-  for (const float g : a.dx) EXPECT_EQ(g, 3.25f);
 }
 
 }  // namespace

@@ -3,9 +3,14 @@
 // Never: computes a logit.
 #pragma once
 
+#include <cmath>
+
 #include "ops/linear_cross_entropy/lane.hpp"
 
 namespace talea::lce {
+
+// Lanes compute in fp32: a factor beyond its normal numbers would become 0 or infinite there.
+inline bool is_normal_fp32(double x) { return std::isnormal(static_cast<float>(x)); }
 
 // Shapes, dtypes, options, overlap: all that needs no data. Throws Error.
 Problem describe(const Inputs& in, const Outputs& out, const Options& options, const Ranks& ranks);

@@ -7,11 +7,13 @@
 
 #include "core/fail.hpp"
 #include "ops/linear_cross_entropy/contract.hpp"
+#include "ops/linear_cross_entropy/views.hpp"
 
 namespace talea::lce {
 namespace {
 
 constexpr auto data_error = ErrorKind::invalid_data;
+constexpr int most_threads = 4096;  // an OpenMP runtime that cannot start one ends the process
 
 std::string shape_of(const Tensor& t) {
   std::string s = "[";
@@ -52,106 +54,18 @@ void check_options(const Options& o) {
           "label_smoothing = {}: must lie in [0, 1)", o.label_smoothing);
   require(o.z_loss >= 0 && std::isfinite(o.z_loss), bad, "z_loss = {}: must be finite and >= 0",
           o.z_loss);
-  require(o.softcap >= 0 && std::isfinite(o.softcap), bad,
-          "softcap = {}: must be finite and > 0 (0 turns it off)", o.softcap);
-  require(std::isfinite(o.logit_scale) && o.logit_scale != 0, bad,
-          "logit_scale = {}: must be finite and not 0", o.logit_scale);
+  require(o.softcap == 0 || (o.softcap > 0 && is_normal_fp32(o.softcap)), bad,
+          "softcap = {}: must be finite and > 0, within fp32 (0 turns it off)", o.softcap);
+  require(is_normal_fp32(o.logit_scale), bad,
+          "logit_scale = {}: must be finite and not 0, within fp32", o.logit_scale);
   require(o.denominator != Denominator::given ||
               (std::isfinite(o.denominator_value) && o.denominator_value > 0),
           bad, "denominator = {}: a given denominator must be finite and > 0", o.denominator_value);
   require(o.workspace_limit_bytes >= 0, bad, "workspace_limit = {} bytes: must be >= 0",
           o.workspace_limit_bytes);
-  require(o.threads >= 0, bad, "threads = {}: must be >= 0", o.threads);
+  require(o.threads >= 0 && o.threads <= most_threads, bad, "threads = {}: must lie in [0, {}]",
+          o.threads, most_threads);
   require(o.vocab >= 0, bad, "vocab = {}: must be >= 0", o.vocab);
-}
-
-// The bytes [first, last) a view can touch.
-struct Extent {
-  const char* first;
-  const char* last;
-};
-
-Extent extent_of(const Tensor& t) {
-  const char* base = static_cast<const char*>(t.data);
-  if (t.elements() == 0) return {base, base};
-  int64_t low = 0, high = 0;
-  for (int i = 0; i < t.rank; ++i) {
-    const int64_t reach = (t.shape[i] - 1) * t.stride[i];
-    (reach < 0 ? low : high) += reach;
-  }
-  return {base + low * size_of(t.dtype), base + (high + 1) * size_of(t.dtype)};
-}
-
-struct Named {
-  const char* name;
-  const Tensor* tensor;
-};
-
-std::vector<Named> input_list(const Inputs& in) {
-  return {{"hidden", &in.hidden},
-          {"weight", &in.weight},
-          {"bias", &in.bias},
-          {"targets", &in.targets},
-          {"class_weight", &in.class_weight},
-          {"token_weight", &in.token_weight},
-          {"token_scale", &in.token_scale},
-          {"soft_target_ids", &in.soft_target_ids},
-          {"soft_target_probs", &in.soft_target_probs},
-          {"upstream", &in.upstream},
-          {"upstream_lse", &in.upstream_lse},
-          {"upstream_entropy", &in.upstream_entropy},
-          {"saved_lse", &in.saved_lse},
-          {"saved_target_logprob", &in.saved_target_logprob}};
-}
-
-std::vector<Named> output_list(const Outputs& out) {
-  return {{"loss", &out.loss},
-          {"lse", &out.lse},
-          {"target_logprob", &out.target_logprob},
-          {"entropy", &out.entropy},
-          {"argmax", &out.argmax},
-          {"accuracy", &out.accuracy},
-          {"topk_values", &out.topk_values},
-          {"topk_ids", &out.topk_ids},
-          {"topk_logprobs", &out.topk_logprobs},
-          {"dx", &out.dx},
-          {"dw", &out.dw},
-          {"db", &out.db}};
-}
-
-void check_overlap(const Inputs& in, const Outputs& out) {
-  const auto inputs = input_list(in);
-  const auto outputs = output_list(out);
-  auto crossing = [](const Tensor& a, const Tensor& b) {
-    const Extent x = extent_of(a), y = extent_of(b);
-    return x.first < y.last && y.first < x.last;
-  };
-  for (size_t i = 0; i < outputs.size(); ++i) {
-    const Tensor& o = *outputs[i].tensor;
-    if (!o) continue;
-    for (int d = 0; d < o.rank; ++d)
-      require(o.elements() == 0 || o.shape[d] <= 1 || o.stride[d] > 0, data_error,
-              "{}: stride {} of dimension {} in an output; it must be positive", outputs[i].name,
-              o.stride[d], d);
-    for (const Named& n : inputs)
-      require(!*n.tensor || !crossing(o, *n.tensor), data_error,
-              "{}: its memory overlaps the input {}", outputs[i].name, n.name);
-    for (size_t j = i + 1; j < outputs.size(); ++j)
-      require(!*outputs[j].tensor || !crossing(o, *outputs[j].tensor), data_error,
-              "{}: its memory overlaps the output {}", outputs[i].name, outputs[j].name);
-  }
-}
-
-void check_devices(const Inputs& in, const Outputs& out) {
-  auto check = [&](const Named& n) {
-    require(!*n.tensor || (n.tensor->device == in.hidden.device &&
-                           n.tensor->device_index == in.hidden.device_index),
-            data_error, "{}: lies on another device than hidden ({} {} against {} {})", n.name,
-            n.tensor->device == DeviceKind::cpu ? "cpu" : "cuda", n.tensor->device_index,
-            in.hidden.device == DeviceKind::cpu ? "cpu" : "cuda", in.hidden.device_index);
-  };
-  for (const Named& n : input_list(in)) check(n);
-  for (const Named& n : output_list(out)) check(n);
 }
 
 void check_dtypes(const Inputs& in, const Outputs& out) {
@@ -164,15 +78,18 @@ void check_dtypes(const Inputs& in, const Outputs& out) {
   check_dtype("bias", in.bias, in.weight.dtype, f32);
   check_dtype("targets", in.targets, i32, i64);
   check_dtype("soft_target_ids", in.soft_target_ids, i32, i64);
-  for (const Named& n :
-       {Named{"class_weight", &in.class_weight}, Named{"token_weight", &in.token_weight},
-        Named{"token_scale", &in.token_scale}, Named{"soft_target_probs", &in.soft_target_probs},
-        Named{"upstream", &in.upstream}, Named{"upstream_lse", &in.upstream_lse},
-        Named{"upstream_entropy", &in.upstream_entropy}, Named{"saved_lse", &in.saved_lse},
-        Named{"saved_target_logprob", &in.saved_target_logprob}, Named{"loss", &out.loss},
-        Named{"lse", &out.lse}, Named{"target_logprob", &out.target_logprob},
-        Named{"entropy", &out.entropy}, Named{"accuracy", &out.accuracy},
-        Named{"topk_values", &out.topk_values}, Named{"topk_logprobs", &out.topk_logprobs}})
+  for (const NamedTensor& n :
+       {NamedTensor{"class_weight", &in.class_weight},
+        NamedTensor{"token_weight", &in.token_weight}, NamedTensor{"token_scale", &in.token_scale},
+        NamedTensor{"soft_target_probs", &in.soft_target_probs},
+        NamedTensor{"upstream", &in.upstream}, NamedTensor{"upstream_lse", &in.upstream_lse},
+        NamedTensor{"upstream_entropy", &in.upstream_entropy},
+        NamedTensor{"saved_lse", &in.saved_lse},
+        NamedTensor{"saved_target_logprob", &in.saved_target_logprob},
+        NamedTensor{"loss", &out.loss}, NamedTensor{"lse", &out.lse},
+        NamedTensor{"target_logprob", &out.target_logprob}, NamedTensor{"entropy", &out.entropy},
+        NamedTensor{"accuracy", &out.accuracy}, NamedTensor{"topk_values", &out.topk_values},
+        NamedTensor{"topk_logprobs", &out.topk_logprobs}})
     check_dtype(n.name, *n.tensor, f32, f64);
   check_dtype("argmax", out.argmax, i64);
   check_dtype("topk_ids", out.topk_ids, i64);
@@ -208,12 +125,14 @@ void check_shapes(const Problem& p, const Inputs& in, const Outputs& out) {
   check_shape("upstream_entropy", in.upstream_entropy, {n});
   check_shape("saved_lse", in.saved_lse, {n});
   check_shape("saved_target_logprob", in.saved_target_logprob, {n});
-  for (const Named& t : {Named{"lse", &out.lse}, Named{"target_logprob", &out.target_logprob},
-                         Named{"entropy", &out.entropy}, Named{"argmax", &out.argmax}})
+  for (const NamedTensor& t :
+       {NamedTensor{"lse", &out.lse}, NamedTensor{"target_logprob", &out.target_logprob},
+        NamedTensor{"entropy", &out.entropy}, NamedTensor{"argmax", &out.argmax}})
     check_shape(t.name, *t.tensor, {n});
   check_shape("accuracy", out.accuracy, {});
-  for (const Named& t : {Named{"topk_values", &out.topk_values}, Named{"topk_ids", &out.topk_ids},
-                         Named{"topk_logprobs", &out.topk_logprobs}})
+  for (const NamedTensor& t :
+       {NamedTensor{"topk_values", &out.topk_values}, NamedTensor{"topk_ids", &out.topk_ids},
+        NamedTensor{"topk_logprobs", &out.topk_logprobs}})
     check_shape(t.name, *t.tensor, {n, p.top_k});
   check_shape("dx", out.dx, {rows, p.hidden});
   check_shape("dw", out.dw, {p.vocab_stored, p.hidden});
@@ -286,6 +205,7 @@ void fill_flags(Problem& p, const Inputs& in, const Outputs& out) {
 
 Problem describe(const Inputs& in, const Outputs& out, const Options& options, const Ranks& ranks) {
   check_options(options);
+  check_views(in, out);
   require(in.hidden && in.hidden.rank == 2, data_error,
           "hidden: needed, with shape [tokens, hidden]{}",
           in.hidden ? fmt::format(", not {}", shape_of(in.hidden)) : "");

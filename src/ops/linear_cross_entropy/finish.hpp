@@ -61,7 +61,11 @@ TALEA_HOST_DEVICE inline RowResult<T> finish_row(const RowState<T>& state, const
   }
   const T smooth_part =
       eps > T(0) ? (eps / all.vocab) * (all.class_weight_sum * lse - state.class_sum) : T(0);
-  r.loss = own.token_weight * ((T(1) - eps) * hard_or_soft + smooth_part + zeta * lse * lse);
+  // One entry has probability 1, whatever the target says: only z-loss and lse have a slope.
+  // Exactly, not by terms that cancel; 0 * lse keeps the NaN of a row without a distribution.
+  const bool certain = all.vocab == T(1);
+  const T cross_entropy = certain ? T(0) * lse : (T(1) - eps) * hard_or_soft + smooth_part;
+  r.loss = own.token_weight * (cross_entropy + zeta * lse * lse);
   const T g = own.upstream * own.token_weight * all.inverse_denominator;
   const T slope = mutant(Mutant::zloss_outside_gradient) ? T(0) : T(2) * zeta * lse;
   const T spread = eps / all.vocab * all.class_weight_sum + slope;
@@ -75,6 +79,10 @@ TALEA_HOST_DEVICE inline RowResult<T> finish_row(const RowState<T>& state, const
   r.smooth = g * eps / all.vocab;
   r.soft = own.soft ? g * (T(1) - eps) : T(0);
   r.entropy_up = own.upstream_entropy;
+  if (certain) {
+    r.prob = r.target = g * slope + own.upstream_lse;
+    r.smooth = r.soft = r.entropy_up = T(0);
+  }
   return r;
 }
 

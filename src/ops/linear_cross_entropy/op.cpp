@@ -7,6 +7,7 @@
 #include "core/mutant.hpp"
 #include "ops/linear_cross_entropy/contract.hpp"
 #include "ops/linear_cross_entropy/handshake.hpp"
+#include "ops/linear_cross_entropy/views.hpp"
 
 namespace talea {
 namespace lce {
@@ -127,6 +128,7 @@ LinearCrossEntropyResult linear_cross_entropy(const LinearCrossEntropyInputs& in
   require(workspace.bytes >= needed && (workspace.data || needed == 0), ErrorKind::usage,
           "workspace: {} bytes given, {} bytes needed by lane {}",
           workspace.data ? workspace.bytes : 0, needed, lane.name);
+  lce::check_workspace(inputs, outputs, {workspace.data, needed});
   LinearCrossEntropyResult result;
   result.lane = lane.name;
   result.lane_kind = lane.kind;

@@ -19,11 +19,13 @@ void check_weights(const char* name, const Tensor& t) {
   }
 }
 
-void check_scales(const Tensor& t) {
+void check_scales(const Tensor& t, double logit_scale) {
   for (int64_t i = 0; t && i < t.shape[0]; ++i) {
     const double s = at(t, i);
-    require(std::isfinite(s) && s != 0, ErrorKind::invalid_data,
-            "token_scale[{}] = {}: must be finite and not 0", i, s);
+    require(
+        is_normal_fp32(s) && is_normal_fp32(s * logit_scale), ErrorKind::invalid_data,
+        "token_scale[{}] = {}: must be finite and not 0, within fp32, also times logit_scale {}", i,
+        s, logit_scale);
   }
 }
 
@@ -52,7 +54,7 @@ RowKind row_kind(const Problem& p, const Inputs& in, int64_t t) {
 
 TargetFacts examine(const Problem& p, const Inputs& in) {
   check_weights("class_weight", in.class_weight);
-  check_scales(in.token_scale);
+  check_scales(in.token_scale, p.options.logit_scale);
   TargetFacts f;
   f.class_weight_sum = static_cast<double>(p.vocab);
   if (in.class_weight) {

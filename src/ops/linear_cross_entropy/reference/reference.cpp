@@ -17,6 +17,7 @@ constexpr int64_t chunk_rows = 32;
 // Everything in fp64; the layout is also the workspace formula.
 struct Buffers {
   double *x, *w, *dx, *dw, *db, *z, *p;  // z: softcapped logits of a chunk; p: slopes, then da
+  double* q;                             // soft targets of a row
   RowState<double>*states, *all_states;
   Candidate<double>*best, *all_best;
 
@@ -29,6 +30,7 @@ struct Buffers {
     db = a.take<double>(p_.wants_db ? v : 0);
     z = a.take<double>(chunk_rows * v);
     p = a.take<double>(p_.backward() ? chunk_rows * v : 0);
+    q = a.take<double>(p_.soft_targets != SoftTargets::none ? v : 0);
     states = a.take<RowState<double>>(chunk_rows);
     all_states = a.take<RowState<double>>(chunk_rows * p_.world);
     best = a.take<Candidate<double>>(chunk_rows * k);
@@ -77,8 +79,9 @@ class Reference {
     return c_.in.class_weight ? at(c_.in.class_weight, p_.vocab_begin + v) : 1.0;
   }
 
-  // q of row t over the local vocabulary, into `q`.
-  void soft_row(int64_t t, double* q) const {
+  // The soft targets of row t over the local vocabulary.
+  const double* soft_row(int64_t t) const {
+    double* q = b_.q;
     std::fill_n(q, p_.vocab_local, 0.0);
     if (p_.soft_targets == SoftTargets::dense)
       for (int64_t v = 0; v < p_.vocab_local; ++v)
@@ -87,6 +90,7 @@ class Reference {
       const int64_t v = index_at(c_.in.soft_target_ids, t, j) - p_.vocab_begin;
       if (v >= 0 && v < p_.vocab_local) q[v] += at(c_.in.soft_target_probs, t, j);
     }
+    return q;
   }
 
   // Also the softcap's derivative, 1 - tanh^2 without its cancellation, into `slope`.
@@ -104,13 +108,13 @@ class Reference {
     }
   }
 
-  RowState<double> reduce(int64_t t, const double* z, double* q, Candidate<double>* best) const {
+  RowState<double> reduce(int64_t t, const double* z, Candidate<double>* best) const {
     const int64_t y = p_.has_targets ? index_at(c_.in.targets, t) - p_.vocab_begin : -1;
     const bool soft = p_.soft_targets != SoftTargets::none;
     RowState<double> s;
     for (int64_t v = 0; v < p_.vocab_local; ++v)
       if (z[v] > s.max || std::isnan(z[v])) s.max = z[v];
-    if (soft) soft_row(t, q);
+    const double* q = soft ? soft_row(t) : nullptr;
     for (int64_t v = 0; v < p_.vocab_local; ++v) {
       offer(best, k_, {z[v], p_.vocab_begin + v});
       if (p_.options.label_smoothing > 0) s.class_sum += class_weight(v) * z[v];
@@ -133,16 +137,15 @@ class Reference {
 
   void chunk(int64_t begin, int64_t end) {
     const int64_t v = p_.vocab_local;
-    std::vector<double> q(static_cast<size_t>(p_.soft_targets == SoftTargets::none ? 0 : v));
     for (int64_t r = 0; r < end - begin; ++r) {
       b_.states[r] = {};
       clear_candidates(b_.best + r * k_, k_);
       if (row_kind(p_, c_.in, begin + r) != RowKind::valid) continue;
       logits(begin + r, b_.z + r * v, p_.backward() ? b_.p + r * v : nullptr);
-      b_.states[r] = reduce(begin + r, b_.z + r * v, q.data(), b_.best + r * k_);
+      b_.states[r] = reduce(begin + r, b_.z + r * v, b_.best + r * k_);
     }
     exchange(end - begin);
-    for (int64_t r = 0; r < end - begin; ++r) finish(begin + r, r, q.data());
+    for (int64_t r = 0; r < end - begin; ++r) finish(begin + r, r);
     if (p_.wants_dx && p_.world > 1 && !p_.sequence_parallel)
       c_.vocab.all_reduce_sum(b_.dx + begin * p_.hidden, (end - begin) * p_.hidden, DType::f64,
                               nullptr);
@@ -163,7 +166,7 @@ class Reference {
     }
   }
 
-  void finish(int64_t t, int64_t r, double* q) {
+  void finish(int64_t t, int64_t r) {
     const RowKind kind = row_kind(p_, c_.in, t);
     if (kind != RowKind::valid) {
       const RowReport blank = blank_row(kind);
@@ -190,22 +193,21 @@ class Reference {
     if (ranked && p_.has_targets && best[0].id == index_at(c_.in.targets, t)) ++hits_;
     write_row(p_, c_.out, t,
               {result.loss, row.lse, row.logp_target, row.entropy, k_ ? best : nullptr});
-    if (p_.backward()) gradient(t, r, row, result, q);
+    if (p_.backward()) gradient(t, r, row, result);
   }
 
-  void gradient(int64_t t, int64_t r, const RowSummary<double>& row, const RowResult<double>& g,
-                double* q) {
+  void gradient(int64_t t, int64_t r, const RowSummary<double>& row, const RowResult<double>& g) {
     const int64_t v_count = p_.vocab_local, d = p_.hidden;
     const double* z = b_.z + r * v_count;
     double* da = b_.p + r * v_count;
     const double s = scale(t), max = b_.states[r].max;
     const int64_t y = p_.has_targets ? index_at(c_.in.targets, t) - p_.vocab_begin : -1;
-    if (p_.soft_targets != SoftTargets::none) soft_row(t, q);
+    const double* q = p_.soft_targets != SoftTargets::none ? soft_row(t) : nullptr;
     for (int64_t v = 0; v < v_count; ++v) {
       const double p = std::exp(z[v] - max) / row.sum;
       double dz = v == y ? g.target : g.prob * p;
       if (g.smooth != 0) dz -= g.smooth * class_weight(v);
-      if (p_.soft_targets != SoftTargets::none) dz -= g.soft * class_weight(v) * q[v];
+      if (q) dz -= g.soft * class_weight(v) * q[v];
       if (g.entropy_up != 0 && p != 0) dz -= g.entropy_up * p * (z[v] - row.lse + row.entropy);
       da[v] *= dz;
     }

@@ -65,6 +65,9 @@ class Through : public Communicator {
                           Stream s) override {
     c_.reduce_scatter_sum(send, recv, count, dtype, s);
   }
+  void begin_all_gather(const void* send, void* recv, int64_t bytes, Stream s) override {
+    c_.begin_all_gather(send, recv, bytes, s);
+  }
   void begin_all_reduce_sum(void* buffer, int64_t count, DType dtype, Stream s) override {
     c_.begin_all_reduce_sum(buffer, count, dtype, s);
   }

@@ -31,9 +31,12 @@ class Communicator {
   // send holds size() * count elements; this rank receives the sum of block rank().
   virtual void reduce_scatter_sum(const void* send, void* recv, int64_t count, DType dtype,
                                   Stream stream) = 0;
-  // As the two sums, but what is queued on `stream` afterwards may run beside them until
+  // As the three above, but what is queued on `stream` afterwards may run beside them until
   // join(stream); the buffers are the communicator's until then. Without a stream of its own a
-  // communicator sums at once.
+  // communicator exchanges at once.
+  virtual void begin_all_gather(const void* send, void* recv, int64_t bytes, Stream stream) {
+    all_gather(send, recv, bytes, stream);
+  }
   virtual void begin_all_reduce_sum(void* buffer, int64_t count, DType dtype, Stream stream) {
     all_reduce_sum(buffer, count, dtype, stream);
   }
@@ -42,7 +45,7 @@ class Communicator {
     reduce_scatter_sum(send, recv, count, dtype, stream);
   }
   virtual void join(Stream) {}
-  // The stream on which sums run that were begun: what is queued there follows them, and join()
+  // The stream on which what was begun runs: what is queued there follows them, and join()
   // waits for it as well. Null: there is none, or the caller's own.
   virtual Stream stream_beside() { return nullptr; }
   // Multiprocessors that a sum begun beside other work takes: a product that is to run beside it

@@ -155,9 +155,7 @@ class NcclCommunicator final : public Communicator {
   }
 
   void all_gather(const void* send, void* recv, int64_t bytes, Stream stream) override {
-    queue("all_gather", static_cast<cudaStream_t>(stream), [&](cudaStream_t s) {
-      return nccl_.all_gather(send, recv, static_cast<size_t>(bytes), ncclInt8, comm_, s);
-    });
+    gather(send, recv, bytes, static_cast<cudaStream_t>(stream));
   }
   void all_reduce_sum(void* buffer, int64_t count, DType dtype, Stream stream) override {
     reduce(buffer, count, dtype, static_cast<cudaStream_t>(stream));
@@ -165,6 +163,10 @@ class NcclCommunicator final : public Communicator {
   void reduce_scatter_sum(const void* send, void* recv, int64_t count, DType dtype,
                           Stream stream) override {
     scatter(send, recv, count, dtype, static_cast<cudaStream_t>(stream));
+  }
+  void begin_all_gather(const void* send, void* recv, int64_t bytes, Stream stream) override {
+    fork(stream);
+    gather(send, recv, bytes, beside_);
   }
   void begin_all_reduce_sum(void* buffer, int64_t count, DType dtype, Stream stream) override {
     fork(stream);
@@ -277,6 +279,11 @@ class NcclCommunicator final : public Communicator {
          why, o_.size, std::chrono::duration<double>(timeout_).count(), o_.rank);
   }
 
+  void gather(const void* send, void* recv, int64_t bytes, cudaStream_t stream) {
+    queue("all_gather", stream, [&](cudaStream_t s) {
+      return nccl_.all_gather(send, recv, static_cast<size_t>(bytes), ncclInt8, comm_, s);
+    });
+  }
   void reduce(void* buffer, int64_t count, DType dtype, cudaStream_t stream) {
     queue("all_reduce_sum", stream, [&](cudaStream_t s) {
       return nccl_.all_reduce(buffer, buffer, static_cast<size_t>(count), type_of(dtype), ncclSum,

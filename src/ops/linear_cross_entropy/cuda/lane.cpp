@@ -42,10 +42,13 @@ class Run {
 
  private:
   void prepare() {
+    if (plan_.gather_tokens) gather_tokens();
     examine_targets(s_, b_.totals, b_.partials, b_.kind, b_.order, stream_);
     if (p_.has_class_weight) examine_class_weights(s_, b_.totals, stream_);
-    if (p_.options.denominator_scope == DenominatorScope::global && c_.batch.size() > 1)
+    if (p_.options.denominator_scope == DenominatorScope::global && c_.batch.size() > 1) {
+      if (plan_.gather_tokens) c_.vocab.join(c_.stream);  // one engine at a time
       c_.batch.all_reduce_sum(&b_.totals->valid_weight, 3, DType::f64, c_.stream);
+    }
     form_terms(s_, b_.totals, b_.terms, stream_);
     write_blank_rows(s_, b_.kind, b_.row_loss, b_.hit, stream_);
     if (p_.has_bias && p_.vocab_local > 0)
@@ -53,11 +56,11 @@ class Run {
     if (p_.has_class_weight && p_.vocab_local > 0)
       convert_vector(s_.class_weights, p_.vocab_begin, b_.class_weight, p_.vocab_local, stream_);
     multiply_.prepare();
-    x_ = View(c_.in.hidden);
-    if (plan_.gather_tokens) gather_tokens();
+    if (!plan_.gather_tokens) x_ = View(c_.in.hidden);
     if (p_.wants_dx)
       blank_dx(p_.tokens, p_.hidden, b_.kind, !plan_.gather_tokens || p_.rank == 0, dx_target(),
                stream_);
+    if (plan_.gather_tokens) c_.vocab.join(c_.stream);
   }
 
   // The one synchronisation of TargetCheck::checked.
@@ -88,13 +91,13 @@ class Run {
     chunks_ = (t.valid + plan_.chunk_rows - 1) / plan_.chunk_rows;
   }
 
-  // Sequence parallel: the rows of all ranks, dense.
+  // Sequence parallel: the rows of all ranks, dense. They travel beside what the targets ask for.
   void gather_tokens() {
     const int64_t rows = p_.tokens / p_.world, bytes = rows * p_.hidden * size_of(plan_.compute);
     char* own = b_.x_all + bytes * p_.rank;
     const ChunkRows all{nullptr, nullptr, 0, rows};
-    gather_rows(all, x_, p_.hidden, plan_.compute, own, p_.hidden, stream_);
-    c_.vocab.all_gather(own, b_.x_all, bytes, c_.stream);
+    gather_rows(all, View(c_.in.hidden), p_.hidden, plan_.compute, own, p_.hidden, stream_);
+    c_.vocab.begin_all_gather(own, b_.x_all, bytes, c_.stream);
     x_ = View{};
     x_.data = b_.x_all;
     x_.stride0 = p_.hidden;

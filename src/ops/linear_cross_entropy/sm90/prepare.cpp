@@ -8,9 +8,10 @@
 namespace talea::lce::sm90 {
 namespace {
 
+bool has_shifts(const Run& r) { return !r.c.wide && !r.c.online && !r.c.from_saved; }
+
 // Each row's shift: its maximum over the first tile of the vocabulary, in a product of its own.
 void find_shifts(const Run& r) {
-  prepare_tokens({r.p.tokens, r.target_rule(), r.b.token_target, r.b.token_scale}, r.stream);
   if (!r.multiplies()) {
     device::check(
         cudaMemsetAsync(r.b.token_shift, 0, static_cast<size_t>(r.p.tokens) * 4, r.stream),
@@ -37,7 +38,7 @@ void compact(const Run& r) {
   q.rule = r.target_rule();
   q.class_weight = device_vector(in.class_weight);
   q.token_weight = device_vector(in.token_weight);
-  q.token_shift = r.b.token_shift;
+  if (!r.c.gather_tokens) q.token_shift = r.b.token_shift;
   q.rows = r.b.rows;
   q.row_class_weight = r.b.row_class_weight;
   q.facts = r.b.facts;
@@ -50,6 +51,7 @@ void compact(const Run& r) {
   q.forms_denominator = !r.p.has_class_weight && !global;
   compact_rows(q, r.stream);
   if (r.p.has_class_weight) sum_class_weights(q.class_weight, r.p.vocab, r.b.facts, r.stream);
+  if (global && r.c.gather_tokens) r.call.vocab.join(r.call.stream);  // one engine at a time
   if (global) batch.all_reduce_sum(r.b.facts->weights, 3, DType::f64, r.call.stream);
   if (!q.forms_denominator) form_denominator(r.b.facts, q.denominator, q.given, r.stream);
   if (r.b.keys)
@@ -115,38 +117,55 @@ void blank(const Run& r) {
 
 namespace {
 
-// Sequence parallel: the rows of all ranks, dense.
-void gather_tokens(const Run& r) {
+// Sequence parallel: the rows of all ranks, dense. They travel beside what the targets and the
+// weight ask for.
+void begin_gather(const Run& r) {
   const int64_t rows = r.p.tokens / r.p.world;
   uint16_t* own = r.b.x_all + rows * r.p.hidden * r.p.rank;
   GatherParams g{
       r.call.in.hidden.data, r.p.hidden_row_stride, r.p.hidden, nullptr, {}, own, r.p.hidden};
   g.range.rows = rows;
   gather_rows(g, r.stream);
-  r.call.vocab.all_gather(own, r.b.x_all, rows * r.p.hidden * 2, r.call.stream);
+  r.call.vocab.begin_all_gather(own, r.b.x_all, rows * r.p.hidden * 2, r.call.stream);
+}
+
+// The rows are compacted by then: their shifts follow them.
+void end_gather(const Run& r) {
+  r.call.vocab.join(r.call.stream);
+  if (!has_shifts(r)) return;
+  find_shifts(r);
+  spread_shifts({r.p.tokens, r.b.facts, r.b.rows.index, r.b.token_shift, r.b.rows.shift}, r.stream);
+}
+
+void sum_weights(const Run& r) {
+  DeviceVector weights, bias;
+  if (r.b.class_weight) weights = {r.b.class_weight, DType::f32, 1};
+  if (r.b.bias) bias = {r.b.bias, DType::f32, 1};
+  weight_sums({r.call.in.weight.data, r.p.weight_row_stride, r.p.vocab_local, r.p.hidden, weights,
+               bias, r.b.weight_parts, r.b.weight_sum, r.b.bias_sum},
+              r.stream);
 }
 
 }  // namespace
 
 void prepare(const Run& r) {
   const Inputs& in = r.call.in;
+  if (r.c.gather_tokens) begin_gather(r);
   if (r.b.bias) convert_vector(device_vector(in.bias), 0, r.p.vocab_local, r.b.bias, r.stream);
   if (r.b.class_weight)
     convert_vector(device_vector(in.class_weight), r.p.vocab_begin, r.p.vocab_local,
                    r.b.class_weight, r.stream);
-  if (r.c.gather_tokens) gather_tokens(r);
-  if (!r.c.wide && !r.c.online && !r.c.from_saved) find_shifts(r);
+  if (has_shifts(r))
+    prepare_tokens({r.p.tokens, r.target_rule(), r.b.token_target, r.b.token_scale}, r.stream);
+  if (has_shifts(r) && !r.c.gather_tokens) find_shifts(r);
   compact(r);
-  if (r.p.options.target_check == TargetCheck::checked) check_data(r);
-  if (!r.c.x_in_dx) blank(r);
-  if (r.c.smoothing && !r.c.from_saved) {
-    DeviceVector weights, bias;
-    if (r.b.class_weight) weights = {r.b.class_weight, DType::f32, 1};
-    if (r.b.bias) bias = {r.b.bias, DType::f32, 1};
-    weight_sums({in.weight.data, r.p.weight_row_stride, r.p.vocab_local, r.p.hidden, weights, bias,
-                 r.b.weight_parts, r.b.weight_sum, r.b.bias_sum},
-                r.stream);
+  if (r.p.options.target_check == TargetCheck::checked) {
+    if (r.c.gather_tokens) r.call.vocab.join(r.call.stream);  // nothing may run on after an error
+    check_data(r);
   }
+  if (!r.c.x_in_dx) blank(r);
+  if (r.c.smoothing && !r.c.from_saved) sum_weights(r);
+  if (r.c.gather_tokens) end_gather(r);
 }
 
 }  // namespace talea::lce::sm90

@@ -66,6 +66,16 @@ struct CompactParams {
 };
 void compact_rows(const CompactParams& p, cudaStream_t stream);
 
+// Shifts found after the rows were compacted.
+struct SpreadParams {
+  int64_t tokens = 0;
+  const BatchFacts* facts = nullptr;
+  const int* index = nullptr;
+  const float* token_shift = nullptr;
+  float* shift = nullptr;
+};
+void spread_shifts(const SpreadParams& p, cudaStream_t stream);
+
 // Sums the class weights into the facts; a weight out of contract poisons the whole call.
 void sum_class_weights(const DeviceVector& weights, int64_t vocab, BatchFacts* facts,
                        cudaStream_t stream);

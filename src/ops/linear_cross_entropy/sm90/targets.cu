@@ -163,6 +163,11 @@ __global__ void token_kernel(TokenParams p) {
   if (p.scale) p.scale[t] = static_cast<float>(read(p.rule.token_scale, t, 1));
 }
 
+__global__ void spread_kernel(SpreadParams p) {
+  const int64_t row = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (row < p.facts->valid) p.shift[row] = p.token_shift[p.index[row]];
+}
+
 }  // namespace
 
 DeviceVector device_vector(const Tensor& t) {
@@ -197,6 +202,12 @@ void sort_keys(const uint64_t* from, uint64_t* to, int64_t tokens, void* scratch
   auto bytes = static_cast<size_t>(scratch_bytes);
   device::check(cub::DeviceRadixSort::SortKeys(scratch, bytes, from, to, tokens, 0, 64, stream),
                 "sort of the targets");
+}
+
+void spread_shifts(const SpreadParams& p, cudaStream_t stream) {
+  if (p.tokens == 0) return;
+  spread_kernel<<<static_cast<unsigned>((p.tokens + 255) / 256), 256, 0, stream>>>(p);
+  device::check_launch("spread_shifts");
 }
 
 }  // namespace talea::lce

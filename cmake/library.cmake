@@ -30,6 +30,7 @@ list(FILTER talea_door_sources INCLUDE REGEX "/src/capi/")
 list(FILTER talea_sources EXCLUDE REGEX "/src/capi/")
 
 add_library(talea_internal STATIC ${talea_sources})
+target_compile_features(talea_internal PUBLIC cxx_std_20)
 add_dependencies(talea_internal talea_git_facts)
 # Only where it is read: the other files compile alike in every build folder (and in the cache).
 set_property(SOURCE ${PROJECT_SOURCE_DIR}/src/core/provenance.cpp

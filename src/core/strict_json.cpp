@@ -89,7 +89,7 @@ std::string quote(std::string_view text) {
   constexpr size_t limit = 200;
   std::string safe = "'";
   for (const char c : text.substr(0, limit))
-    safe += static_cast<unsigned char>(c) < ' ' || c == '\x7f' ? '?' : c;
+    safe += c < ' ' || c > '~' ? '?' : c;
   return safe.append(text.size() > limit ? "...'" : "'");
 }
 

@@ -2,6 +2,7 @@
 // logits are more than 2^32.
 // Why: a 32-bit offset or a size-dependent algorithm shows as a difference between two layouts.
 // Never: needs a reference of that size.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -14,10 +15,26 @@ namespace {
 
 class Sizes : public ::testing::TestWithParam<std::string> {};
 
+// Every run has the bits of the first one's loss and, where there is one, dX.
+class SameBits {
+ public:
+  void run(Batch& b, const std::string& what) {
+    b.run();
+    const auto loss = b.bytes_of(b.out.loss);
+    const auto dx = b.out.dx ? b.bytes_of(b.out.dx) : std::vector<std::byte>();
+    if (loss_.empty()) loss_ = loss, dx_ = dx;
+    EXPECT_EQ(loss, loss_) << what;
+    EXPECT_TRUE(dx == dx_) << what;
+  }
+
+ private:
+  std::vector<std::byte> loss_, dx_;
+};
+
 TEST_P(Sizes, WorkspaceLimitChangesNoBitOfLossAndDx) {
   for (const DType dtype : {DType::bf16, DType::f16, DType::f32}) {
     if (!must_accept(GetParam(), dtype)) continue;
-    std::vector<std::byte> loss, dx;
+    SameBits bits;
     for (const int64_t mib : {1, 9, 40, 400}) {
       Batch b({.tokens = 1500,
                .hidden = 128,
@@ -25,14 +42,7 @@ TEST_P(Sizes, WorkspaceLimitChangesNoBitOfLossAndDx) {
                .dtype = dtype,
                .workspace_limit_bytes = mib << 20},
               GetParam());
-      b.run();
-      const auto this_loss = b.bytes_of(b.out.loss), this_dx = b.bytes_of(b.out.dx);
-      if (loss.empty()) {
-        loss = this_loss;
-        dx = this_dx;
-      }
-      EXPECT_EQ(this_loss, loss) << name_of(dtype) << " " << mib << " MiB";
-      EXPECT_TRUE(this_dx == dx) << name_of(dtype) << " " << mib << " MiB";
+      bits.run(b, fmt::format("{}, {} MiB", name_of(dtype), mib));
     }
   }
 }
@@ -42,7 +52,7 @@ TEST_P(Sizes, WorkspaceLimitChangesNoBitOfLossAndDx) {
 TEST_P(Sizes, WorkspaceLimitChangesNoBitOfWideRows) {
   for (const auto& [hidden, vocab] : std::vector<std::pair<int64_t, int64_t>>{
            {4096, 2048}, {4096, 2039}, {3584, 2048}, {2304, 2500}}) {
-    std::vector<std::byte> loss, dx;
+    SameBits bits;
     for (const int64_t mib : {12, 34, 60, 400}) {
       Batch b({.tokens = 2500,
                .hidden = hidden,
@@ -50,14 +60,7 @@ TEST_P(Sizes, WorkspaceLimitChangesNoBitOfWideRows) {
                .workspace_limit_bytes = mib << 20,
                .top_k = 0},
               GetParam());
-      b.run();
-      const auto this_loss = b.bytes_of(b.out.loss), this_dx = b.bytes_of(b.out.dx);
-      if (loss.empty()) {
-        loss = this_loss;
-        dx = this_dx;
-      }
-      EXPECT_EQ(this_loss, loss) << hidden << " x " << vocab << " " << mib << " MiB";
-      EXPECT_TRUE(this_dx == dx) << hidden << " x " << vocab << " " << mib << " MiB";
+      bits.run(b, fmt::format("{} x {}, {} MiB", hidden, vocab, mib));
     }
   }
 }
@@ -74,7 +77,7 @@ bool taken_by_auto(const Batch& b) {
 TEST_P(Sizes, WorkspaceLimitChangesNoBitOfTheLossAlone) {
   for (const DType dtype : {DType::bf16, DType::f16, DType::f32}) {
     if (!must_accept(GetParam(), dtype)) continue;
-    std::vector<std::byte> loss;
+    SameBits bits;
     for (const int64_t mib : {16, 40, 400}) {
       Batch b({.tokens = 900,
                .hidden = 64,
@@ -86,10 +89,7 @@ TEST_P(Sizes, WorkspaceLimitChangesNoBitOfTheLossAlone) {
       if (GetParam() == "cuda" || taken_by_auto(b)) {
         EXPECT_LE(b.workspace.bytes, mib << 20) << name_of(dtype);
       }
-      b.run();
-      const auto here = b.bytes_of(b.out.loss);
-      if (loss.empty()) loss = here;
-      EXPECT_EQ(here, loss) << name_of(dtype) << " " << mib << " MiB";
+      bits.run(b, fmt::format("{}, {} MiB", name_of(dtype), mib));
     }
   }
 }
@@ -116,7 +116,7 @@ TEST_P(Sizes, OtherRowsChangeNoBitOfARow) {
 
 TEST_P(Sizes, MoreThanTwoToThe32Logits) {
   const int64_t tokens = 70016, vocab = 65000;  // 4.55e9 logits
-  std::vector<std::byte> loss, dx;
+  SameBits bits;
   for (const int64_t gib : {1, 24}) {  // in chunks, and with dz of all rows: more than 2^32 numbers
     Batch b({.tokens = tokens,
              .hidden = 64,
@@ -124,14 +124,7 @@ TEST_P(Sizes, MoreThanTwoToThe32Logits) {
              .workspace_limit_bytes = gib << 30,
              .top_k = 0},
             GetParam());
-    b.run();
-    const auto this_loss = b.bytes_of(b.out.loss), this_dx = b.bytes_of(b.out.dx);
-    if (loss.empty()) {
-      loss = this_loss;
-      dx = this_dx;
-    }
-    EXPECT_EQ(this_loss, loss);
-    EXPECT_TRUE(this_dx == dx);
+    bits.run(b, fmt::format("{} GiB", gib));
   }
 }
 

@@ -182,6 +182,26 @@ TEST(Safetensors, HostileFilesNameFileAndField) {
   }
 }
 
+// A message goes to a terminal, or to a program that reads it as UTF-8: also a half of a character,
+// a control character of two bytes (U+009B) and a name cut short are plain ASCII in it.
+TEST(Safetensors, MessagesAboutHostileNamesArePlainAscii) {
+  std::string long_name;
+  for (int i = 0; i < 150; ++i) long_name += "\u00e9";
+  for (const std::string& name :
+       {std::string("\xff\xfe"), std::string("\xc2\x9b[31m"), long_name}) {
+    const std::string twice =
+        "\"" + name + "\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,8]}";
+    try {
+      SafetensorsFile(Source::memory("x.safetensors", file_of("{" + twice + "}", "12345678")));
+      ADD_FAILURE() << "accepted";
+    } catch (const Error& error) {
+      const std::string text = error.what();
+      EXPECT_NE(text.find("x.safetensors"), std::string::npos) << text;
+      for (const char c : text) EXPECT_TRUE(c >= ' ' && c <= '~') << text;
+    }
+  }
+}
+
 TEST(Safetensors, TensorsMayBeNamedInAnyOrder) {
   const std::string bytes = file_of(
       "{\"a\":" + tensor("F32", "[1]", "[4,8]") + ",\"b\":" + tensor("F32", "[1]", "[0,4]") + "}",

@@ -12,12 +12,6 @@
 
 namespace talea::lce::cpu {
 
-using talea::cpu::add_row;
-using talea::cpu::Ahead;
-using talea::cpu::LeftForm;
-using talea::cpu::max_lanes;
-using talea::cpu::multiply;
-
 // Part of the weight that comes next, where its rows lie in one piece each.
 Ahead Run::weight_ahead(int64_t v0, int64_t rows, int64_t column, int64_t columns) const {
   const Tensor& w = c_.in.weight;

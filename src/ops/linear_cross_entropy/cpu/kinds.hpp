@@ -8,6 +8,15 @@
 
 namespace talea::lce::cpu {
 
+// What the phases use of the device's bricks.
+using talea::cpu::add_row;
+using talea::cpu::Ahead;
+using talea::cpu::LeftForm;
+using talea::cpu::load_row;
+using talea::cpu::max_lanes;
+using talea::cpu::multiply;
+using talea::cpu::store_row;
+
 struct WideKind {  // any dtype, widened to fp32
   using Product = talea::cpu::TileProduct;
   using Number = float;

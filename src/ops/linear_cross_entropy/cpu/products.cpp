@@ -14,14 +14,6 @@
 
 namespace talea::lce::cpu {
 
-using talea::cpu::add_row;
-using talea::cpu::Ahead;
-using talea::cpu::LeftForm;
-using talea::cpu::load_row;
-using talea::cpu::max_lanes;
-using talea::cpu::multiply;
-using talea::cpu::store_row;
-
 float Run::class_weight(int64_t v) const {
   return c_.in.class_weight ? static_cast<float>(at(c_.in.class_weight, p_.vocab_begin + v)) : 1.0f;
 }

@@ -6,7 +6,7 @@ Never: takes a case that did not run for one that passed; runs everything under 
 sanitised kernel is a hundred times slower.
 
 usage, in the project's root on a machine with a GPU, after `make cuda`:
-  tests/gpu/on_device.py [--gpus 0,1] [--jobs 16] [--limit SECONDS] [--no-sanitizers]
+  tests/gpu/on_device.py [--gpus 0,1] [--beside 2] [--jobs 16] [--limit SECONDS] [--no-sanitizers]
                          [build/cuda/bin] [receipts/h200/tests.json]
 """
 
@@ -70,8 +70,9 @@ def matches(case, patterns):
 class Runner:
     """A queue of (kind, program, case); kind is "case" or a tool of compute-sanitizer."""
 
-    def __init__(self, folder, gpus, limit):
+    def __init__(self, folder, gpus, beside, limit):
         self.folder, self.gpus, self.end = folder, gpus, time.monotonic() + limit
+        self.beside = beside  # seen after the others, for cases that need two devices
         self.done, self.lock = {}, threading.Lock()
 
     def run(self, work, jobs):
@@ -84,7 +85,7 @@ class Runner:
 
     def worker(self, number, queue):
         first = number % len(self.gpus)
-        visible = ",".join(self.gpus[first:] + self.gpus[:first])
+        visible = ",".join(self.gpus[first:] + self.gpus[:first] + self.beside)
         while True:
             with self.lock:
                 if not queue:
@@ -184,6 +185,7 @@ def machine(tool):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--gpus", default="0")
+    parser.add_argument("--beside", default="", help="GPUs that are visible, and never the first")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--limit", type=float, default=1800, help="seconds for everything")
     parser.add_argument("--no-sanitizers", action="store_true")
@@ -203,7 +205,8 @@ def main():
         together = [(tool, *job) for tool in TOOLS for job in chosen] + together
     with tempfile.TemporaryDirectory() as folder:
         begin = time.monotonic()
-        runner = Runner(folder, args.gpus.split(","), args.limit)
+        beside = [gpu for gpu in args.beside.split(",") if gpu]
+        runner = Runner(folder, args.gpus.split(","), beside, args.limit)
         runner.run(alone, 1)
         runner.run(together, args.jobs)
     done = runner.done

@@ -143,7 +143,8 @@ def fault_case(options, kind, ranks, found):
     right = f"{len(found) - len(wrong)} of {len(found)} named in time"
     print(*wrong, f"{kind}, world {ranks}: {right}; slowest {worst:.2f} s, {hung} hung", sep="\n")
     sys.stdout.flush()
-    case = {"name": f"{kind}/world {ranks}", "lane": "cuda", "passed": not wrong, "ranks": ranks}
+    case = {"name": f"{kind}/world {ranks}", "lane": "cuda", "passed": not wrong}
+    case |= {"ranks": ranks}
     case |= {"worlds": len(found), "named_in_time": len(found) - len(wrong), "hung": hung}
     case |= {"slowest_survivor_s": worst, "timeout_s": TIMEOUT_S[kind]}
     return case | {"allowed_s": TIMEOUT_S[kind] + 2}
@@ -157,11 +158,11 @@ def run_all(options):
         for ranks in sorted(options.ranks, reverse=True)  # the widest find room first
         for mode in options.modes
         if mode in MATRICES
-        for lane in (options.lanes if mode == "matrix" else options.lanes[:1])
+        for lane in (options.lanes[:1] if mode == "storm" else options.lanes)
     ]
     with ThreadPoolExecutor(max(1, len(worlds))) as pool:
         cases = list(pool.map(lambda w: matrix(options, devices, *w), worlds))
-    kinds = [(k, r) for r in options.ranks for k in options.modes if k not in MATRICES]
+    kinds = [(k, r) for r in options.bad_ranks for k in options.modes if k not in MATRICES]
     with ThreadPoolExecutor(options.at_once) as pool:
         found = {
             (kind, ranks): [
@@ -214,11 +215,10 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("program")
     parser.add_argument("--library", default="libnccl.so.2")
-    parser.add_argument(
-        "--lanes", nargs="+", default=["cuda"], help="all but the matrix: the first"
-    )
+    parser.add_argument("--lanes", nargs="+", default=["cuda"], help="storm, bad worlds: the first")
     parser.add_argument("--ranks", type=int, nargs="+", default=[2])
-    parser.add_argument("--runs", type=int, default=20)
+    parser.add_argument("--bad-ranks", type=int, nargs="+", default=[2], help="of bad worlds")
+    parser.add_argument("--runs", type=int, default=20, help="bad worlds of a kind and size")
     parser.add_argument("--devices", type=int, default=0, help="of the machine; worlds rotate")
     parser.add_argument("--share", type=int, default=1, help="matrices on one device at a time")
     parser.add_argument("--at-once", type=int, default=1, help="bad worlds side by side")
@@ -228,7 +228,7 @@ def main():
     parser.add_argument("--receipt", help="written by --tool")
     parser.add_argument("--tool", default="build/cuda/bin/talea")
     options = parser.parse_args()
-    options.devices = options.devices or max(options.ranks)
+    options.devices = options.devices or max(options.ranks + options.bad_ranks)
     start_time = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
     cases = run_all(options)
     if options.receipt:

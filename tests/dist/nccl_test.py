@@ -150,7 +150,7 @@ def fault_case(options, kind, ranks, found):
     return case | {"allowed_s": TIMEOUT_S[kind] + 2}
 
 
-def run_all(options):
+def run_all(options, keep):
     """Matrices first, as the devices allow; then all bad worlds, so many side by side."""
     devices = Devices(options.devices, options.share)
     worlds = [
@@ -162,6 +162,7 @@ def run_all(options):
     ]
     with ThreadPoolExecutor(max(1, len(worlds))) as pool:
         cases = list(pool.map(lambda w: matrix(options, devices, *w), worlds))
+    keep(cases)
     kinds = [(k, r) for r in options.bad_ranks for k in options.modes if k not in MATRICES]
     with ThreadPoolExecutor(options.at_once) as pool:
         found = {
@@ -172,6 +173,7 @@ def run_all(options):
         }
         for (kind, ranks), runs in found.items():
             cases.append(fault_case(options, kind, ranks, [run.result() for run in runs]))
+            keep(cases)
     return cases
 
 
@@ -230,9 +232,12 @@ def main():
     options = parser.parse_args()
     options.devices = options.devices or max(options.ranks + options.bad_ranks)
     start_time = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-    cases = run_all(options)
-    if options.receipt:
-        write_receipt(options, start_time, cases)
+
+    def keep(cases):  # also of a run that is ended early
+        if options.receipt and cases:
+            write_receipt(options, start_time, cases)
+
+    cases = run_all(options, keep)
     return 0 if cases and all(case["passed"] for case in cases) else 1
 
 

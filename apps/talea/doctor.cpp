@@ -16,6 +16,7 @@
 #include "memory.hpp"
 #include "table.hpp"
 #include "talea/linear_cross_entropy.hpp"
+#include "talea/ranks.hpp"
 
 namespace talea::cli {
 namespace {
@@ -44,12 +45,6 @@ bool on_path(const std::string& program) {
   return false;
 }
 
-bool built_with(const std::string& option) {
-  for (const std::string& o : build_info().options)
-    if (o == option) return true;
-  return false;
-}
-
 std::vector<Finding> machine_findings(const DeviceFacts& facts, const Provenance& provenance) {
   std::vector<Finding> list;
   list.push_back({"CPU", provenance.cpu, ""});
@@ -75,13 +70,15 @@ std::vector<Finding> machine_findings(const DeviceFacts& facts, const Provenance
   const bool nccl = loads("libnccl.so.2");
   list.push_back({"NCCL", nccl ? "libnccl.so.2 found" : "not found",
                   nccl ? "" : "install libnccl2, for ranks over GPUs"});
-  const bool mpirun = on_path("mpirun"), mpi = built_with("mpi");
+  const bool mpirun = on_path("mpirun"), mpi = !mpi_plugin().empty();
+  const char* const build = "build again with -DTALEA_MPI=ON";
   list.push_back({"MPI",
-                  fmt::format("{}, {}", mpi ? "built in" : "not built in",
+                  fmt::format("{}, {}", mpi ? "plug-in found" : "no plug-in",
                               mpirun ? "mpirun found" : "no mpirun"),
                   mpi && mpirun ? ""
-                  : mpirun      ? "configure with -DTALEA_MPI=ON"
-                                : "apt install openmpi-bin libopenmpi-dev, -DTALEA_MPI=ON"});
+                  : mpi         ? "apt install openmpi-bin"
+                  : mpirun      ? fmt::format("apt install libopenmpi-dev, {}", build)
+                           : fmt::format("apt install openmpi-bin libopenmpi-dev, {}", build)});
   return list;
 }
 

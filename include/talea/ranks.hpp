@@ -34,6 +34,9 @@ struct MpiOptions {
   std::string plugin;        // path of talea_mpi.so; empty: beside this library or program
 };
 
+// The plug-in that an empty MpiOptions::plugin stands for; empty: there is none.
+std::string mpi_plugin();
+
 // The world of MPI_COMM_WORLD. Throws Error(unavailable) where the plug-in or MPI is missing. After
 // an Error(runtime) of this communicator MPI cannot be finalised: leave with std::_Exit.
 std::unique_ptr<Communicator> make_mpi_communicator(const MpiOptions& options = {});

@@ -62,9 +62,6 @@ BuildInfo make_build_info() {
 #ifdef TALEA_WITH_CUDA
   info.options.push_back("cuda");
 #endif
-#ifdef TALEA_MPI
-  info.options.push_back("mpi");
-#endif
 #ifdef TALEA_MUTANTS
   info.options.push_back("mutants");
 #endif

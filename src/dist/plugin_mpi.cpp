@@ -40,23 +40,18 @@ class MpiCommunicator final : public HostCommunicator {
   talea_mpi_world* world_;
 };
 
-// The folder of the library or program that holds this code; the plug-in lies there or in lib/.
-std::string find_plugin(const std::string& named) {
-  if (!named.empty()) return named;
+// The library or program that holds this code; the plug-in lies in its folder or in lib/.
+fs::path own_file() {
   Dl_info info{};
-  dladdr(reinterpret_cast<const void*>(&find_plugin), &info);
+  dladdr(reinterpret_cast<const void*>(&own_file), &info);
   std::error_code none;
-  const fs::path own = fs::canonical(info.dli_fname ? info.dli_fname : "/proc/self/exe", none);
-  for (const char* place : {".", "../lib", "../lib/talea", "../../lib"}) {
-    const fs::path file = own.parent_path() / place / "talea_mpi.so";
-    if (fs::exists(file, none)) return file.lexically_normal().string();
-  }
-  fail(ErrorKind::unavailable, "mpi: no talea_mpi.so beside {} (build with -DTALEA_MPI=ON)",
-       own.string());
+  return fs::canonical(info.dli_fname ? info.dli_fname : "/proc/self/exe", none);
 }
 
 const talea_mpi_plugin& load(const std::string& named) {
-  const std::string file = find_plugin(named);
+  const std::string file = named.empty() ? mpi_plugin() : named;
+  require(!file.empty(), ErrorKind::unavailable,
+          "mpi: no talea_mpi.so beside {} (build with -DTALEA_MPI=ON)", own_file().string());
   // Global, because OpenMPI opens components of its own that need its symbols.
   void* handle = dlopen(file.c_str(), RTLD_NOW | RTLD_GLOBAL);
   require(handle, ErrorKind::unavailable, "mpi: {}", handle ? "" : dlerror());
@@ -95,6 +90,15 @@ std::string absent(const MpiOptions& o) {
 }
 
 }  // namespace
+
+std::string mpi_plugin() {
+  std::error_code none;
+  for (const char* place : {".", "../lib", "../lib/talea", "../../lib"}) {
+    const fs::path file = own_file().parent_path() / place / "talea_mpi.so";
+    if (fs::exists(file, none)) return file.lexically_normal().string();
+  }
+  return {};
+}
 
 std::unique_ptr<Communicator> make_mpi_communicator(const MpiOptions& options) {
   require(options.timeout_s > 0, ErrorKind::usage, "timeout = {} s: must be > 0",

@@ -141,6 +141,13 @@ class Ranks(test_cli.Case):
             return json.load(text)["calls"][0]["reductions"]["collective"]
 
 
+class Doctor(test_cli.Case):
+    def test_knows_the_plugin(self):
+        found = json.loads(self.talea("doctor", "--json").stdout)["machine"]
+        state = next(f["state"] for f in found if f["subject"] == "MPI")
+        self.assertTrue(state.startswith("plug-in found" if ENGINE == "mpi" else "no plug-in"))
+
+
 class Processes(Ranks):
     """The same over MPI; only where the plug-in was built."""
 

@@ -24,7 +24,9 @@ TINY = dict(
 def model_of(name):
     config = {
         "llama": lambda: transformers.LlamaConfig(**TINY),
+        "llama_padded": lambda: transformers.LlamaConfig(**TINY),
         "llama_tied": lambda: transformers.LlamaConfig(**TINY, tie_word_embeddings=True),
+        "llama_tied_padded": lambda: transformers.LlamaConfig(**TINY, tie_word_embeddings=True),
         "gemma2": lambda: transformers.Gemma2Config(
             **TINY, head_dim=8, final_logit_softcapping=3.0, query_pre_attn_scalar=8
         ),
@@ -33,7 +35,11 @@ def model_of(name):
     }[name]()
     config.pad_token_id = config.bos_token_id = config.eos_token_id = 0
     torch.manual_seed(3)
-    return transformers.AutoModelForCausalLM.from_config(config)
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    if name.endswith("_padded"):
+        model.resize_token_embeddings(pad_to_multiple_of=64)
+        assert model.get_output_embeddings().weight.shape[0] == 128
+    return model
 
 
 def batch():
@@ -43,7 +49,10 @@ def batch():
     return ids, labels
 
 
-@pytest.mark.parametrize("name", ("llama", "llama_tied", "gemma2", "cohere", "granite"))
+MODELS = ("llama", "llama_padded", "llama_tied", "llama_tied_padded", "gemma2", "cohere", "granite")
+
+
+@pytest.mark.parametrize("name", MODELS)
 def test_transformers(name):
     model = model_of(name).train()
     ids, labels = batch()
@@ -119,6 +128,57 @@ def test_trl_fused_head():
                 ((out.log_probs * up).sum() + (out.entropy * up.abs()).sum()).backward()
             for (n, p), q in zip(theirs.named_parameters(), ours.parameters(), strict=True):
                 assert close(q.grad, p.grad, 2e-4), (name, n)
+
+
+def _trained_by_sft(folder):
+    """Parameters after three steps of TRL's own trainer on a tiny model."""
+    import datasets
+    import tokenizers
+    import trl
+
+    words = {f"w{i}": i for i in range(97)}
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="w0")),
+        eos_token="w0", pad_token="w0",
+    )  # fmt: skip
+    generator = torch.Generator().manual_seed(5)
+    rows = [torch.randint(1, 97, (n,), generator=generator).tolist() for n in range(6, 18)]
+    arguments = trl.SFTConfig(
+        output_dir=str(folder), max_steps=3, per_device_train_batch_size=2, report_to="none",
+        gradient_accumulation_steps=2, learning_rate=1e-2, save_strategy="no", seed=1,
+        use_cpu=True, bf16=False, disable_tqdm=True, logging_steps=1,
+    )  # fmt: skip
+    trainer = trl.SFTTrainer(
+        model=model_of("llama"), args=arguments, processing_class=tokenizer,
+        train_dataset=datasets.Dataset.from_dict({"input_ids": rows}),
+    )  # fmt: skip
+    trainer.train()
+    losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]
+    return losses, [p.detach().clone() for p in trainer.model.parameters()]
+
+
+def test_trl_sft_trainer(tmp_path, monkeypatch):
+    """The trainer itself, with and without Talea: losses and parameters after three updates."""
+    import trl.trainer.sft_trainer as sft
+    import trl.trainer.utils as utils
+
+    want_losses, want = _trained_by_sft(tmp_path / "theirs")
+    calls = []
+
+    def counted(*arguments, **options):
+        calls.append(options["reduction"])
+        return talea.linear_cross_entropy(*arguments, **options)
+
+    monkeypatch.setattr(trl_integration, "linear_cross_entropy", counted)
+    monkeypatch.setattr(sft, "add_fused_lm_head", sft.add_fused_lm_head)  # put back at the end
+    monkeypatch.setattr(utils, "add_fused_lm_head", utils.add_fused_lm_head)
+    trl_integration.patch()
+    losses, found = _trained_by_sft(tmp_path / "ours")
+    assert len(calls) == 6  # three updates of two micro-batches
+    assert len(losses) == len(want_losses) == 3
+    assert all(abs(a - b) <= 1e-5 * abs(b) for a, b in zip(losses, want_losses, strict=True))
+    for a, b in zip(found, want, strict=True):
+        assert close(a, b, 1e-3)
 
 
 def _parameters(function):

@@ -1,4 +1,4 @@
-"""TRL: SFT through the patched model, and per-token log-probabilities with entropy (DPO, GRPO).
+"""TRL: its trainers (SFT, DPO, GRPO, ...), and per-token log-probabilities with entropy.
 
 `add_fused_lm_head` has the signature of trl.trainer.utils.add_fused_lm_head and returns the same
 FusedCausalLMOutput, so that trainers which call `model(..., fused_lm_head=True)` run on Talea.
@@ -13,7 +13,6 @@ import torch
 
 from ..functional import linear_cross_entropy
 from ._head import head_options, head_tensors
-from .transformers import patch as patch_sft  # noqa: F401  (SFT is the model's own loss)
 
 _SERVED = ("log_probs", "entropy", "is_top1")
 
@@ -101,7 +100,7 @@ def patch() -> None:
     import trl.trainer.utils as utils
 
     utils.add_fused_lm_head = add_fused_lm_head
-    for name in ("grpo_trainer", "rloo_trainer", "kto_trainer", "dpo_trainer"):
+    for name in ("sft_trainer", "grpo_trainer", "rloo_trainer", "kto_trainer", "dpo_trainer"):
         try:
             module = importlib.import_module(f"trl.trainer.{name}")
         except ImportError:

@@ -29,8 +29,9 @@ def test_compile(device, reduction):
         assert close(mine, other, 5e-6)
 
 
-def test_opcheck():
-    x, w, y, _ = problem(n=6, d=8, v=11)
+@pytest.mark.parametrize("device", DEVICES)
+def test_opcheck(device):
+    x, w, y, _ = problem(n=6, d=8, v=11, device=device)
     nothing = (None,) * 5
     for reduction, early in (("mean", True), ("none", False)):
         config = Config(reduction=reduction, outputs=("loss", "lse")).text()
@@ -53,8 +54,9 @@ def test_autocast(device):
     assert close(dx, want[0], 2e-2) and close(dw, want[1], 2e-2)
 
 
-def test_checkpoint():
-    x, w, y, _ = problem()
+@pytest.mark.parametrize("device", DEVICES)
+def test_checkpoint(device):
+    x, w, y, _ = problem(device=device)
     loss = checkpoint(lambda a: talea.linear_cross_entropy(a, w, y), x, use_reentrant=False)
     for mine, other in zip(gradients(loss, x, w), gradients(eager(x, w, y), x, w), strict=True):
         assert close(mine, other, 5e-6)
@@ -184,6 +186,21 @@ def test_cuda_graph(reduction):
     torch.cuda.synchronize()
     for a, b in zip(held, step(), strict=True):
         assert torch.equal(a, b)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="device libraries need a CUDA device")
+def test_device_libraries_are_those_that_torch_loaded():
+    x, w, y, _ = problem(n=64, d=64, v=256, dtype=torch.bfloat16, device="cuda")
+    torch.mm(x, w.T)
+    for lane in talea.lanes():
+        if lane in ("cuda", "sm90"):
+            talea.linear_cross_entropy(x, w, y, lane=lane).backward()
+    torch.cuda.synchronize()
+    with open("/proc/self/maps") as maps:
+        files = {line.split()[-1] for line in maps if "/" in line}
+    for name in ("libcublasLt.so", "libcudart.so", "libnccl.so"):
+        assert len([f for f in files if name in f]) == 1, name
+    assert not [f for f in files if "talea" in f and ("cublas" in f or "nccl" in f)]
 
 
 class Tiny(torch.nn.Module):

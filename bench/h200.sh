@@ -43,21 +43,24 @@ both="--lanes sm90,cuda"
 rows() {
   cat <<ROWS
 training $base $both --limits 1050MiB,530MiB,265MiB,135MiB
-all_options $base $both --limits 530MiB $options
+all_options $base $both --limits 530MiB $options --also-plain
 training_16384 $(at 16384 4096 128256) $both --limits 530MiB
 late_upstream $base $both --limits 256MiB --reduction none --inputs upstream --late-upstream
 dw_bf16 $base --lanes sm90 --limits 2100MiB,256MiB --dw weight
-ignored_70 $base $both --limits 530MiB --ignored-fraction 0.7
+ignored_70 $base $both --limits 530MiB --ignored-fraction 0.7 --also-plain
 loss_only $base --lanes sm90 --limits 32MiB --outputs loss
 training_peaked $base $both --limits 530MiB --spread 8
 training_4096 $(at 4096 4096 128256) $both --limits 530MiB
 training_v256000 $(at 8192 2304 256000) $both --limits 1050MiB
 training_v151936 $(at 8192 3584 151936) $both --limits 620MiB
+aligned_v152064 $(at 8192 3584 152064) --lanes sm90 --limits 620MiB
 ragged_8191 $(at 8191 3584 151936) $both --limits 620MiB
 ragged_v50257 $(at 8192 4096 50257) $both --limits 530MiB
 aligned_v50304 $(at 8192 4096 50304) $both --limits 530MiB
 ragged_v201088 $(at 8192 2880 201088) $both --limits 620MiB
+aligned_v201216 $(at 8192 2880 201216) --lanes sm90 --limits 620MiB
 shard_v16032 $(at 8192 4096 16032) $both --limits 530MiB
+aligned_v16128 $(at 8192 4096 16128) --lanes sm90 --limits 530MiB
 softcap $base --lanes cuda --limits 530MiB --softcap 30
 top_k $base --lanes cuda --limits 530MiB --outputs loss,dx,dw,topk:5
 loss_only_cuda $base --lanes cuda --limits 32MiB,530MiB --outputs loss

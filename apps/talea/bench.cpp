@@ -31,7 +31,7 @@ struct Flags {
   std::string dtypes = "fp32", lanes, ignored = "0", runs_from, receipt;
   std::string limits, inputs, dw = "main_grad";
   double spread = 1;
-  bool late_upstream = false;
+  bool late_upstream = false, also_plain = false;
   std::vector<std::string> outputs = {"loss,dx,dw"};
   int repeats = 5;
   uint64_t seed = 1;
@@ -284,6 +284,7 @@ void run_on_device(Context& context, const Flags& f, const std::vector<std::stri
   if (!f.inputs.empty()) b.inputs = split(f.inputs, ',');
   b.dw = f.dw;
   b.late_upstream = f.late_upstream;
+  b.also_plain = f.also_plain;
   b.ignored = parse_number("--ignored-fraction", f.ignored);
   b.spread = f.spread;
   b.repeats = f.repeats;
@@ -303,7 +304,7 @@ void run(Context& context, const Flags& f) {
   for (const auto& [flag, given] :
        {std::pair("--limits", !f.limits.empty()), std::pair("--inputs", !f.inputs.empty()),
         std::pair("--dw", f.dw != "main_grad"), std::pair("--late-upstream", f.late_upstream),
-        std::pair("--spread", f.spread != 1)})
+        std::pair("--also-plain", f.also_plain), std::pair("--spread", f.spread != 1)})
     require(!given, ErrorKind::usage, "{}: of device lanes (--lanes sm90 or cuda) only", flag);
   // The plain products have no argument for their threads: both sides take OpenMP's number.
   if (f.options.threads > 0) omp_set_num_threads(f.options.threads);
@@ -347,6 +348,9 @@ void register_bench(CLI::App& app, Context& context) {
       ->capture_default_str();
   sub->add_flag("--late-upstream", f->late_upstream,
                 "device lanes: the loss first, then a second call with upstream and gradients");
+  sub->add_flag(
+      "--also-plain", f->also_plain,
+      "device lanes: beside each run the same lane's mean loss of every token, no option");
   sub->add_option("--spread", f->spread, "device lanes: standard deviation of the logits")
       ->capture_default_str();
   sub->add_option("--ignored-fraction", f->ignored, "one or more, parted by commas")

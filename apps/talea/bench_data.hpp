@@ -22,6 +22,11 @@ class Data {
     in.weight = normal(dtype, {v, d}, 2, b.spread / std::sqrt(static_cast<double>(d)));
     in.targets = make(DType::i64, {n});
     fill_targets();
+    plain_in.hidden = in.hidden, plain_in.weight = in.weight, plain_in.targets = in.targets;
+    if (b.also_plain && b.ignored > 0) {
+      plain_in.targets = make(DType::i64, {n});
+      session.fill_ids(plain_in.targets, 16 * b.seed, v);
+    }
     if (given("bias")) in.bias = normal(DType::f32, {v}, 3, 0.5);
     if (given("token_weight")) in.token_weight = normal(DType::f32, {n}, 4, 1);
     if (given("upstream")) in.upstream = normal(DType::f32, {n}, 5, 1);
@@ -41,7 +46,7 @@ class Data {
   }
 
   bool backward() const { return wanted_.dx || wanted_.dw; }
-  LinearCrossEntropyInputs in;
+  LinearCrossEntropyInputs in, plain_in;  // plain_in: no vectors, every token counts
 
   // Subjects share the gradients' memory and have per-token outputs of their own.
   LinearCrossEntropyOutputs outputs() {
@@ -58,10 +63,12 @@ class Data {
       o.topk_values = make(DType::f32, {n, wanted_.top_k});
       o.topk_ids = make(DType::i64, {n, wanted_.top_k});
     }
-    o.dx = dx_;
-    o.dw = dw_;
-    o.accumulate_dw = wanted_.dw && b_.dw == "main_grad";
-    return o;
+    return with_gradients(o);
+  }
+  LinearCrossEntropyOutputs plain_outputs() {
+    LinearCrossEntropyOutputs o;
+    o.loss = make(DType::f32, {});
+    return with_gradients(o);
   }
 
   Tensor per_token() { return make(DType::f32, {b_.shape.tokens}); }
@@ -87,6 +94,12 @@ class Data {
   }
 
  private:
+  LinearCrossEntropyOutputs with_gradients(LinearCrossEntropyOutputs o) const {
+    o.dx = dx_;
+    o.dw = dw_;
+    o.accumulate_dw = wanted_.dw && b_.dw == "main_grad";
+    return o;
+  }
   bool given(const char* name) const {
     return std::find(b_.inputs.begin(), b_.inputs.end(), name) != b_.inputs.end();
   }

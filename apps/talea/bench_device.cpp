@@ -24,6 +24,7 @@ constexpr double mib = 0x1p20;
 // Everything that one lane at one limit needs.
 struct Subject {
   std::string name;
+  bool plain = false;  // the mean loss alone, which the subject before it is compared with
   LinearCrossEntropyOptions options;
   LinearCrossEntropyOutputs first, out;  // first: of the call before a late upstream
   int64_t saved_bytes = 0;               // what that call leaves for the second
@@ -31,7 +32,7 @@ struct Subject {
   LinearCrossEntropyProblem problem;
   LinearCrossEntropyResult result;
   int64_t hidden_bytes = 0;  // device memory that the call itself took: must be 0
-  std::vector<double> ms, ratios;
+  std::vector<double> ms, ratios, to_plain;
 
   int64_t extra_bytes() const { return workspace.bytes + hidden_bytes + saved_bytes; }
 };
@@ -71,7 +72,26 @@ Subject make_subject(DeviceSession& session, Data& data, const DeviceBench& b,
   return s;
 }
 
+// The same lane under the same limit with nothing asked for but the mean loss and its gradients.
+Subject plain_beside(DeviceSession& session, Data& data, const Subject& other) {
+  Subject s;
+  s.plain = true;
+  s.name = other.name + ", mean loss alone";
+  s.options.lane = other.options.lane;
+  s.options.workspace_limit_bytes = other.options.workspace_limit_bytes;
+  s.out = data.plain_outputs();
+  s.problem = describe(data.plain_in, s.out, s.options);
+  s.workspace.bytes = workspace_bytes(s.problem);
+  s.workspace.data = session.allocate(s.workspace.bytes);
+  return s;
+}
+
 double subject_ms(DeviceSession& session, Data& data, const DeviceBench& b, Subject& s) {
+  if (s.plain)
+    return session.time_ms([&] {
+      s.result =
+          linear_cross_entropy(data.plain_in, s.out, s.options, s.workspace, {}, session.stream());
+    });
   LinearCrossEntropyInputs first = data.in, second = data.in;
   first.upstream = {};
   second.saved_lse = s.first.lse;
@@ -96,7 +116,8 @@ void measure(Context& context, DeviceSession& session, Data& data, const DeviceB
   Progress progress(context, "bench", static_cast<int64_t>(m.subjects.size()) * rounds, "calls");
   for (int r = 0; r < rounds; ++r) {
     double before = data.plain_ms();
-    for (Subject& s : m.subjects) {
+    for (size_t i = 0; i < m.subjects.size(); ++i) {
+      Subject& s = m.subjects[i];
       check_interrupt();
       const int64_t free = session.free_bytes();
       const double ms = subject_ms(session, data, b, s);
@@ -105,6 +126,7 @@ void measure(Context& context, DeviceSession& session, Data& data, const DeviceB
         s.hidden_bytes = std::max(s.hidden_bytes, free - session.free_bytes());
         s.ms.push_back(ms);
         s.ratios.push_back(2 * ms / (before + after));
+        if (s.plain) m.subjects[i - 1].to_plain.push_back(m.subjects[i - 1].ms.back() / ms);
         m.limits.push_back(after);
         m.clocks.push_back(session.clocks());
       }
@@ -117,22 +139,29 @@ void measure(Context& context, DeviceSession& session, Data& data, const DeviceB
 double middle(std::vector<double> values) { return time_stats(std::move(values)).median_ms; }
 
 nlohmann::json run_json(const DeviceBench& b, const Subject& s, const std::string& shape) {
-  const TimeStats ratio = time_stats(s.ratios);
-  return {{"name", s.name},
-          {"lane", s.options.lane},
-          {"case", shape},
-          {"time", to_json(time_stats(s.ms))},
-          {"ratio", ratio.median_ms},
-          {"ratio_p20", ratio.p20_ms},
-          {"ratio_p80", ratio.p80_ms},
-          {"extra_bytes", s.extra_bytes()},
-          {"extra_mib", static_cast<double>(s.extra_bytes()) / mib},
-          {"declared_bytes", s.workspace.bytes},
-          {"limit_bytes", s.options.workspace_limit_bytes},
-          {"chunk_rows", s.result.chunk_rows},
-          {"chunks", s.result.chunks},
-          {"outputs", b.outputs},
-          {"dw", b.outputs.find("dw") == std::string::npos ? "not wanted" : b.dw}};
+  const TimeStats ratio = time_stats(s.ratios), time = time_stats(s.ms);
+  const double work = static_cast<double>(b.shape.tokens) * static_cast<double>(b.shape.hidden) *
+                      static_cast<double>(b.shape.vocab);
+  nlohmann::json j = {
+      {"name", s.name},
+      {"lane", s.options.lane},
+      {"case", shape},
+      {"time", to_json(time)},
+      {"femtoseconds_per_element", time.median_ms * 1e12 / work},  // tokens x hidden x vocab
+      {"ratio", ratio.median_ms},
+      {"ratio_p20", ratio.p20_ms},
+      {"ratio_p80", ratio.p80_ms},
+      {"extra_bytes", s.extra_bytes()},
+      {"extra_mib", static_cast<double>(s.extra_bytes()) / mib},
+      {"declared_bytes", s.workspace.bytes},
+      {"limit_bytes", s.options.workspace_limit_bytes},
+      {"chunk_rows", s.result.chunk_rows},
+      {"chunks", s.result.chunks},
+      {"outputs", b.outputs},
+      {"dw", b.outputs.find("dw") == std::string::npos ? "not wanted" : b.dw}};
+  if (s.plain) j["outputs"] = "loss and gradients";
+  if (!s.to_plain.empty()) j["ratio_to_mean_loss_alone"] = time_stats(s.to_plain).median_ms;
+  return j;
 }
 
 nlohmann::json spread_of(const std::vector<DeviceClocks>& all,
@@ -226,15 +255,17 @@ void print_people(const DeviceBench& b, const Measured& m) {
   fmt::print("{} tokens, hidden {}, vocabulary {}, {}, {} samples each\n\n",
              grouped(b.shape.tokens), grouped(b.shape.hidden), grouped(b.shape.vocab), b.outputs,
              b.repeats);
-  Table table({"run", ">median", ">p20", ">p80", ">x products", ">extra memory", ">chunks"});
+  Table table({"run", ">median", ">p20", ">p80", ">x products", ">x mean loss", ">extra memory",
+               ">chunks"});
   const TimeStats limit = time_stats(m.limits);
   table.row({"plain products", human_ms(limit.median_ms), human_ms(limit.p20_ms),
-             human_ms(limit.p80_ms), "1.000", "", ""});
+             human_ms(limit.p80_ms), "1.000", "", "", ""});
   for (const Subject& s : m.subjects) {
     const TimeStats t = time_stats(s.ms);
     table.row({s.name, human_ms(t.median_ms), human_ms(t.p20_ms), human_ms(t.p80_ms),
-               fmt::format("{:.3f}", middle(s.ratios)), human_bytes(s.extra_bytes()),
-               fmt::format("{}", s.result.chunks)});
+               fmt::format("{:.3f}", middle(s.ratios)),
+               s.to_plain.empty() ? "" : fmt::format("{:.3f}", middle(s.to_plain)),
+               human_bytes(s.extra_bytes()), fmt::format("{}", s.result.chunks)});
   }
   table.print();
 }
@@ -252,8 +283,10 @@ void run_device_bench(Context& context, const DeviceBench& b) {
   Data data(*session, b);
   Measured m;
   for (const std::string& lane : b.lanes)
-    for (const std::string& limit : b.limits)
+    for (const std::string& limit : b.limits) {
       m.subjects.push_back(make_subject(*session, data, b, lane, limit));
+      if (b.also_plain) m.subjects.push_back(plain_beside(*session, data, m.subjects.back()));
+    }
   measure(context, *session, data, b, m);
   const Receipt receipt = make_receipt(*session, data, provenance, b, m);
   if (!b.receipt.empty()) io::write_receipt(b.receipt, receipt);

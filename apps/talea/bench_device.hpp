@@ -15,6 +15,7 @@ struct DeviceBench {
   std::vector<std::string> inputs;         // of bias, token_weight, upstream
   std::string dw = "main_grad";            // main_grad (added in fp32), fp32, weight (its dtype)
   bool late_upstream = false;              // loss first, then a second call with the gradients
+  bool also_plain = false;                 // beside each run the mean loss of every token alone
   double ignored = 0, spread = 1;
   int repeats = 5;
   uint64_t seed = 1;

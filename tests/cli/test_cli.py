@@ -232,6 +232,7 @@ class Failures(Case):
             said = self.talea(*small, *flags.split(), code=2).stderr
             self.assertIn(flags.split()[0], said)
         self.talea(*small, "--late-upstream", code=2)
+        self.talea(*small, "--also-plain", code=2)
         self.talea("repro", "--all", "none_backward", code=2)
         self.talea("train", "--resume", code=2)
         self.expect(2, ["twice"], "--outputs", "topk:1,topk:2")

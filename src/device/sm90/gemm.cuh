@@ -52,6 +52,9 @@ struct Extents {
   // tickets: a zeroed counter in device memory, from which pairs draw their place.
   int early = 0, head_start = 0;
   int* tickets = nullptr;
+  // The two above hold for full_rows of K; with fewer they follow from the product beside: tiles of
+  // 256 x 256 over K and N, on so many pairs.
+  int full_rows = 0, beside_pairs = 0;
 };
 
 // The tile at place `index` of the launch's order, for a pair of blocks stacked along M.
@@ -73,6 +76,18 @@ struct Schedule {
     term_blocks = (k + S::kBlockK - 1) / S::kBlockK;
     term_offset = e.term_offset;
     k_blocks = term_blocks * e.terms;
+    if (e.tickets && rows < e.full_rows) share(e);
+  }
+  // As the plan of a full chunk does: pairs that the product beside leaves free start at once, or
+  // in its last wave. A tile of few rows takes the time of its additions.
+  __device__ void share(const Extents& e) {
+    const int pairs = gridDim.x / 2, tiles = (rows + 255) / 256 * ((e.n + 255) / 256);
+    const int busy = min(tiles, e.beside_pairs), last = tiles % pairs;
+    const int waves = (tiles + e.beside_pairs - 1) / e.beside_pairs;
+    const int64_t a_wave = int64_t{256} * e.m / (S::kBlockM * max(rows, 768));
+    early = busy < pairs ? pairs - busy : last > 0 ? pairs - last : 0;
+    ahead =
+        static_cast<int>(min(early * (busy < pairs ? waves * a_wave : a_wave), int64_t{count()}));
   }
   __device__ int first() const { return place < early ? place : ahead + place; }
   __device__ int next(int index) const {
@@ -253,6 +268,7 @@ __device__ __forceinline__ void multiply_role(const Pipeline<S>& p, const Schedu
     multiply<S>(acc, p, place, work.k_blocks, group);
     if constexpr (S::kPingPong) named_barrier_arrive(2 - group, 256);
     drain<S>(acc, p, place, work.k_blocks);
+    Epilogue::ready();
     const int row = (work.pair(w) * 2 + rank) * S::kBlockM +
                     (S::kPingPong ? 0 : group * S::kGroupM) + warp * 16;
     Epilogue::template run<S>(acc, params, work, row, work.tile(w) * S::kBlockN, staging);
@@ -281,7 +297,7 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(S::kThreads, 1)
     }
     barrier_init_fence();
   }
-  Epilogue::before(params);
+  Epilogue::before();
   Schedule<S> work(extents);
   const typename Epilogue::Filter filter(params, work.rows, pipeline.empty + S::kStages);
   cluster_sync();
@@ -295,7 +311,9 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(S::kThreads, 1)
     cluster_sync();
     work.place = static_cast<int>(*place);
   }
-  if (threadIdx.x < 128) {
+  if (filter.none()) {
+    // Nothing to multiply: no loop over tiles to find that out.
+  } else if (threadIdx.x < 128) {
     lower_registers<40>();
     if (threadIdx.x == 0) copy_role<S, Epilogue>(map_a, map_b, pipeline, work, filter, rank);
   } else {
@@ -303,7 +321,7 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(S::kThreads, 1)
     multiply_role<S, Epilogue>(pipeline, work, params, filter, rank);
   }
   __syncwarp();
-  Epilogue::after(params);
+  Epilogue::after();
   cluster_sync();  // no block leaves while its pair may still write to it or signal it
 }
 
@@ -312,6 +330,25 @@ struct EveryTile {
   template <class P>
   __device__ EveryTile(const P&, int, void*) {}
   __device__ bool skips(int) const { return false; }
+  __device__ bool none() const { return false; }
+};
+
+// When a product waits for the kernels before it, whose end it may have been launched ahead of.
+// Every product waits somewhere, so that the end of one means the end of all before it.
+struct WaitsFirst {  // its operands come from them
+  static __device__ __forceinline__ void before() { begin_after_earlier_kernels(); }
+  static __device__ __forceinline__ void ready() {}
+  static __device__ __forceinline__ void after() {}
+};
+struct WaitsForResults {  // only its epilogue reads or overwrites what is theirs
+  static __device__ __forceinline__ void before() { let_later_kernels_start(); }
+  static __device__ __forceinline__ void ready() { wait_for_earlier_kernels(); }
+  static __device__ __forceinline__ void after() { wait_for_earlier_kernels(); }
+};
+struct WaitsLast {  // it reads what the product before it reads, and writes what nobody reads
+  static __device__ __forceinline__ void before() { let_later_kernels_start(); }
+  static __device__ __forceinline__ void ready() {}
+  static __device__ __forceinline__ void after() { wait_for_earlier_kernels(); }
 };
 
 }  // namespace talea::sm90

@@ -199,6 +199,12 @@ __device__ __forceinline__ void let_later_kernels_start() {
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
 
+// The first step of a kernel launched ahead of the end of the one before it; no-ops otherwise.
+__device__ __forceinline__ void begin_after_earlier_kernels() {
+  wait_for_earlier_kernels();
+  let_later_kernels_start();
+}
+
 __device__ __forceinline__ float exp2_fast(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

@@ -302,6 +302,7 @@ void dx_of(const Run& r, const Chunk& k, int blocks) {
     q.f32_out = r.p.dx_dtype == DType::f32;
   }
   if (r.c.rank_one) q.smooth_row = r.b.weight_sum, q.smooth_factor = r.b.row_smooth + k.begin;
+  q.overlaps = !r.exchanged();
   if (r.multiplies())
     dx_product(q, {r.stream, blocks});
   else if (!r.c.gather_tokens)  // there the rows of a rank without words were zeroed before
@@ -372,6 +373,7 @@ void dw_of(const Run& r, const Chunk& k, bool first) {
   q.beside_dx = r.p.wants_dx && !r.exchanged();
   q.rounds = r.c.direct_dw, q.sorted = r.b.sorted, q.rows = r.b.rows;
   q.hidden = r.hidden();
+  q.dx_pairs = r.c.dx_blocks / 2;
   q.early = r.c.dw_early, q.head_start = r.c.dw_head_start, q.tickets = r.b.tickets;
   if (r.c.rank_one) q.smooth_row = r.b.smooth_row, q.class_weight = r.b.class_weight;
   Launch launch = r.launch();
@@ -386,7 +388,7 @@ void run_chunk(const Run& r, int64_t begin, bool first) {
   const Chunk k =
       rows_of(r, begin, 0, r.c.chunk_rows, std::min(r.c.chunk_rows, r.p.tokens - begin));
   gather_rows({r.hidden().data, r.hidden().stride, r.p.hidden, r.b.rows.index, k.range, r.x().data,
-               r.x().stride},
+               r.x().stride, !r.exchanged()},
               r.stream);
   if (r.c.wide)
     wide_states(r, k);

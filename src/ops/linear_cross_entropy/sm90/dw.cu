@@ -31,8 +31,10 @@ void run(const DwCall& c, const Launch& launch) {
   e.terms = c.terms.count, e.term_offset = c.terms.offset;
   e.rows_are_k = true;
   e.raster_along_m = false;
-  if (c.beside_dx && c.early > 0)
+  if (c.beside_dx && c.tickets) {
     e.early = c.early, e.head_start = c.head_start, e.tickets = c.tickets;
+    e.full_rows = static_cast<int>(c.x.rows), e.beside_pairs = c.dx_pairs;
+  }
   launch_gemm<S, DwEpilogue<kF16, kDirect>>({c.exp.data, c.exp.rows, c.exp.columns, c.exp.stride},
                                             {c.x.data, c.x.rows, c.x.columns, c.x.stride}, e, p,
                                             launch.blocks, c.beside_dx, launch.stream);

@@ -30,8 +30,8 @@ void run(const DxCall& c, const Launch& launch) {
   e.terms = c.terms.count, e.term_offset = c.terms.offset;
   launch_gemm<S, DxEpilogue<kF16, kF32Out>>(
       {c.exp.data, c.exp.rows, c.exp.columns, c.exp.stride},
-      {c.weight.data, c.weight.rows, c.weight.columns, c.weight.stride}, e, p, launch.blocks, false,
-      launch.stream);
+      {c.weight.data, c.weight.rows, c.weight.columns, c.weight.stride}, e, p, launch.blocks,
+      c.overlaps, launch.stream);
 }
 
 }  // namespace

@@ -60,11 +60,11 @@ void end(const Run& r) {
   if (r.p.wants_db) end_db(r);
   const bool scalar = out.loss && o.reduction != Reduction::none;
   if (!scalar && !out.accuracy) return;
-  reduce_scalars(
-      {r.b.facts, r.b.row_loss, r.b.hit, scalar ? device_vector(out.loss) : DeviceVector{},
-       device_vector(out.accuracy), scalar ? static_cast<int>(o.reduction) : 0,
-       o.on_empty == OnEmpty::zero, o.denominator == Denominator::given},
-      r.stream);
+  reduce_scalars({r.b.facts, r.b.row_loss, r.b.hit,
+                  scalar ? device_vector(out.loss) : DeviceVector{}, device_vector(out.accuracy),
+                  scalar ? static_cast<int>(o.reduction) : 0, o.on_empty == OnEmpty::zero,
+                  o.denominator == Denominator::given, !r.p.backward() && !r.exchanged()},
+                 r.stream);
 }
 
 }  // namespace talea::lce::sm90

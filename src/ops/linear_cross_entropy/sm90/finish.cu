@@ -4,15 +4,16 @@
 #include <algorithm>
 #include <cub/block/block_reduce.cuh>
 
-#include "device/common/cuda_check.hpp"
 #include "device/common/reduce.cuh"
+#include "device/sm90/follow.cuh"
 #include "ops/linear_cross_entropy/sm90/device_vector.cuh"
 
 namespace talea::lce {
 namespace {
 
-constexpr int kLargestExponent = 100;   // of a row's storage in fp16
-constexpr int kRows = 16, kLanes = 16;  // a block: 16 rows x 16 partial summations
+constexpr int kLargestExponent = 100;  // of a row's storage in fp16
+constexpr int kRows = 8, kLanes = 64;  // a block: 8 rows x 64 partial summations
+constexpr int kWarps = kRows * kLanes / 32;
 
 // What the tiles say of a row: sums over v != target.
 struct TileSums {
@@ -20,6 +21,11 @@ struct TileSums {
 
   __device__ void add(const TileSums& o) {
     sum += o.sum, shifted += o.shifted, classes += o.classes;
+  }
+  __device__ TileSums from_lane(int distance) const {
+    return {__shfl_xor_sync(0xffffffffu, sum, distance),
+            __shfl_xor_sync(0xffffffffu, shifted, distance),
+            __shfl_xor_sync(0xffffffffu, classes, distance)};
   }
 };
 
@@ -161,8 +167,9 @@ __global__ void saved_kernel(SavedParams p) {
 }
 
 __global__ void __launch_bounds__(kRows* kLanes) finish_kernel(FinishParams p) {
-  __shared__ TileSums sums[kLanes][kRows];
+  __shared__ TileSums sums[kWarps][kRows];
   __shared__ float factors[kRows];
+  talea::sm90::begin_after_earlier_kernels();
   if (p.zeroed && blockIdx.x == 0 && threadIdx.x == 0) *p.zeroed = 0;
   const int lane = threadIdx.x / kRows, r = threadIdx.x % kRows;
   const int row = blockIdx.x * kRows + r;
@@ -178,10 +185,12 @@ __global__ void __launch_bounds__(kRows* kLanes) finish_kernel(FinishParams p) {
       if (p.tile_classes) own.classes += p.tile_classes[at] * kLn2;
     }
   }
-  sums[lane][r] = own;
+  // Lanes of a warp by halves, then the warps one after the other: one order for every grid.
+  for (int step = 16; step >= kRows; step /= 2) own.add(own.from_lane(step));
+  if (threadIdx.x % 32 < kRows) sums[threadIdx.x / 32][r] = own;
   __syncthreads();
   if (lane == 0) {
-    for (int i = 1; i < kLanes; ++i) own.add(sums[i][r]);
+    for (int i = 1; i < kWarps; ++i) own.add(sums[i][r]);
     factors[r] = row < rows ? end_row(p, row, own) : 0.f;
   }
   __syncthreads();
@@ -207,6 +216,7 @@ __global__ void __launch_bounds__(kRows* kLanes) finish_kernel(FinishParams p) {
 __global__ void __launch_bounds__(256) online_kernel(FinishParams p) {
   __shared__ float floats[8];
   __shared__ double doubles[8];
+  talea::sm90::begin_after_earlier_kernels();
   const int row = blockIdx.x;
   if (row >= p.range.count()) return;
   float most = -INFINITY;
@@ -232,6 +242,7 @@ __global__ void __launch_bounds__(256) online_kernel(FinishParams p) {
 __global__ void __launch_bounds__(1024) reduce_kernel(ReduceParams p) {
   using Sum = cub::BlockReduce<double, 1024>;
   __shared__ typename Sum::TempStorage shared;
+  talea::sm90::begin_after_earlier_kernels();
   double sum = 0, hits = 0;
   for (int i = threadIdx.x; i < p.facts->valid; i += 1024) {
     if (p.reduction > 0) sum += p.row_loss[i];
@@ -283,12 +294,12 @@ __global__ void scatter_kernel(ScatterParams p) {
 void finish_rows(const FinishParams& p, cudaStream_t stream) {
   const int64_t blocks = (p.range.rows + kRows - 1) / kRows;
   if (blocks == 0) return;
-  if (p.tile_maxima && !p.states) {
-    online_kernel<<<static_cast<unsigned>(p.range.rows), 256, 0, stream>>>(p);
-    return device::check_launch("finish_rows");
-  }
-  finish_kernel<<<static_cast<unsigned>(blocks), kRows * kLanes, 0, stream>>>(p);
-  device::check_launch("finish_rows");
+  if (p.tile_maxima && !p.states)
+    return talea::sm90::launch_following(online_kernel, {p.range.rows, 256}, p, stream,
+                                         "finish_rows");
+  // States may come from an exchange between ranks, which is no kernel of ours.
+  talea::sm90::launch_following(finish_kernel, {blocks, kRows * kLanes, !p.states}, p, stream,
+                                "finish_rows");
 }
 
 void restore_states(const SavedParams& p, cudaStream_t stream) {
@@ -298,8 +309,7 @@ void restore_states(const SavedParams& p, cudaStream_t stream) {
 }
 
 void reduce_scalars(const ReduceParams& p, cudaStream_t stream) {
-  reduce_kernel<<<1, 1024, 0, stream>>>(p);
-  device::check_launch("reduce_scalars");
+  talea::sm90::launch_following(reduce_kernel, {1, 1024, p.follows}, p, stream, "reduce_scalars");
 }
 
 void scatter_targets(const ScatterParams& p, cudaStream_t stream) {

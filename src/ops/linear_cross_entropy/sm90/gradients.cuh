@@ -22,14 +22,9 @@ struct DxParams {
 };
 
 template <bool kF16, bool kF32Out>
-struct DxEpilogue {
+struct DxEpilogue : WaitsFirst {
   using Params = DxParams;
   using Filter = EveryTile;
-  static __device__ void before(const Params&) {
-    wait_for_earlier_kernels();
-    let_later_kernels_start();
-  }
-  static __device__ void after(const Params&) {}
 
   struct Row {
     float factor = 0, target_factor = 0, smooth = 0;
@@ -170,16 +165,21 @@ struct DwParams {
   TargetShare targets;                  // kDirect only: added here, before the one rounding
 };
 
-// kDirect: the product covers every row, and dW is rounded once on its way out.
-template <bool kF16, bool kDirect>
-struct DwEpilogue {
+// A chunk without rows adds nothing.
+struct RowsFilter : EveryTile {
+  bool idle;
+  __device__ RowsFilter(const DwParams& p, int rows, void* shared)
+      : EveryTile(p, rows, shared), idle(p.add && rows == 0) {}
+  __device__ bool none() const { return idle; }
+};
+
+// kDirect: the product covers every row, and dW is rounded once on its way out. It runs beside the
+// tail of the dX product, which reads the same inputs, and before the next slice's logits.
+template <bool kF16, bool kDirect, class Waits = WaitsLast>
+struct DwEpilogue : Waits {
   using Params = DwParams;
-  using Filter = EveryTile;
+  using Filter = RowsFilter;
   static constexpr int kColumns = kDirect ? 64 : 32;  // of one staged piece: 128 bytes
-  // Runs beside the tail of the dX product, which reads the same inputs: it waits for that
-  // product's end only before it ends itself, so that whatever follows finds both done.
-  static __device__ void before(const Params&) {}
-  static __device__ void after(const Params&) { wait_for_earlier_kernels(); }
 
   // acc += coefficient * x for the rows whose target is one of this warp's 16 words.
   template <int kHalf>

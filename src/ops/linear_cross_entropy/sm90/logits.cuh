@@ -33,7 +33,7 @@ struct LogitsParams {
 // Row tiles without a row to repair are skipped in the second launch.
 struct RepairFilter {
   const uint32_t* bits;
-  bool all;
+  bool all, some = false;
 
   __device__ RepairFilter(const LogitsParams& p, int rows, void* shared)
       : bits(static_cast<const uint32_t*>(shared)), all(!p.repair) {
@@ -45,7 +45,9 @@ struct RepairFilter {
       if (needs_repair(p.rows.peak[row]))
         atomicOr(&words[row / p.pair_rows / 32 % 16], 1u << (row / p.pair_rows % 32));
     __syncthreads();
+    for (int i = 0; i < 16; ++i) some = some || words[i] != 0;
   }
+  __device__ bool none() const { return !all && !some; }
   __device__ bool skips(int pair) const {
     return !all && !(bits[pair / 32 % 16] >> (pair % 32) & 1);
   }
@@ -54,11 +56,9 @@ struct RepairFilter {
 // kGeneral: bias, softcap, per-token scale, entropy. kFull: beside them, sums and maxima per tile
 // for smoothing under a softcap and for the best words.
 template <LogitsMode kMode, bool kGeneral, bool kFull>
-struct LogitsEpilogue : LogitsTile {
+struct LogitsEpilogue : LogitsTile, WaitsFirst {
   using Params = LogitsParams;
   using Filter = RepairFilter;
-  static __device__ void before(const Params&) { wait_for_earlier_kernels(); }
-  static __device__ void after(const Params&) {}
 
   static constexpr float kLeast = -3e38f;
 

@@ -40,8 +40,8 @@ void run_logits(const LogitsCall& c, const Launch& launch) {
   e.rows_begin = c.chunk.begin;
   launch_gemm<S, LogitsEpilogue<kMode, kGeneral, kFull>>(
       {c.x.data, c.x.rows, c.x.columns, c.x.stride},
-      {c.weight.data, c.weight.rows, c.weight.columns, c.weight.stride}, e, p, launch.blocks, false,
-      launch.stream);
+      {c.weight.data, c.weight.rows, c.weight.columns, c.weight.stride}, e, p, launch.blocks,
+      c.overlaps, launch.stream);
 }
 
 template <LogitsMode kMode, bool kGeneral>

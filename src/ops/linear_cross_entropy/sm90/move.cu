@@ -1,7 +1,7 @@
 // Moves between the caller's tensors and the workspace: blanks, gathered rows, scaled rows, dX.
 // Exists so that the products see dense, aligned rows and the caller sees each value rounded once.
 // Never changes the order of the rows.
-#include "device/common/cuda_check.hpp"
+#include "device/sm90/follow.cuh"
 #include "ops/linear_cross_entropy/sm90/target_rule.cuh"
 
 namespace talea::lce {
@@ -31,9 +31,13 @@ __global__ void blank_kernel(BlankParams p) {
 }
 
 // columns % 8 == 0 and 16-byte aligned rows: what the copy engine needs anyway.
+constexpr int64_t kTileRows = 256;  // rows of the two stacked tiles of a pair of blocks
+
 __global__ void gather_kernel(GatherParams p) {
-  const int64_t row = blockIdx.x;
-  const bool real = p.range.in_use ? row < p.range.count() : row < p.range.rows;
+  talea::sm90::begin_after_earlier_kernels();
+  const int64_t row = blockIdx.x, rows = p.range.in_use ? p.range.count() : p.range.rows;
+  const bool real = row < rows;
+  if (row >= (rows + kTileRows - 1) / kTileRows * kTileRows) return;
   const int64_t vectors = p.columns / 8;
   auto* to = reinterpret_cast<uint4*>(static_cast<uint16_t*>(p.to) + row * p.to_stride);
   if (!real) {
@@ -140,8 +144,8 @@ void blank_rows(const BlankParams& p, cudaStream_t stream) {
 
 void gather_rows(const GatherParams& p, cudaStream_t stream) {
   if (p.range.rows == 0) return;
-  gather_kernel<<<static_cast<unsigned>(p.range.rows), 128, 0, stream>>>(p);
-  device::check_launch("gather_rows");
+  talea::sm90::launch_following(gather_kernel, {p.range.rows, 128, p.follows}, p, stream,
+                                "gather_rows");
 }
 
 void scale_rows(const ScaleParams& p, cudaStream_t stream) {

@@ -28,6 +28,7 @@ void find_shifts(const Run& r) {
   first.rule = r.rule();
   first.general = r.c.general;
   first.kind = LogitsCall::Kind::shift;
+  first.overlaps = !r.c.gather_tokens;  // there it follows a join of streams
   logits_product(first, r.launch());
 }
 
@@ -38,7 +39,7 @@ void compact(const Run& r) {
   q.rule = r.target_rule();
   q.class_weight = device_vector(in.class_weight);
   q.token_weight = device_vector(in.token_weight);
-  if (!r.c.gather_tokens) q.token_shift = r.b.token_shift;
+  if (has_shifts(r) && !r.c.gather_tokens) q.token_shift = r.b.token_shift;
   q.rows = r.b.rows;
   q.row_class_weight = r.b.row_class_weight;
   q.facts = r.b.facts;
@@ -55,7 +56,8 @@ void compact(const Run& r) {
   if (global) batch.all_reduce_sum(r.b.facts->weights, 3, DType::f64, r.call.stream);
   if (!q.forms_denominator) form_denominator(r.b.facts, q.denominator, q.given, r.stream);
   if (r.b.keys)
-    sort_keys(r.b.keys, r.b.sorted, r.p.tokens, r.b.sort_scratch, r.c.sort_bytes, r.stream);
+    sort_keys(r.b.keys, r.b.sorted, r.p.tokens, r.p.vocab_local, r.b.sort_scratch, r.c.sort_bytes,
+              r.stream);
 }
 
 // The one synchronisation of TargetCheck::checked.

@@ -45,6 +45,7 @@ struct LogitsCall {
   bool general = false;  // bias, softcap, per-token scale, entropy or a scale <= 0
   enum class Kind { shift, store, sums, online } kind = Kind::store;
   bool repair = false;
+  bool overlaps = true;  // launched ahead of the end of the kernel before it
 };
 void logits_product(const LogitsCall& call, const Launch& launch);
 
@@ -65,6 +66,7 @@ struct DxCall {
   RowBuffers rows;
   const float* smooth_row = nullptr;
   const float* smooth_factor = nullptr;
+  bool overlaps = false;  // launched ahead of the end of the kernel before it
 };
 void dx_product(const DxCall& call, const Launch& launch);
 
@@ -97,9 +99,11 @@ struct DwCall {
   bool f16 = false;             // the operands' dtype
   const float* undo = nullptr;  // multiplies the product, or null
   bool add = true;
-  bool beside_dx = false;         // may start while the launch before it still runs
-  int early = 0, head_start = 0;  // pairs of blocks that dX leaves free, tiles they are ahead
-  int* tickets = nullptr;         // zeroed
+  bool beside_dx = false;  // may start while the launch before it still runs
+  // In a full chunk: pairs of blocks that dX leaves free, tiles they are ahead. dX's own pairs say
+  // the same of a chunk with fewer rows in use.
+  int early = 0, head_start = 0, dx_pairs = 0;
+  int* tickets = nullptr;  // zeroed
   // dw is 16-bit and this call holds every row: the targets' share is added before the rounding.
   bool rounds = false;
   int first_word = 0;  // of dw's rows

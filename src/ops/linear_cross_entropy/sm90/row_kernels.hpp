@@ -83,7 +83,8 @@ void sum_class_weights(const DeviceVector& weights, int64_t vocab, BatchFacts* f
 // The denominator from facts->weights. 0 valid, 1 weighted, 2 given, 3 none (sum, none).
 void form_denominator(BatchFacts* facts, int denominator, double given, cudaStream_t stream);
 
-void sort_keys(const uint64_t* from, uint64_t* to, int64_t tokens, void* scratch,
+// By targets in [0, vocab).
+void sort_keys(const uint64_t* from, uint64_t* to, int64_t tokens, int64_t vocab, void* scratch,
                int64_t scratch_bytes, cudaStream_t stream);
 // A bound on what the radix sort asks for: a second copy of the keys, histograms, look-back.
 inline int64_t sort_scratch_bytes(int64_t tokens) { return 12 * tokens + (int64_t{1} << 20); }
@@ -102,8 +103,8 @@ struct BlankParams {
 };
 void blank_rows(const BlankParams& p, cudaStream_t stream);
 
-// Rows [begin, begin + rows) of the compacted order into a dense buffer; rows past the end are 0.
-// Without an index: rows begin, begin + 1, ...
+// Rows [begin, begin + rows) of the compacted order into a dense buffer; past the end rows are 0 as
+// far as the tiles of a product reach. Without an index: rows begin, begin + 1, ...
 struct GatherParams {
   const void* hidden = nullptr;
   int64_t stride = 0, columns = 0;
@@ -111,6 +112,7 @@ struct GatherParams {
   RowRange range;
   void* to = nullptr;
   int64_t to_stride = 0;
+  bool follows = false;  // the kernel before it in the stream is one of this lane's
 };
 void gather_rows(const GatherParams& p, cudaStream_t stream);
 
@@ -207,6 +209,7 @@ struct ReduceParams {
   DeviceVector loss, accuracy;  // scalars, where requested
   int reduction = 0;            // 0: no scalar loss, 1 sum, 2 mean
   bool zero_when_empty = false, given = false;
+  bool follows = false;  // the kernel before it in the stream is one of this lane's
 };
 void reduce_scalars(const ReduceParams& p, cudaStream_t stream);
 

@@ -9,13 +9,7 @@ namespace talea::lce::sm90 {
 namespace {
 
 // The copy engine adds, as for dW; the dW product that follows may start beside it.
-struct SliceDxEpilogue : DwEpilogue<false, false> {
-  static __device__ void before(const Params&) {
-    wait_for_earlier_kernels();
-    let_later_kernels_start();
-  }
-  static __device__ void after(const Params&) {}
-};
+struct SliceDxEpilogue : DwEpilogue<false, false, WaitsFirst> {};
 
 }  // namespace
 
@@ -34,7 +28,7 @@ void slice_dx_product(const SliceDxCall& c, const Launch& launch) {
   e.band = 4;  // 1536 rows of the gradient stay in the cache
   launch_gemm<S, SliceDxEpilogue>(
       {c.gradient.data, c.gradient.rows, c.gradient.columns, c.gradient.stride},
-      {c.weight.data, c.weight.rows, c.weight.columns, c.weight.stride}, e, p, launch.blocks, false,
+      {c.weight.data, c.weight.rows, c.weight.columns, c.weight.stride}, e, p, launch.blocks, true,
       launch.stream);
 }
 

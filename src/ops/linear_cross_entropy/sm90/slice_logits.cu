@@ -31,7 +31,7 @@ void run(const SliceLogitsCall& c, const Launch& launch) {
   e.band = kBand;
   launch_gemm<S, SliceLogitsEpilogue<kGeneral>>(
       {c.x.data, c.x.rows, c.x.columns, c.x.stride},
-      {c.weight.data, c.weight.rows, c.weight.columns, c.weight.stride}, e, p, launch.blocks, false,
+      {c.weight.data, c.weight.rows, c.weight.columns, c.weight.stride}, e, p, launch.blocks, true,
       launch.stream);
 }
 

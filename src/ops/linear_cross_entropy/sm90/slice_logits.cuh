@@ -17,11 +17,9 @@ struct SliceLogitsParams {
 
 // kGeneral: bias, softcap, per-token scale, smoothing, the gradient of the entropy.
 template <bool kGeneral>
-struct SliceLogitsEpilogue : LogitsTile {
+struct SliceLogitsEpilogue : LogitsTile, WaitsForResults {
   using Params = SliceLogitsParams;
   using Filter = EveryTile;
-  static __device__ void before(const Params&) { wait_for_earlier_kernels(); }
-  static __device__ void after(const Params&) {}
 
   // The row's factors with everything folded that does not depend on the word; shift: log2 units.
   struct Row {

@@ -1,6 +1,7 @@
 // What the targets say: the rows that count, their order, the denominator.
 // Exists so that ignored rows cost nothing and leak nothing, without the host knowing their number.
 // Never depends on timing: every order is the order of the tokens.
+#include <bit>
 #include <cub/block/block_reduce.cuh>
 #include <cub/block/block_scan.cuh>
 #include <cub/device/device_radix_sort.cuh>
@@ -197,10 +198,13 @@ void form_denominator(BatchFacts* facts, int denominator, double given, cudaStre
   device::check_launch("form_denominator");
 }
 
-void sort_keys(const uint64_t* from, uint64_t* to, int64_t tokens, void* scratch,
+void sort_keys(const uint64_t* from, uint64_t* to, int64_t tokens, int64_t vocab, void* scratch,
                int64_t scratch_bytes, cudaStream_t stream) {
   auto bytes = static_cast<size_t>(scratch_bytes);
-  device::check(cub::DeviceRadixSort::SortKeys(scratch, bytes, from, to, tokens, 0, 64, stream),
+  // Rows ascend already and the sort is stable. As many bits of the target as hold `vocab`: there
+  // what has no target, all ones, stays above every id.
+  const int end = 32 + std::bit_width(static_cast<uint64_t>(vocab | 1));
+  device::check(cub::DeviceRadixSort::SortKeys(scratch, bytes, from, to, tokens, 32, end, stream),
                 "sort of the targets");
 }
 

@@ -13,11 +13,9 @@ struct WideLogitsParams {
   int vocab = 0;
 };
 
-struct WideLogitsEpilogue {
+struct WideLogitsEpilogue : WaitsFirst {
   using Params = WideLogitsParams;
   using Filter = EveryTile;
-  static __device__ void before(const Params&) { wait_for_earlier_kernels(); }
-  static __device__ void after(const Params&) {}
 
   // 32 columns of the warp's 16 rows, through shared memory to the copy engine.
   static __device__ __forceinline__ void group(const float* acc, const Params& p, int row,

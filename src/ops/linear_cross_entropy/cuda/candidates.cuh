@@ -112,20 +112,16 @@ __device__ inline void find_candidates(const Shape& s, const Part& p, float scal
   list_reaching(s, p, scale, most, least, list);
   __syncthreads();
   if (list.count > listed_candidates) return candidates_by_rounds(s, p, scale, out, list.warps);
-  if (threadIdx.x >= device::warp_size) return;
-  Best last{INFINITY, -1};
-  for (int64_t j = 0; j < s.kept; ++j) {
-    Best mine{-INFINITY, INT64_MAX};
-    for (int e = threadIdx.x; e < list.count; e += device::warp_size)
-      if (better(list.entries[e], mine) && better(last, list.entries[e])) mine = list.entries[e];
-    for (int offset = device::warp_size / 2; offset > 0; offset /= 2) {
-      const Best other{__shfl_xor_sync(device::whole_warp, mine.value, offset),
-                       __shfl_xor_sync(device::whole_warp, mine.id, offset)};
-      if (better(other, mine)) mine = other;
-    }
-    last = mine;
-    if (threadIdx.x == 0) out[j] = last;
+  // An entry's place is the number of better ones: no two are equal, since their ids differ.
+  const int entry = static_cast<int>(threadIdx.x);
+  if (entry < list.count) {
+    const Best mine = list.entries[entry];
+    int place = 0;
+    for (int e = 0; e < list.count; ++e) place += better(list.entries[e], mine);
+    if (place < s.kept) out[place] = mine;
   }
+  // A part of fewer columns than are wanted has no more.
+  for (int64_t j = list.count + entry; j < s.kept; j += blockDim.x) out[j] = {-INFINITY, INT64_MAX};
 }
 
 }  // namespace talea::lce::cuda

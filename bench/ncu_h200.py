@@ -14,12 +14,14 @@ import sys
 import tempfile
 from pathlib import Path
 
-SHAPE = "--tokens 8192 --hidden 4096 --vocab 128256 --dtype bf16 --repeats 1 --progress none"
-# case: arguments, launches left out (the plain products are no launches of ours), launches read
+SHAPE = "--hidden 4096 --vocab 128256 --dtype bf16 --repeats 1 --progress none"
+# case: arguments, launches left out (the plain products are no launches of ours), launches read;
+# 8192 tokens unless it says otherwise
 CASES = {
     "training": ("--lanes sm90 --limits 530MiB", 0, 9),
     "training_135": ("--lanes sm90 --limits 135MiB", 0, 9),
     "loss_only": ("--lanes sm90 --limits 32MiB --outputs loss", 0, 8),
+    "loss_only_n8": ("--tokens 8 --lanes sm90 --limits 32MiB --outputs loss", 5, 5),
     "all_options": (
         "--lanes sm90 --limits 530MiB --inputs bias,token_weight --label-smoothing 0.1 "
         "--z-loss 1e-4 --softcap 30 --outputs loss,dx,dw,entropy,topk:5",
@@ -29,8 +31,8 @@ CASES = {
     "dw_bf16_256": ("--lanes sm90 --limits 256MiB --dw weight", 18, 6),
 }
 KERNELS = (
-    "regex:gemm_kernel|finish_kernel|transform_kernel|gather_kernel|compact_kernel|best|rank"
-    "|weight_part|row_part|add_parts|row_dot|scalar_sums"
+    "regex:gemm_kernel|finish_kernel|online_kernel|reduce_kernel|transform_kernel|gather_kernel"
+    "|compact_kernel|best|rank|weight_part|row_part|add_parts|row_dot|scalar_sums"
 )
 SECTIONS = ("SpeedOfLight", "ComputeWorkloadAnalysis", "MemoryWorkloadAnalysis", "WarpStateStats")
 COLUMNS = {
@@ -84,13 +86,14 @@ def main():
             options += f" --launch-count {count}"
             sections = [word for section in SECTIONS for word in ("--section", section)]
             command = ["ncu", *options.split(), "-k", KERNELS, *sections, "--log-file", str(log)]
-            bench = [tool, "bench", *SHAPE.split(), *arguments.split(), "--receipt", str(receipt)]
+            shape = SHAPE if "--tokens" in arguments else f"--tokens 8192 {SHAPE}"
+            bench = [tool, "bench", *shape.split(), *arguments.split(), "--receipt", str(receipt)]
             subprocess.run([*command, *bench], check=True, stdout=subprocess.DEVNULL)
             said = json.loads(receipt.read_text())["provenance"]
             found["git_revision"], found["git_dirty"] = said["git_revision"], said["git_dirty"]
             found["device"] = said["device"]["name"]
             found["cases"].append(
-                {"name": case, "arguments": f"{SHAPE} {arguments}", "kernels": list(read(log))}
+                {"name": case, "arguments": f"{shape} {arguments}", "kernels": list(read(log))}
             )
     out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 

@@ -88,8 +88,7 @@ class StrictBuilder : public nlohmann::json_sax<json> {
 std::string quote(std::string_view text) {
   constexpr size_t limit = 200;
   std::string safe = "'";
-  for (const char c : text.substr(0, limit))
-    safe += c < ' ' || c > '~' ? '?' : c;
+  for (const char c : text.substr(0, limit)) safe += c < ' ' || c > '~' ? '?' : c;
   return safe.append(text.size() > limit ? "...'" : "'");
 }
 

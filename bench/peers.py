@@ -72,7 +72,7 @@ def at_most(seconds):
     """A peer that compiles for longer is a row without figures, not the end of the run."""
 
     def late(*_):
-        raise TimeoutError(f"not ready within {seconds:.0f} s of what this run has left")
+        raise TimeoutError(f"the run's time ended ({max(seconds, 0):.0f} s were left for it)")
 
     signal.signal(signal.SIGALRM, late)
     signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.001))

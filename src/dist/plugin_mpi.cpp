@@ -44,8 +44,11 @@ class MpiCommunicator final : public HostCommunicator {
 fs::path own_file() {
   Dl_info info{};
   dladdr(reinterpret_cast<const void*>(&own_file), &info);
+  const std::string name = info.dli_fname ? info.dli_fname : "";
   std::error_code none;
-  return fs::canonical(info.dli_fname ? info.dli_fname : "/proc/self/exe", none);
+  // A program that the shell found is known by the word it was called by, which names no file.
+  const bool called = name.find('/') == std::string::npos;
+  return fs::canonical(called ? "/proc/self/exe" : name, none);
 }
 
 const talea_mpi_plugin& load(const std::string& named) {

@@ -182,6 +182,13 @@ class Processes(Ranks):
         done = self.mpirun(["-n", "2", TALEA, *train], 0)
         self.assertEqual(len(done.stdout.splitlines()), 5)
 
+    def test_a_program_found_through_PATH_finds_the_plug_in(self):
+        folder, name = os.path.split(os.path.abspath(TALEA))
+        path = f"PATH={folder}{os.pathsep}{os.environ['PATH']}"
+        check = ["check", "--lane", "cpu", "--case", "mean/fp32/17x13x67"]
+        done = self.mpirun(["-n", "2", "env", path, name, *check], 0)
+        self.assertEqual(done.stdout.count("passed: "), 1)
+
     def test_a_rank_that_never_comes_is_named_with_exit_code_4(self):
         # With recovery the launcher itself ends with 0: each process says how it ended.
         say = ["sh", "-c", '"$@"; echo "exit $?"', "sh"]

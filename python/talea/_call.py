@@ -105,9 +105,9 @@ class Receipt:
     def __init__(self, handle: int) -> None:
         self._handle = handle
 
-    def __del__(self) -> None:
+    def __del__(self, free=_abi.lib.talea_result_free) -> None:  # modules may be gone at the end
         if self._handle:
-            _abi.lib.talea_result_free(self._handle)
+            free(self._handle)
 
     def facts(self) -> dict:
         return json.loads(_abi.lib.talea_result_json(self._handle))

@@ -1,5 +1,8 @@
 """What PyTorch does around an operator: compile, autocast, checkpoint, DDP, functional_call."""
 
+import subprocess
+import sys
+
 import pytest
 import talea
 import torch
@@ -159,6 +162,16 @@ def test_threads_do_not_share_a_plan():
 
     with ThreadPoolExecutor(4) as pool:
         assert all(pool.map(one, [7] * 64))
+
+
+def test_a_receipt_may_live_until_the_interpreter_ends():
+    code = """
+import talea, torch
+x, w = torch.randn(2, 4, requires_grad=True), torch.randn(5, 4)
+out = talea.linear_cross_entropy(x, w, torch.tensor([1, 2]), outputs=("loss",))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "Exception ignored" not in done.stderr, done.stderr
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a CUDA device")

@@ -65,11 +65,12 @@ def provenance(argv: list[str], start: str, libraries: dict[str, str]) -> dict:
     """argv as a user would type it from the repository's root."""
     import torch
 
-    dirty = _git("status", "--porcelain", "--untracked-files=no")
+    # A copy of a tree is told its revision by whoever runs it; a checkout around it may be another.
+    told = os.environ.get("TALEA_REVISION")
+    dirty = None if told else _git("status", "--porcelain", "--untracked-files=no")
     return {
         "version": lib.talea_version().decode(),
-        # A wheel far from its checkout is told its revision by whoever runs it there.
-        "git_revision": _git("rev-parse", "HEAD") or os.environ.get("TALEA_REVISION", "unknown"),
+        "git_revision": told or _git("rev-parse", "HEAD") or "unknown",
         "git_dirty": None if dirty is None else bool(dirty),
         "build": {"compiler": "", "type": "wheel", "flags": "", "options": []},
         "argv": argv,

@@ -59,6 +59,14 @@ def test_numbers_that_are_not_finite_are_written_as_words(tmp_path):
     assert valid(path)["train"]["curves"][0]["values"] == ["NaN", "-Infinity"]
 
 
+def test_a_told_revision_wins_over_the_checkout(tmp_path, monkeypatch):
+    path = tmp_path / "r.json"
+    monkeypatch.setenv("TALEA_REVISION", "0123abc")
+    write_receipt(str(path), "train", "t", None, {"train": {"curves": []}}, "now", ["t"])
+    found = valid(path)["provenance"]
+    assert found["git_revision"] == "0123abc" and found["git_dirty"] is None
+
+
 def test_upstream_verdicts():
     spec = importlib.util.spec_from_file_location("upstream", ROOT / "repro/upstream/upstream.py")
     upstream = importlib.util.module_from_spec(spec)

@@ -5,18 +5,20 @@
 # Never: spreads one row over GPUs: its lanes and its plain products take turns on one; hides a run
 #        that failed.
 # usage, in the project's root on a machine with a Hopper GPU, after `make cuda`:
-#   bench/h200.sh [--gpus 0,1,2,3] [--no-peers] [build/cuda/bin/talea] [receipts/h200]
+#   bench/h200.sh [--gpus 0,1,2,3] [--keep FOLDER] [--no-peers] [build/cuda/bin/talea] [receipts/h200]
+# --keep: a copy of each receipt goes there once it is written: a run that is cut loses one row, not all.
 set -euo pipefail
-gpus=0 peers=yes
+gpus=0 peers=yes keep=
 while [[ ${1:-} == --* ]]; do
   case $1 in
     --gpus) gpus=$2; shift 2 ;;
+    --keep) keep=$2; shift 2 ;;
     --no-peers) peers=no; shift ;;
     *) echo "$1: not an option" >&2; exit 2 ;;
   esac
 done
-export talea=${1:-build/cuda/bin/talea} out=${2:-receipts/h200} gpus
-mkdir -p "$out"
+export talea=${1:-build/cuda/bin/talea} out=${2:-receipts/h200} gpus keep
+mkdir -p "$out" ${keep:+"$keep"}
 
 # One GPU a process slot; of a row that failed the receipt of an earlier run goes, too.
 row() {
@@ -27,6 +29,7 @@ row() {
     --progress none --receipt "$out/$name.json" "$@" >"$log" 2>&1; then
     printf '== %s\n%s\n' "$name" "$(<"$log")"
     rm "$log"
+    if [ -n "$keep" ]; then cp "$out/$name.json" "$keep"; fi
   else
     printf '== %s: failed\n%s\n' "$name" "$(<"$log")" >&2
     rm -f "$log" "$out/$name.json"
@@ -75,6 +78,7 @@ rows | xargs -P "$(tr , '\n' <<<"$gpus" | wc -l)" --process-slot-var=GPU_SLOT -L
 if [ $peers = yes ] && python3 -c 'import torch' 2>/dev/null; then
   TALEA_LIBRARY=$(dirname "$talea")/../lib/libtalea.so PYTHONPATH=python \
     python3 bench/peers.py --samples 5 --receipt "$out/peers.json"
+  if [ -n "$keep" ]; then cp "$out/peers.json" "$keep"; fi
   python3 tools/peer_page "$out/peers.json"
 fi
 python3 tools/h200_page

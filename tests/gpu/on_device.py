@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """What: runs every case that needs a GPU, and a reduced set under the four tools of compute-sanitizer,
-many processes at a time over one or several GPUs; writes what passed, failed and was skipped.
+many processes at a time over one or several GPUs; writes what passed, failed and was skipped, every
+few seconds, so that a run that is cut leaves what it saw (verdict "unfinished").
 Why: what the documents claim of a device must be a file that names the revision and the device.
-Never: takes a case that did not run for one that passed; runs everything under the sanitizers: a
-sanitised kernel is a hundred times slower.
+Never: takes a case that did not run for one that passed; starts where a pattern names no case; runs
+everything under the sanitizers: a sanitised kernel is a hundred times slower.
 
 usage, in the project's root on a machine with a GPU, after `make cuda`:
   tests/gpu/on_device.py [--gpus 0,1] [--beside 2] [--jobs 16] [--limit SECONDS] [--no-sanitizers]
@@ -59,7 +60,7 @@ def cases_of(program):
         name = line.split("#")[0].strip()
         if line[:1] != " ":
             suite = name
-        elif "DISABLED_" not in name:
+        else:  # a disabled case, too: it will not run, and that is a failure
             yield suite + name
 
 
@@ -67,13 +68,21 @@ def matches(case, patterns):
     return any(fnmatch(case, pattern) for pattern in patterns)
 
 
+def require_matches(patterns, cases):
+    """A binary that was built without a lane has no case of it: nothing would fail."""
+    idle = [p for p in patterns if not any(fnmatch(case, p) for case in cases)]
+    if idle:
+        sys.exit(f"no case matches {', '.join(idle)}")
+
+
 class Runner:
     """A queue of (kind, program, case); kind is "case" or a tool of compute-sanitizer."""
 
-    def __init__(self, folder, gpus, beside, limit):
+    def __init__(self, folder, gpus, beside, limit, keep, keep_s):
         self.folder, self.gpus, self.end = folder, gpus, time.monotonic() + limit
         self.beside = beside  # seen after the others, for cases that need two devices
         self.done, self.lock = {}, threading.Lock()
+        self.keep, self.keep_s = keep, keep_s
 
     def run(self, work, jobs):
         queue = list(reversed(work))
@@ -81,7 +90,13 @@ class Runner:
         for worker in workers:
             worker.start()
         for worker in workers:
-            worker.join()
+            while worker.is_alive():
+                worker.join(self.keep_s)
+                self.keep(self.results())
+
+    def results(self):
+        with self.lock:
+            return dict(self.done)
 
     def worker(self, number, queue):
         first = number % len(self.gpus)
@@ -128,7 +143,8 @@ class Runner:
         summary = re.findall(r"(?:ERROR|RACECHECK) SUMMARY: .*", text)
         if ran.returncode != 0 or not said.exists():
             return {"state": "failed", "why": f"exit status {ran.returncode}", "text": text[-3000:]}
-        entries = [e for s in json.loads(said.read_text())["testsuites"] for e in s["testsuite"]]
+        suites = json.loads(said.read_text())["testsuites"]
+        entries = [e for s in suites for e in s["testsuite"] if e["status"] == "RUN"]
         if len(entries) != 1 or "failures" in entries[0]:
             return {"state": "failed", "why": f"{len(entries)} cases ran", "text": text[-3000:]}
         if entries[0]["result"] == "SKIPPED":
@@ -182,52 +198,83 @@ def machine(tool):
     return {key: said[key] for key in keys}
 
 
+def listed(folder):
+    """(kind, program, case) of every case that needs a device, the long ones first."""
+    work = []
+    for program, patterns in CASES.items():
+        path = f"{folder}/{program}"
+        cases = list(cases_of(path))
+        require_matches(patterns, cases)
+        work += [("case", path, c) for c in cases if matches(c, patterns)]
+    work.sort(key=lambda job: next((i for i, w in enumerate(LONG) if w in job[2]), len(LONG)))
+    return work
+
+
+def summary(done, planned, seconds, finished):
+    states = Counter(result["state"] for result in done.values())
+    right = states["passed"] and not states["failed"] and len(done) == planned
+    verdict = "passed" if right else "failed"
+    said = {"verdict": verdict if finished else "unfinished", "seconds": round(seconds, 1)}
+    said["planned"] = planned
+    said |= {state: states[state] for state in ("passed", "failed", "skipped")}
+    said["suites"], said["sanitizers"] = list(grouped(done)), list(sanitised(done))
+    for state in ("failed", "skipped"):
+        said[f"{state}_cases"] = [
+            {"run": job[0], "case": job[2], **r} for job, r in done.items() if r["state"] == state
+        ]
+    slow = sorted(done, key=lambda job: -done[job]["seconds"])[:12]
+    said["longest"] = [
+        {"run": job[0], "case": job[2], "seconds": done[job]["seconds"]} for job in slow
+    ]
+    return said
+
+
+def write(path, receipt):
+    """Whole or not at all: a run may be cut at any time."""
+    part = path.with_name(path.name + ".part")
+    part.write_text(json.dumps(receipt, indent=1) + "\n", encoding="utf-8")
+    part.replace(path)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--gpus", default="0")
     parser.add_argument("--beside", default="", help="GPUs that are visible, and never the first")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--limit", type=float, default=1800, help="seconds for everything")
+    parser.add_argument("--keep", type=float, default=10, help="seconds between two writings")
     parser.add_argument("--no-sanitizers", action="store_true")
     parser.add_argument("bin", nargs="?", default="build/cuda/bin")
     parser.add_argument("receipt", nargs="?", default="receipts/h200/tests.json")
     args = parser.parse_args()
-    receipt = {"argv": sys.argv, "provenance": machine(f"{args.bin}/talea")}
-    work = []
-    for program, patterns in CASES.items():
-        path = f"{args.bin}/{program}"
-        work += [("case", path, c) for c in cases_of(path) if matches(c, patterns)]
-    work.sort(key=lambda job: next((i for i, w in enumerate(LONG) if w in job[2]), len(LONG)))
+    work = listed(args.bin)
+    require_matches(ALONE, [job[2] for job in work])
     alone = [job for job in work if matches(job[2], ALONE)]
     together = [job for job in work if job not in alone]
     if not args.no_sanitizers:
+        require_matches(SANITISED, [job[2] for job in together])
         chosen = [j[1:] for j in together if matches(j[2], SANITISED)]
         together = [(tool, *job) for tool in TOOLS for job in chosen] + together
+    receipt = {"argv": sys.argv, "provenance": machine(f"{args.bin}/talea")}
+    begin = time.monotonic()
+
+    def keep(done, finished=False):
+        said = summary(done, len(alone + together), time.monotonic() - begin, finished)
+        write(Path(args.receipt), receipt | said)
+        return said
+
     with tempfile.TemporaryDirectory() as folder:
-        begin = time.monotonic()
         beside = [gpu for gpu in args.beside.split(",") if gpu]
-        runner = Runner(folder, args.gpus.split(","), beside, args.limit)
+        runner = Runner(folder, args.gpus.split(","), beside, args.limit, keep, args.keep)
+        keep({})  # in place of what an earlier run left
         runner.run(alone, 1)
         runner.run(together, args.jobs)
-    done = runner.done
-    states = Counter(result["state"] for result in done.values())
-    receipt["verdict"] = "passed" if states["passed"] and not states["failed"] else "failed"
-    receipt["seconds"] = round(time.monotonic() - begin, 1)
-    receipt |= {state: states[state] for state in ("passed", "failed", "skipped")}
-    receipt["suites"], receipt["sanitizers"] = list(grouped(done)), list(sanitised(done))
-    for state in ("failed", "skipped"):
-        receipt[f"{state}_cases"] = [
-            {"run": job[0], "case": job[2], **r} for job, r in done.items() if r["state"] == state
-        ]
-    slow = sorted(done, key=lambda job: -done[job]["seconds"])[:12]
-    receipt["longest"] = [
-        {"run": job[0], "case": job[2], "seconds": done[job]["seconds"]} for job in slow
-    ]
-    Path(args.receipt).write_text(json.dumps(receipt, indent=1) + "\n", encoding="utf-8")
-    print(f"{receipt['verdict']}: {dict(states)}, {receipt['seconds']} s")
-    for entry in receipt["failed_cases"]:
+    said = keep(runner.results(), finished=True)
+    counts = {state: said[state] for state in ("passed", "failed", "skipped")}
+    print(f"{said['verdict']}: {counts}, {said['seconds']} s")
+    for entry in said["failed_cases"]:
         print(f"{entry['run']} {entry['case']}: {entry['why']}")
-    return receipt["verdict"] != "passed"
+    return said["verdict"] != "passed"
 
 
 if __name__ == "__main__":

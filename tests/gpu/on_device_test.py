@@ -1,0 +1,119 @@
+"""What: on_device.py over programs that only pretend to hold cases.
+Why: its receipt is what the documents cite, and no machine of the CI has a GPU to run it on.
+Never: needs a device, a compiler or compute-sanitizer.
+
+usage: on_device_test.py
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+from pathlib import Path
+
+SCRIPT = Path(__file__).with_name("on_device.py")
+CASES = {
+    "talea_gpu_tests": ["Sizes.Large", "CudaManners.Frees", "Some/Manners.AllocatesNothing/cuda"],
+    "talea_tests": ["All/Edges.Ignored/sm90", "All/Edges.Ignored/cuda", "CudaManners.Graph"],
+}
+
+# A program of GoogleTest as on_device.py sees it: lists its cases, runs one, writes its JSON.
+PROGRAM = """#!{python}
+import json, os, sys, time
+words = dict(word.lstrip("-").split("=", 1) if "=" in word else (word.lstrip("-"), "") for word in sys.argv[1:])
+cases = {cases!r}
+if "gtest_list_tests" in words:
+    for case in cases:
+        print(*case.rsplit(".", 1), sep=".\\n  ")
+    sys.exit()
+case = words["gtest_filter"]
+kind = {kinds!r}.get(case, "passes")
+if kind == "waits":
+    time.sleep(600)
+run = "NOTRUN" if "DISABLED_" in case else "RUN"
+entry = {{"status": run, "result": "SUPPRESSED" if run == "NOTRUN" else "COMPLETED"}}
+if kind == "fails":
+    entry["failures"] = [{{}}]
+path = words["gtest_output"].removeprefix("json:")
+json.dump({{"testsuites": [{{"testsuite": [entry]}}]}}, open(path, "w"))
+sys.exit(kind == "fails")
+"""
+TOOL = """#!{python}
+import json, sys
+keys = ("version", "git_revision", "git_dirty", "build", "host", "libraries")
+said = dict.fromkeys(keys, "pretended") | {{"device": {{"name": "none"}}}}
+json.dump({{"provenance": said}}, open(sys.argv[sys.argv.index("--receipt") + 1], "w"))
+"""
+
+
+class OnDevice(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.bin, self.receipt = Path(folder.name), Path(folder.name) / "tests.json"
+
+    def start(self, cases, kinds=None):
+        fill = {"python": sys.executable, "kinds": kinds or {}}
+        texts = {name: PROGRAM.format(cases=own, **fill) for name, own in cases.items()}
+        for name, text in (texts | {"talea": TOOL.format(**fill)}).items():
+            (self.bin / name).write_text(text)
+            (self.bin / name).chmod(0o755)
+        quick = ["--no-sanitizers", "--jobs", "2", "--keep", "0.2"]
+        return subprocess.Popen(
+            [sys.executable, SCRIPT, *quick, self.bin, self.receipt],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def finish(self, cases, kinds=None):
+        job = self.start(cases, kinds)
+        said, _ = job.communicate(timeout=60)
+        receipt = json.loads(self.receipt.read_text()) if self.receipt.exists() else None
+        return job.returncode, said, receipt
+
+    def with_case(self, program, case):
+        return CASES | {program: [*CASES[program], case]}
+
+    def test_all_pass(self):
+        status, said, receipt = self.finish(CASES)
+        self.assertEqual(status, 0, said)
+        self.assertEqual((receipt["verdict"], receipt["passed"]), ("passed", 6))
+
+    def test_a_failure_is_one(self):
+        status, _, receipt = self.finish(CASES, {"Sizes.Large": "fails"})
+        self.assertEqual(status, 1)
+        self.assertEqual(receipt["verdict"], "failed")
+        self.assertEqual([c["case"] for c in receipt["failed_cases"]], ["Sizes.Large"])
+
+    def test_a_disabled_case_fails(self):
+        cases = self.with_case("talea_gpu_tests", "Sizes.DISABLED_Larger")
+        status, _, receipt = self.finish(cases)
+        self.assertEqual(status, 1)
+        self.assertEqual([c["why"] for c in receipt["failed_cases"]], ["0 cases ran"])
+
+    def test_a_lane_that_was_not_built_ends_the_run(self):
+        cases = CASES | {"talea_tests": [c for c in CASES["talea_tests"] if "sm90" not in c]}
+        status, said, receipt = self.finish(cases)
+        self.assertEqual((status, receipt), (1, None))
+        self.assertIn("no case matches */sm90", said)
+
+    def test_a_cut_run_leaves_what_it_saw(self):
+        self.receipt.write_text('{"verdict": "passed", "passed": 99}')  # of an earlier run
+        job = self.start(CASES, {"Sizes.Large": "waits"})
+        end, seen = time.monotonic() + 60, None
+        while time.monotonic() < end and (seen or {}).get("passed") != 5:
+            time.sleep(0.2)
+            seen = json.loads(self.receipt.read_text())
+        os.killpg(job.pid, signal.SIGKILL)
+        job.communicate()
+        self.assertEqual((seen["verdict"], seen["passed"], seen["planned"]), ("unfinished", 5, 6))
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -27,20 +27,10 @@ class CApi : public ::testing::Test {
     outputs.dx = view(dx, TALEA_F32, {2, 1});
     outputs.dw = view(dw, TALEA_F32, {2, 1});
     ASSERT_EQ(talea_linear_cross_entropy_options_init(&options, sizeof options), TALEA_OK);
-    args.struct_bytes = sizeof args;
-    args.abi_version = TALEA_ABI_VERSION;
-    args.inputs = &inputs;
-    args.outputs = &outputs;
-    args.options = &options;
+    args = args_of(inputs, outputs, options);
   }
 
-  talea_status call(talea_result** result = nullptr) {
-    const talea_status status = talea_workspace_bytes(&args, &args.workspace_bytes);
-    if (status != TALEA_OK) return status;
-    workspace.assign(static_cast<size_t>(args.workspace_bytes), static_cast<char>(0xff));
-    args.workspace = workspace.data();
-    return talea_linear_cross_entropy(&args, result);
-  }
+  talea_status call(talea_result** result = nullptr) { return call_in(workspace, args, result); }
 
   void expect_error(talea_status status, talea_status kind, const char* text) {
     EXPECT_EQ(status, kind);

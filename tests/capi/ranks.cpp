@@ -118,17 +118,10 @@ void one_of_two(Seat& seat, bool sequence, float* loss, float* dx, float* dw) {
   ranks.vocab = &c;
   ranks.vocab_begin = r;
   ranks.sequence_parallel = sequence;
-  talea_linear_cross_entropy_args args{};
-  args.struct_bytes = sizeof args;
-  args.abi_version = TALEA_ABI_VERSION;
-  args.inputs = &in;
-  args.outputs = &out;
-  args.options = &options;
+  talea_linear_cross_entropy_args args = args_of(in, out, options);
   args.ranks = &ranks;
-  ASSERT_EQ(talea_workspace_bytes(&args, &args.workspace_bytes), TALEA_OK) << talea_last_error();
-  std::vector<char> workspace(static_cast<size_t>(args.workspace_bytes), static_cast<char>(0xff));
-  args.workspace = workspace.data();
-  EXPECT_EQ(talea_linear_cross_entropy(&args, nullptr), TALEA_OK) << talea_last_error();
+  std::vector<char> workspace;
+  EXPECT_EQ(call_in(workspace, args), TALEA_OK) << talea_last_error();
 }
 
 TEST(CApiRanks, CallbacksCarryTheRanks) {

@@ -51,18 +51,10 @@ struct Caller {
     talea_linear_cross_entropy_options options;
     talea_linear_cross_entropy_options_init(&options, sizeof options);
     options.softcap = softcap;
-    talea_linear_cross_entropy_args args{};
-    args.struct_bytes = sizeof args;
-    args.abi_version = TALEA_ABI_VERSION;
-    args.inputs = &inputs;
-    args.outputs = &outputs;
-    args.options = &options;
+    talea_linear_cross_entropy_args args = args_of(inputs, outputs, options);
+    std::vector<char> workspace;
     const bool good = softcap >= 0;
-    talea_status status = talea_workspace_bytes(&args, &args.workspace_bytes);
-    std::vector<char> workspace(static_cast<size_t>(args.workspace_bytes));
-    args.workspace = workspace.data();
-    if (status == TALEA_OK) status = talea_linear_cross_entropy(&args, nullptr);
-    if ((status == TALEA_OK) != good) trouble = talea_last_error();
+    if ((call_in(workspace, args) == TALEA_OK) != good) trouble = talea_last_error();
   }
 };
 

@@ -1,11 +1,12 @@
-// What: a dense talea_tensor over memory of the test.
-// Why: C leaves strides to the caller; the tests write a shape.
+// What: a dense talea_tensor over memory of the test, and a call with a workspace of its own.
+// Why: C leaves strides and workspace to the caller; the tests write a shape.
 // Never: includes a header of the C++ interface.
 #pragma once
 
 #include <talea/talea.h>
 
 #include <initializer_list>
+#include <vector>
 
 inline talea_tensor view(void* data, int32_t dtype, std::initializer_list<int64_t> shape) {
   talea_tensor t{};
@@ -19,4 +20,26 @@ inline talea_tensor view(void* data, int32_t dtype, std::initializer_list<int64_
     stride *= t.shape[i];
   }
   return t;
+}
+
+inline talea_linear_cross_entropy_args args_of(const talea_linear_cross_entropy_inputs& inputs,
+                                               const talea_linear_cross_entropy_outputs& outputs,
+                                               const talea_linear_cross_entropy_options& options) {
+  talea_linear_cross_entropy_args args{};
+  args.struct_bytes = sizeof args;
+  args.abi_version = TALEA_ABI_VERSION;
+  args.inputs = &inputs;
+  args.outputs = &outputs;
+  args.options = &options;
+  return args;
+}
+
+// The workspace holds what no call may rely on.
+inline talea_status call_in(std::vector<char>& workspace, talea_linear_cross_entropy_args& args,
+                            talea_result** result = nullptr) {
+  const talea_status status = talea_workspace_bytes(&args, &args.workspace_bytes);
+  if (status != TALEA_OK) return status;
+  workspace.assign(static_cast<size_t>(args.workspace_bytes), static_cast<char>(0xff));
+  args.workspace = workspace.data();
+  return talea_linear_cross_entropy(&args, result);
 }

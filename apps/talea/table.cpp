@@ -48,7 +48,9 @@ void Table::print() const {
     std::string line = " ";
     for (size_t c = 0; c < width.size(); ++c) {
       const std::string pad(width[c] - rows_[r][c].size(), ' ');
-      line += " " + (right_[c] ? pad + rows_[r][c] : rows_[r][c] + pad) + " ";
+      line += ' ';
+      line += right_[c] ? pad + rows_[r][c] : rows_[r][c] + pad;
+      line += ' ';
     }
     line.erase(line.find_last_not_of(' ') + 1);
     put((r == 0 ? dressed("1", line) : line) + "\n");
@@ -105,7 +107,7 @@ std::string grouped(int64_t n) {
   std::string digits = std::to_string(n);
   const int64_t first = n < 0 ? 1 : 0;
   for (int64_t at = static_cast<int64_t>(digits.size()) - 3; at > first; at -= 3)
-    digits.insert(static_cast<size_t>(at), " ");
+    digits.insert(digits.begin() + at, ' ');
   return digits;
 }
 

@@ -83,18 +83,18 @@ struct RankCall {
 
   RankCall(Place& place, Case given) : part(std::move(given)) {
     CaseInputs& i = part.in;
-    in = {put(place, i.hidden, false),
-          put(place, i.weight, false),
-          put(place, i.bias, false),
-          put(place, i.targets, false),
-          put(place, i.class_weight, false),
-          put(place, i.token_weight, false),
-          put(place, i.token_scale, false),
-          put(place, i.soft_target_ids, false),
-          put(place, i.soft_target_probs, false),
-          put(place, i.upstream, false),
-          put(place, i.upstream_lse, false),
-          put(place, i.upstream_entropy, false)};
+    in.hidden = put(place, i.hidden, false);
+    in.weight = put(place, i.weight, false);
+    in.bias = put(place, i.bias, false);
+    in.targets = put(place, i.targets, false);
+    in.class_weight = put(place, i.class_weight, false);
+    in.token_weight = put(place, i.token_weight, false);
+    in.token_scale = put(place, i.token_scale, false);
+    in.soft_target_ids = put(place, i.soft_target_ids, false);
+    in.soft_target_probs = put(place, i.soft_target_probs, false);
+    in.upstream = put(place, i.upstream, false);
+    in.upstream_lse = put(place, i.upstream_lse, false);
+    in.upstream_entropy = put(place, i.upstream_entropy, false);
     CaseOutputs& o = part.out;
     out = {put(place, o.loss, true),
            put(place, o.lse, true),

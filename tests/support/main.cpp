@@ -25,6 +25,7 @@ constexpr std::pair<const char*, CompareMutant> compare_mutants[] = {
     {"floor_widened", CompareMutant::wide_floor},
     {"l2_not_compared", CompareMutant::luck_of_one}};
 
+#ifdef TALEA_MUTANTS
 struct Planted {
   const char* name;
   const char* text;
@@ -35,6 +36,7 @@ constexpr Planted planted[] = {
     TALEA_MUTANT_LIST(TALEA_MUTANT_ROW)
 #undef TALEA_MUTANT_ROW
 };
+#endif
 
 void list_mutants() {
 #ifdef TALEA_MUTANTS

@@ -110,10 +110,10 @@ void check_output_strides(const char* name, const Tensor& t) {
     require(t.stride[d] > 0, data_error,
             "{}: stride {} of dimension {} in an output; it must be positive", name, t.stride[d],
             d);
-    order[used++] = d;
+    int at = used++;  // behind the smaller strides
+    for (; at > 0 && t.stride[order[at - 1]] > t.stride[d]; --at) order[at] = order[at - 1];
+    order[at] = d;
   }
-  std::sort(order.begin(), order.begin() + used,
-            [&](int a, int b) { return t.stride[a] < t.stride[b]; });
   int64_t reach = 0;
   for (int i = 0; i < used; ++i) {
     const int d = order[i];

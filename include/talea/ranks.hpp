@@ -55,7 +55,7 @@ struct NcclOptions {
   int rank = 0;
   int size = 1;
   int device_index = 0;
-  double timeout_s = default_rank_timeout_s;
+  double timeout_s = default_rank_timeout_s;  // of the start, too, from the call on
   void* comm = nullptr;          // the caller's ncclComm_t, which stays his; null: an own one
   std::string unique_id;         // for an own one: rank 0's nccl_unique_id(), on every rank
   Communicator* host = nullptr;  // the same ranks over host memory: the handshake travels there,

@@ -109,7 +109,8 @@ class Events {
 
 class NcclCommunicator final : public Communicator {
  public:
-  explicit NcclCommunicator(const NcclOptions& o)
+  // The time of the start runs from `begin`: opening the library is part of it.
+  NcclCommunicator(const NcclOptions& o, Clock::time_point begin)
       : o_(o),
         nccl_(load(o.library)),
         timeout_(of_seconds(o.timeout_s)),
@@ -126,14 +127,15 @@ class NcclCommunicator final : public Communicator {
       cuda(cudaEventCreateWithFlags(e, cudaEventDisableTiming), "cudaEventCreate");
     owned_ = o.comm == nullptr;
     comm_ = static_cast<ncclComm_t>(o.comm);
-    if (owned_) start();
-    watchdog_ = std::thread([this] { watch(); });
+    watchdog_ = std::jthread([this](const std::stop_token& stop) { watch(stop); });
+    if (owned_) start(begin + timeout_);
+    started_ = true;
   }
 
   // Waits for what is queued, then aborts: destroying would wait for the other ranks, lost or not.
   ~NcclCommunicator() override {
     while (!failed_ && busy()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    ending_ = true;
+    watchdog_.request_stop();
     watchdog_.join();
     for (const Pending& p : pending_)
       for (cudaEvent_t e : {p.begun, p.ended}) cudaEventDestroy(e);
@@ -209,7 +211,7 @@ class NcclCommunicator final : public Communicator {
   };
 
   // Non-blocking, so that a rank that never comes cannot hold this one for ever.
-  void start() {
+  void start(Clock::time_point deadline) {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
     if (beside_count_ > 0) {
@@ -222,19 +224,19 @@ class NcclCommunicator final : public Communicator {
     require(o_.unique_id.size() == sizeof id, ErrorKind::usage,
             "unique_id: {} bytes given, NCCL needs {}", o_.unique_id.size(), sizeof id);
     std::memcpy(&id, o_.unique_id.data(), sizeof id);
-    check(nccl_.init(&comm_, o_.size, id, o_.rank, &config), "ncclCommInitRankConfig");
-    settle("ncclCommInitRankConfig");
+    const char* what = "ncclCommInitRankConfig";
+    check(guarded([&] { return nccl_.init(&comm_, o_.size, id, o_.rank, &config); }), what);
+    settle(what, deadline);
   }
 
   // Waits while NCCL works on a call of its non-blocking communicator.
-  void settle(const char* what) {
-    const auto deadline = Clock::now() + timeout_;
+  void settle(const char* what, Clock::time_point deadline) {
     for (int64_t polls = 0;; ++polls) {
       ncclResult_t state = ncclSuccess;
       check(guarded([&] { return nccl_.async_error(comm_, &state); }), what);
       if (failed_) lost(what);
       if (state != ncclInProgress) return check(state, what);
-      if (Clock::now() > deadline) {
+      if (Clock::now() > deadline || host_gave_up()) {
         abandon();
         lost(what);
       }
@@ -257,14 +259,18 @@ class NcclCommunicator final : public Communicator {
 
   bool host_gave_up() const { return o_.host && o_.host->given_up(); }
 
-  // The watchdog and the caller may both find the failure; one of them aborts.
+  // The watchdog or the caller found the failure. The watchdog aborts: NCCL may take its time for
+  // that, while the caller asks who is missing.
   void abandon() {
-    const std::lock_guard lock(abort_mutex_);
-    if (failed_) return;
+    if (o_.host) o_.host->give_up();  // before the others' kernels may end with nonsense
     failed_ = true;
+  }
+
+  void abort_lost() {
+    if (!owned_) return;
     // Without a channel for it, the others have this long to find the failure themselves.
-    if (!o_.host || !o_.host->give_up()) std::this_thread::sleep_for(grace);
-    if (owned_) calls_.end([&] { nccl_.comm_abort(comm_); });
+    if (!host_gave_up()) std::this_thread::sleep_for(grace);
+    calls_.end([&] { nccl_.comm_abort(comm_); });
   }
 
   // NCCL does not say which rank is missing. The host channel does: it is missing there, too.
@@ -314,8 +320,9 @@ class NcclCommunicator final : public Communicator {
       const std::lock_guard lock(mutex_);
       p.begun = events_.record(stream);
     }
+    const auto deadline = Clock::now() + timeout_;
     check(guarded([&] { return call(stream); }), what);
-    if (owned_) settle(what);
+    if (owned_) settle(what, deadline);
     if (failed_) lost(what);
     if (!watched) return;
     const std::lock_guard lock(mutex_);
@@ -323,19 +330,21 @@ class NcclCommunicator final : public Communicator {
     pending_.push_back(p);
   }
 
-  void watch() {
+  void watch(const std::stop_token& stop) {
     cudaSetDevice(o_.device_index);
     auto mode = cudaStreamCaptureModeRelaxed;  // its queries touch no stream that is captured
     cudaThreadExchangeStreamCaptureMode(&mode);
-    while (!ending_ && !failed_) {
+    while (!failed_ && !stop.stop_requested()) {
       std::this_thread::sleep_for(std::chrono::milliseconds(2));
       if (late() || broken() || host_gave_up()) abandon();
     }
+    if (failed_) abort_lost();
   }
 
-  // While a call is inside there is nothing to ask; one on a caller's communicator may block.
+  // While a call is inside there is nothing to ask; one on a caller's communicator may block. Until
+  // the start has ended, the caller looks itself.
   bool broken() {
-    return calls_.try_run(false, [&] {
+    return started_ && calls_.try_run(false, [&] {
       ncclResult_t state = ncclSuccess;
       return nccl_.async_error(comm_, &state) != ncclSuccess ||
              (state != ncclSuccess && state != ncclInProgress);
@@ -370,12 +379,12 @@ class NcclCommunicator final : public Communicator {
   const int beside_count_;  // multiprocessors
   cudaStream_t beside_ = nullptr;
   cudaEvent_t fork_ = nullptr, done_ = nullptr;
-  std::atomic<bool> failed_{false}, ending_{false};
-  std::mutex mutex_, abort_mutex_;
+  std::atomic<bool> failed_{false}, started_{false};
+  std::mutex mutex_;
   SerialCalls calls_;
   Events events_;
   std::deque<Pending> pending_;
-  std::thread watchdog_;
+  std::jthread watchdog_;  // ends first
 };
 
 }  // namespace
@@ -390,6 +399,7 @@ std::string nccl_unique_id(const std::string& library) {
 }
 
 std::unique_ptr<Communicator> make_nccl_communicator(const NcclOptions& options) {
+  const auto begin = Clock::now();
   require(options.timeout_s > 0, ErrorKind::usage, "timeout = {} s: must be > 0",
           options.timeout_s);
   require(options.rank >= 0 && options.rank < options.size, ErrorKind::usage,
@@ -397,7 +407,7 @@ std::unique_ptr<Communicator> make_nccl_communicator(const NcclOptions& options)
   const int beside = options.multiprocessors_beside;
   require(beside >= -1 && (beside == -1 || beside % 2 == 0), ErrorKind::usage,
           "multiprocessors_beside = {}: even, or -1 for the default", beside);
-  return std::make_unique<NcclCommunicator>(options);
+  return std::make_unique<NcclCommunicator>(options, begin);
 }
 
 }  // namespace talea

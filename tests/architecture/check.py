@@ -21,8 +21,9 @@ ROOMS = {
     "capi": {"core", "dist", "io", "ops"},
 }
 SUFFIXES = {".cpp", ".hpp", ".cu", ".cuh", ".h", ".c"}
-# Headers of an engine, and the only place that may include them.
-ENGINES = {r"nccl\.h": "src/dist/", r"mpi\.h": "src/dist/"}
+# Headers of an engine, and the only places that may include them: what speaks to it, and a test
+# that stands for it.
+ENGINES = {r"nccl\.h": ("src/dist/", "tests/dist/"), r"mpi\.h": ("src/dist/",)}
 CUDA = r"(cuda|cublas|cute/|cutlass|thrust/|cub/).*"
 FORBIDDEN = {
     r"\b(secure_)?getenv\s*\(": "getenv: an argument must be able to say it",
@@ -57,9 +58,9 @@ def lane_of(path: str) -> tuple[str, str] | None:
 
 def check_include(path: str, name: str, src_rooms: set[str]) -> str | None:
     first = name.split("/")[0]
-    for engine, place in ENGINES.items():
-        if re.fullmatch(engine, name) and not path.startswith(place):
-            return f"includes {name}: only {place} may"
+    for engine, places in ENGINES.items():
+        if re.fullmatch(engine, name) and not path.startswith(places):
+            return f"includes {name}: only {' and '.join(places)} may"
     if path.startswith("include/"):
         if first in src_rooms and "/" in name:
             return f"includes {name}: public headers know nothing of src"
@@ -127,6 +128,7 @@ SELF_TESTS = [
     ("src/dist/a.cpp", "dist may include", GOOD + '#include "ops/x/contract.hpp"\n'),
     ("src/device/cpu/a.cpp", "device may include", GOOD + '#include "ops/x/contract.hpp"\n'),
     ("src/dist/nccl.cpp", "", GOOD + "#include <nccl.h>\n"),
+    ("tests/dist/a.cpp", "", GOOD + "#include <nccl.h>\n"),
     ("src/ops/x/cuda/a.cpp", "only src/dist/", GOOD + "#include <nccl.h>\n"),
     ("src/core/a.cpp", "only src/dist/", GOOD + "#include <mpi.h>\n"),
     ("src/ops/x/cpu/a.cpp", "another lane", GOOD + '#include "ops/x/cuda/b.hpp"\n'),

@@ -188,6 +188,15 @@ void call(Communicator& c, const Case& whole, bool handshake) {
   std::_Exit(status);
 }
 
+// Whoever starts late must not be taken for the one that never comes.
+void meet_without(int culprit, const World& w) {
+  const int seat = w.rank - (w.rank > culprit);
+  const auto others = make_shared_communicator({seat, w.size - 1, w.file + "-others", 60});
+  const int64_t here = 1;
+  std::vector<int64_t> all(static_cast<size_t>(w.size - 1));
+  others->all_gather(&here, all.data(), sizeof here, nullptr);
+}
+
 // kind: dies, stops, absent (never comes), absent_init (comes, but not to NCCL), disagrees.
 void run_fault(const World& w, const std::string& kind, int culprit) {
   const bool bad = w.rank == culprit;
@@ -196,7 +205,10 @@ void run_fault(const World& w, const std::string& kind, int culprit) {
     if (kind == "absent" && bad) leave(0);
     device();
     const auto host = make_shared_communicator({w.rank, w.size, w.file, 60});
-    if (kind == "absent") host->set_timeout(w.timeout_s);
+    if (kind == "absent") {
+      meet_without(culprit, w);
+      host->set_timeout(w.timeout_s);
+    }
     start = std::chrono::steady_clock::now();
     const std::string id = share_id(w, *host);
     if (kind == "absent_init" && bad) {

@@ -45,7 +45,9 @@ def mpirun(program, ranks, *arguments, limit_s, expected=0):
 
 def matrix(program, ranks):
     code, lines = mpirun(program, ranks, "matrix", limit_s=240)
-    good = sum(1 for line in lines if re.fullmatch(r"rank \d+ of \d+: [1-9]\d* cases, 0 wrong", line))
+    good = sum(
+        1 for line in lines if re.fullmatch(r"rank \d+ of \d+: [1-9]\d* cases, 0 wrong", line)
+    )
     if code != 0 or good != ranks:
         print("\n".join(lines))
     print(f"world {ranks}: exit {code}, {good} of {ranks} ranks right")

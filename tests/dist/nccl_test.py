@@ -1,6 +1,6 @@
 # What: runs the NCCL test program, a process a GPU: the option matrix, and worlds with a bad rank.
 # Why: only the launcher of the processes can see that none hangs.
-# Never: leaves a process behind, or counts a world that did not run.
+# Never: leaves a process behind, counts a world that did not run, or takes a receipt for written.
 import argparse
 import ctypes
 import datetime
@@ -14,6 +14,7 @@ import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 TIMEOUT_S = {"dies": 1, "stops": 1, "absent": 1, "absent_init": 1, "disagrees": 10}
 # callers_comm: over a communicator of the caller's; storm: thousands of small exchanges.
@@ -64,8 +65,9 @@ def start(options, mode, devices, file, *last):
 
 
 def text_of(out):
-    out.seek(0)
-    return out.read()
+    with out:
+        out.seek(0)
+        return out.read()
 
 
 def matrix(options, devices, mode, lane, ranks):
@@ -160,9 +162,11 @@ def run_all(options, keep):
         if mode in MATRICES
         for lane in (options.lanes[:1] if mode == "storm" else options.lanes)
     ]
+    good, bad = [], []
     with ThreadPoolExecutor(max(1, len(worlds))) as pool:
-        cases = list(pool.map(lambda w: matrix(options, devices, *w), worlds))
-    keep(cases)
+        for job in [pool.submit(matrix, options, devices, *world) for world in worlds]:
+            good.append(job.result())
+            keep("nccl_matrix", good)
     kinds = [(k, r) for r in options.bad_ranks for k in options.modes if k not in MATRICES]
     with ThreadPoolExecutor(options.at_once) as pool:
         found = {
@@ -172,9 +176,9 @@ def run_all(options, keep):
             for kind, ranks in kinds
         }
         for (kind, ranks), runs in found.items():
-            cases.append(fault_case(options, kind, ranks, [run.result() for run in runs]))
-            keep(cases)
-    return cases
+            bad.append(fault_case(options, kind, ranks, [run.result() for run in runs]))
+            keep("nccl_bad_worlds", bad)
+    return good + bad
 
 
 def nccl_version(library):
@@ -184,33 +188,56 @@ def nccl_version(library):
     return f"{v // 10000}.{v // 100 % 100}.{v % 100}"
 
 
-def write_receipt(options, start_time, cases):
-    """By `talea check --results-from`, which holds it to the schema."""
-    said = subprocess.run([options.program, "facts"], capture_output=True, text=True, check=True)
-    facts = json.loads(said.stdout)
-    wrong = sum(not case["passed"] for case in cases)
-    check = {"preset": "nccl ranks", "lanes": sorted({case["lane"] for case in cases})}
-    check |= {"passed": len(cases) - wrong, "failed": wrong, "cases": cases}
-    results = {
-        "argv": ["python3", *sys.argv],
-        "start_time": start_time,
-        "title": "Ranks as GPUs over NCCL: option matrix, caller's communicator, bad worlds",
-        "libraries": {"nccl": nccl_version(options.library)},
-        "device": facts["device"],
-        "notes": [
-            f"test program built from {facts['revision']}, {facts['dirty']}; "
-            f"{options.devices} devices",
-            "matrix: every rank against the world of one on its device; large: dX summed in halves",
-            "bad worlds: every survivor must name the bad rank within timeout_s + 2 s and exit "
-            "with the status of its error",
-        ],
-        "check": check,
-    }
-    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
-        json.dump(results, file)
-        file.flush()
-        line = [options.tool, "check", "--results-from", file.name, "--receipt", options.receipt]
-        subprocess.run([*line, "--quiet"], stdout=subprocess.DEVNULL)
+TITLES = {
+    "nccl_matrix": "Ranks as GPUs over NCCL: option matrix, caller's communicator, many exchanges",
+    "nccl_bad_worlds": "Ranks as GPUs over NCCL: worlds with a bad rank",
+}
+NOTES = {
+    "nccl_matrix": "every rank against the world of one on its device; large: dX summed in halves",
+    "nccl_bad_worlds": "every survivor must name the bad rank within timeout_s + 2 s of the fault "
+    "and exit with the status of its error",
+}
+
+
+class Receipts:
+    """By `talea check --results-from`, which holds them to the schema."""
+
+    def __init__(self, options):
+        self.options, self.folder = options, Path(options.receipts)
+        self.start = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+        said = subprocess.run(
+            [options.program, "facts"], capture_output=True, text=True, check=True
+        )
+        self.facts, self.nccl = json.loads(said.stdout), nccl_version(options.library)
+        for name in TITLES:  # what an earlier run left must not pass for this one's
+            (self.folder / f"{name}.json").unlink(missing_ok=True)
+
+    def keep(self, name, cases):
+        """Written anew as the cases end: a run that is cut leaves what it saw."""
+        wrong = sum(not case["passed"] for case in cases)
+        check = {"preset": name.replace("_", " "), "lanes": sorted({c["lane"] for c in cases})}
+        check |= {"passed": len(cases) - wrong, "failed": wrong, "cases": cases}
+        facts = self.facts
+        built = f"test program built from {facts['revision']}, {facts['dirty']}"
+        results = {
+            "argv": ["python3", *sys.argv],
+            "start_time": self.start,
+            "title": TITLES[name],
+            "libraries": {"nccl": self.nccl},
+            "device": facts["device"],
+            "notes": [f"{built}; {self.options.devices} devices", NOTES[name]],
+            "check": check,
+        }
+        with tempfile.TemporaryDirectory() as folder:
+            file, written = Path(folder) / "results.json", Path(folder) / f"{name}.json"
+            file.write_text(json.dumps(results))
+            line = [self.options.tool, "check", "--quiet", "--results-from", file]
+            ran = subprocess.run([*line, "--receipt", written], stdout=subprocess.DEVNULL)
+            if ran.returncode != (1 if wrong else 0) or not written.exists():
+                sys.exit(f"no receipt {name}.json: `talea check` exited with {ran.returncode}")
+            part = self.folder / f"{name}.json.part"
+            part.write_text(written.read_text())
+            part.replace(self.folder / f"{name}.json")
 
 
 def main():
@@ -227,16 +254,11 @@ def main():
     parser.add_argument(
         "--modes", nargs="+", required=True, help=", ".join([*MATRICES, *TIMEOUT_S])
     )
-    parser.add_argument("--receipt", help="written by --tool")
+    parser.add_argument("--receipts", help="folder of nccl_matrix.json and nccl_bad_worlds.json")
     parser.add_argument("--tool", default="build/cuda/bin/talea")
     options = parser.parse_args()
     options.devices = options.devices or max(options.ranks + options.bad_ranks)
-    start_time = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-    def keep(cases):  # also of a run that is ended early
-        if options.receipt and cases:
-            write_receipt(options, start_time, cases)
-
+    keep = Receipts(options).keep if options.receipts else lambda name, cases: None
     cases = run_all(options, keep)
     return 0 if cases and all(case["passed"] for case in cases) else 1
 

@@ -11,7 +11,7 @@ from . import _operator, _torch
 from ._abi import UsageError
 from ._call import Config, Receipt
 
-OUTPUTS = ("loss", "lse", "target_logprob", "entropy", "argmax", "accuracy")
+OUTPUTS = tuple(n for n in _torch.RESULTS if not n.startswith("topk"))  # those come with top_k
 
 
 @dataclass

@@ -1,5 +1,6 @@
 """What PyTorch does around an operator: compile, autocast, checkpoint, DDP, functional_call."""
 
+import importlib.util
 import subprocess
 import sys
 
@@ -9,7 +10,12 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from conftest import DEVICES, close, eager, gradients, problem
-from talea import _compiled, _operator  # noqa: F401  (registers torch.ops.talea)
+from talea import (  # noqa: F401  (registers torch.ops.talea)
+    _compiled,
+    _operator,
+    _torch,
+    functional,
+)
 from talea._call import Config
 from torch.utils.checkpoint import checkpoint
 
@@ -146,6 +152,19 @@ def test_a_kept_call_meets_another_main_grad():
     for main in (torch.zeros(64, 24), torch.zeros(64, 24), torch.zeros(64, 48)[:, :24]):
         talea.linear_cross_entropy(x, w, y, main_grad=main).backward()
         assert close(main, want, 5e-6) and w.grad is None
+
+
+def test_outputs_are_named_once(monkeypatch):
+    """What `outputs` may name follows the list of results; top-k comes with top_k."""
+    monkeypatch.setattr(_torch, "RESULTS", (*_torch.RESULTS, "margin"))
+    again = importlib.util.spec_from_file_location("talea.functional_again", functional.__file__)
+    module = importlib.util.module_from_spec(again)
+    monkeypatch.setitem(sys.modules, again.name, module)  # where a dataclass looks for its module
+    again.loader.exec_module(module)
+    assert module.OUTPUTS == (*functional.OUTPUTS, "margin")
+    with pytest.raises(talea.UsageError, match="none of loss, .*accuracy$"):
+        x, w, y, _ = problem()
+        talea.linear_cross_entropy(x, w, y, outputs=("topk_ids",))
 
 
 def test_threads_do_not_share_a_plan():

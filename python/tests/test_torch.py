@@ -1,6 +1,7 @@
 """What PyTorch does around an operator: compile, autocast, checkpoint, DDP, functional_call."""
 
 import importlib.util
+import mmap
 import subprocess
 import sys
 
@@ -165,6 +166,20 @@ def test_outputs_are_named_once(monkeypatch):
     with pytest.raises(talea.UsageError, match="none of loss, .*accuracy$"):
         x, w, y, _ = problem()
         talea.linear_cross_entropy(x, w, y, outputs=("topk_ids",))
+
+
+def test_a_large_gradient_lies_in_large_pages(monkeypatch):
+    """From 4 MiB on, the pages of a gradient on the host are asked for as large ones."""
+    asked = []
+    monkeypatch.setattr(
+        _torch, "_madvise", lambda *range_and_advice: asked.append(range_and_advice)
+    )
+    x, w, y, _ = problem(n=5, d=520, v=2053)
+    (dw,) = torch.autograd.grad(talea.linear_cross_entropy(x, w, y), w)
+    assert dw.nbytes >= 4 << 20
+    begin, end = dw.data_ptr(), dw.data_ptr() + dw.nbytes
+    begin += -begin % mmap.PAGESIZE
+    assert (begin, end - begin, mmap.MADV_HUGEPAGE) in asked
 
 
 def test_threads_do_not_share_a_plan():

@@ -78,6 +78,7 @@ def forms_gradient_early(config: Config, main_grad, hidden: torch.Tensor) -> boo
     return main_grad is None and hidden.dtype != torch.float16 and _scalar_upstream(config)
 
 
+@lru_cache(maxsize=1024)
 def _scalar_upstream(config: Config) -> bool:
     """Whether nothing but a scalar can multiply the gradients."""
     if config.outputs == ("loss",):
@@ -105,16 +106,17 @@ class Operator(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, hidden, weight, bias, config, main_grad, rest):
-        need_x, need_w, need_b = need = ctx.needs_input_grad[:3]
+        need = ctx.needs_input_grad[:3]
+        early = forms_gradient_early(config, main_grad, hidden)
         if main_grad is not None:
-            need = (need_x, False, need_b)
+            main_grad = main_grad if need[1] else None
+            need = (need[0], False, need[2])
         tensors = (hidden, weight, bias, *rest)
         ctx.save_for_backward(*tensors)
-        early = forms_gradient_early(config, main_grad, hidden)
         made = call(config, tensors, need if early else NO_GRADIENT)
         names = results_of(config)
         count = len(names)
-        ctx.call = (config, need, main_grad if need_w else None, made[count:])
+        ctx.call = (config, need, main_grad, made[count:])
         if count == 1:
             return made[0]
         ctx.set_materialize_grads(False)
@@ -139,7 +141,9 @@ def _backward(ctx, *upstream):
     if gradients is None:
         by_name = dict(zip(results_of(config), upstream, strict=True))
         exact = [by_name.get(name) for name in ("loss", *PER_TOKEN)]
-        gradients = backward(config, ctx.saved_tensors, exact, need, main_grad)
+        tensors = ctx.saved_tensors
+        tensors += (None,) * (len(TENSORS) - len(tensors))
+        gradients = backward(config, tensors, exact, need, main_grad)
     else:
         # Handed out once, so scaling in place cannot scale twice.
         ctx.call = (config, need, main_grad, None)
@@ -165,7 +169,7 @@ _apply = super(torch.autograd.Function, Operator).apply
 def apply(config: Config, hidden, weight, bias, rest: tuple, main_grad=None) -> tuple:
     """The results of results_of(config), differentiable in loss and the per-token outputs.
 
-    rest: the other TENSORS.
+    rest: the other TENSORS, without the last where those are None.
     """
     if torch.is_grad_enabled() and (
         weight.requires_grad or hidden.requires_grad or (bias is not None and bias.requires_grad)

@@ -110,7 +110,7 @@ def _fill(slot: _abi.Tensor, tensor: torch.Tensor, name: str) -> None:
 class Described:
     """A call as it was described once: its plan, how its outputs are made, on which stream."""
 
-    __slots__ = ("makers", "plan", "ranks", "stream", "workspace")
+    __slots__ = ("device_index", "fresh", "makers", "plan", "ranks", "stream", "workspace")
 
     def __init__(self, config: Config, inputs, need, given=None, accumulate_dw=False) -> None:
         device, makers = inputs[0].device, recipe(config, inputs, need, given or ())
@@ -136,8 +136,18 @@ class Described:
         self.workspace = partial(torch.empty, size, dtype=torch.uint8, device=device)
         if device.type == "cpu" and size >= _LARGE_BYTES:
             self.workspace = partial(_in_large_pages, (size,), torch.uint8)
+        self.device_index = device.index
         if device.type == "cuda":
             self.stream = partial(torch._C._cuda_getCurrentRawStream, device.index)
+        self.fresh = None
+        large = device.type == "cpu" and any(t.nbytes >= _LARGE_BYTES for t in outputs.values())
+        if not given and self.ranks is None and not large and device.type in _EMPTY_STRIDED:
+            new = _EMPTY_STRIDED[device.type]
+            if device.type == "cpu" and size < _LARGE_BYTES:
+                self.workspace = partial(new, (size,), (1,), torch.uint8)
+            self.fresh = tuple(
+                partial(new, tuple(t.shape), t.stride(), t.dtype) for t in outputs.values()
+            )
 
 
 def _no_stream() -> None:
@@ -167,6 +177,27 @@ _madvise = ctypes.CDLL(None).madvise
 _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 _MOST_KEPT, _LARGE_BYTES = 256, 4 << 20
 _kept = _Kept()
+# Inductor's own way to new tensors, on the current device, in half the time of torch.empty.
+_guards = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
+_EMPTY_STRIDED = {
+    device: getattr(_guards, f"_empty_strided_{device}")
+    for device in ("cpu", "cuda")
+    if hasattr(_guards, f"_empty_strided_{device}")
+}
+
+
+def _described_by(inputs, key: list) -> tuple:
+    """The key with the properties of the inputs, their addresses, and the bits of all addresses."""
+    addresses, bits = [], 0
+    for t in inputs:
+        if t is None:
+            key.append(None)
+        else:
+            address = t.data_ptr()
+            key += (t.shape, t.stride(), t.dtype, t.get_device())
+            addresses.append(address)
+            bits |= address
+    return key, addresses, bits
 
 
 def call(config: Config, inputs, need, given=None, *, accumulate_dw=False) -> list[torch.Tensor]:
@@ -176,15 +207,17 @@ def call(config: Config, inputs, need, given=None, *, accumulate_dw=False) -> li
     by name; they are returned in their place, or last.
     """
     # All that a description depends on. Outputs made here are dense, so the inputs describe them.
-    key, addresses, bits = [config, need, accumulate_dw], [], 0
-    for t in inputs:
-        if t is None:
-            key.append(None)
-        else:
-            address = t.data_ptr()
-            key += (t.shape, t.stride(), t.dtype, t.get_device())
-            addresses.append(address)
-            bits |= address
+    if len(inputs) == 4 and inputs[2] is None is not inputs[3]:  # the usual ones, in half the time
+        x, w, _, y = inputs
+        addresses = [x.data_ptr(), w.data_ptr(), y.data_ptr()]
+        bits = addresses[0] | addresses[1] | addresses[2]
+        key = (
+            config, need, accumulate_dw, x.shape, x.stride(), x.dtype, x.get_device(),
+            w.shape, w.stride(), w.dtype, w.get_device(),
+            y.shape, y.stride(), y.dtype, y.get_device(),
+        )  # fmt: skip
+    else:
+        key, addresses, bits = _described_by(inputs, [config, need, accumulate_dw])
     if given is not None:
         for name, t in given.items():
             key += (name, t.shape, t.stride(), t.dtype, t.get_device())
@@ -199,9 +232,31 @@ def call(config: Config, inputs, need, given=None, *, accumulate_dw=False) -> li
             if len(calls) >= _MOST_KEPT:
                 calls.clear()
             calls[key] = described
+    index = described.device_index
+    if described.fresh is None or (index is not None and index != torch._C._cuda_getDevice()):
+        return _run(described, config, inputs, given, addresses)
+    outputs = [make() for make in described.fresh]
+    addresses += [t.data_ptr() for t in outputs]
+    plan = described.plan
+    if index is None:
+        workspace = described.workspace()
+        receipt = plan.run(addresses, workspace.data_ptr(), None, config.receipt)
+    else:
+        stream = described.stream()
+        place = torch._C._cuda_cudaCachingAllocator_raw_alloc(plan.workspace_bytes, stream)
+        try:
+            receipt = plan.run(addresses, place, stream, config.receipt)
+        finally:
+            torch._C._cuda_cudaCachingAllocator_raw_delete(place)
+    if receipt is not None:
+        latest.receipt = receipt
+    return outputs
+
+
+def _run(described: Described, config: Config, inputs, given, addresses) -> list[torch.Tensor]:
+    """The call by ordinary tensors: given outputs, groups, large pages, a device not the current."""
     outputs = allocate(described.makers, inputs, given)
-    for t in outputs:
-        addresses.append(t.data_ptr())
+    addresses += [t.data_ptr() for t in outputs]
     workspace = described.workspace()  # lives until the call is queued: enough, in stream order
     plan, place = described.plan, workspace.data_ptr()
     if described.ranks is None:

@@ -168,6 +168,8 @@ def linear_cross_entropy(
 
         found = _compiled.apply(config, (hidden, linear_weight, linear_bias, *rest), main_grad)
     else:
+        if weight is token_weight is token_scale is ids is probs is None:
+            rest = (targets,)  # what is not there costs time, too
         found = _operator.apply(config, hidden, linear_weight, linear_bias, rest, main_grad)
     if plain and reduction != "none":
         return found[0]

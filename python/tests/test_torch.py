@@ -100,6 +100,10 @@ def _truth(x, w, y, scale):
     return torch.autograd.grad(eager(x, w, y) * scale, (x, w))
 
 
+def _truth_and_loss(x, w, y):
+    return eager(x.double(), w.double(), y), *_truth(x, w, y, 1.0)
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("compiled", (False, True))
 def test_late_scalar_rounds_16_bits_once(device, compiled):
@@ -144,6 +148,21 @@ def test_a_kept_call_meets_other_addresses(device):
         assert close(ours, theirs)
         for a, b in zip(gradients(ours, x, moved), gradients(theirs, x, moved), strict=True):
             assert close(a, b, 5e-6)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_torch_without_inductors_allocator(device, monkeypatch):
+    """Outputs and workspace are then ordinary tensors; what comes out is the same."""
+    x, w, y, _ = problem(n=9, d=24, v=64, device=device)
+    found = []
+    for ways in (_torch._EMPTY_STRIDED, {}):
+        monkeypatch.setattr(_torch, "_EMPTY_STRIDED", ways)
+        monkeypatch.setattr(_torch._kept, "calls", {})
+        loss = talea.linear_cross_entropy(x, w, y)
+        found.append((loss, *gradients(loss, x, w)))
+        (kept,) = _torch._kept.calls.values()
+        assert (kept.fresh is None) == (not ways)
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
 def test_a_kept_call_meets_another_main_grad():
@@ -233,6 +252,28 @@ def test_cuda_graph(reduction):
     torch.cuda.synchronize()
     for a, b in zip(held, step(), strict=True):
         assert torch.equal(a, b)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="device memory needs a CUDA device")
+def test_a_call_that_fails_keeps_no_device_memory():
+    x, w, y, _ = problem(n=64, d=32, v=256, dtype=torch.bfloat16, device="cuda")
+    y[5] = 256
+    held = []
+    for _ in range(2):  # the first describes the call
+        with pytest.raises(talea.DataError, match=r"targets\[5\] = 256"):
+            talea.linear_cross_entropy(x, w, y, target_check="checked")
+        held.append(torch.cuda.memory_allocated())
+    assert held[0] == held[1]
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="two CUDA devices")
+def test_a_call_on_a_device_that_is_not_current():
+    """Memory and stream are those of the tensors' device."""
+    x, w, y, _ = problem(n=64, d=32, v=256, dtype=torch.bfloat16, device="cuda:1")
+    assert torch.cuda.current_device() == 0
+    loss = talea.linear_cross_entropy(x, w, y)
+    for ours, theirs in zip((loss, *gradients(loss, x, w)), _truth_and_loss(x, w, y), strict=True):
+        assert ours.device == x.device and close(ours.double(), theirs, 2e-2)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="device libraries need a CUDA device")

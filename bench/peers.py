@@ -16,7 +16,7 @@ import sys
 import time
 
 import torch
-from peer_contenders import LANES, PEERS, Peer, Talea
+from peer_contenders import LANES, PEERS, TUNING_CALLS, Peer, Talea
 from peer_truth import confident, confident_truth, reference, relative_l2
 from talea._receipt import now, write_receipt
 
@@ -50,7 +50,7 @@ def reason(error):
     return f"{type(error).__name__}: {error}".splitlines()[0][:300]
 
 
-def assemble(x, w, y, missing):
+def assemble(x, w, y, missing, only):
     buffers = {
         True: torch.zeros(w.shape, device=w.device),
         False: torch.empty_like(w),
@@ -60,6 +60,8 @@ def assemble(x, w, y, missing):
     for lane, limit, main in LANES:
         contenders.append(Talea(lane, limit, main, x, w, y, buffers))
     for name in PEERS:
+        if not any(word in name for word in only):
+            continue
         try:
             contenders.append(Peer(name, x, w, y))
         except Exception as error:  # a missing package is a row of the receipt
@@ -116,7 +118,25 @@ def examine(who, plain, sure, truth):
     return facts
 
 
-def measure(contenders, products, samples, missing, end):
+def examine_all(contenders, plain, sure, truth, results, end):
+    """Fills results: facts and reasons by name. Who is not ready in time leaves the contenders."""
+    facts, missing = results
+    for who in list(contenders):
+        began = time.monotonic()
+        try:
+            # A backward in this thread can be stopped, too.
+            with at_most(end - began), torch.autograd.set_multithreading_enabled(False):
+                facts[who.name] = examine(who, plain, sure, truth)
+        except Exception as error:
+            missing[who.name] = reason(error)
+            contenders.remove(who)
+            who.release()
+        print(f"{who.name}: ready in {time.monotonic() - began:.1f} s", file=sys.stderr, flush=True)
+        torch.cuda.empty_cache()
+
+
+def measure(contenders, products, samples, missing, end, keep):
+    """keep: called after each round with what was measured so far."""
     limits, times, ratios, seen = [], {}, {}, []
     for sample in range(samples + 1):
         if sample > 3 and time.monotonic() > end:
@@ -137,7 +157,8 @@ def measure(contenders, products, samples, missing, end):
                 limits.append(after)
                 seen.append(clocks())
             before = after
-    return limits, times, ratios, seen
+        if sample:
+            keep(limits, times, ratios, seen)
 
 
 def quantile(values, share):
@@ -196,6 +217,23 @@ def show(runs, missing):
         print(f"{name:32s} not run: {why}")
 
 
+def write_peers(args, measured, start):
+    limit = (
+        "three plain products (torch.mm, bf16) of the same process, before and after each sample"
+    )
+    title = f"Training step beside its peers: {args.tokens} tokens, hidden {args.hidden}, "
+    title += f"vocabulary {args.vocab}, bf16"
+    libraries = {"triton": importlib.metadata.version("triton")}
+    argv = ["python3", "bench/peers.py", *sys.argv[1:]]
+    notes = [
+        "truth: fp32 products of the bf16 inputs; confident rows in fp64",
+        "quack chose among the 22 variants of a product that leave the operands in their order, "
+        f"each timed over {TUNING_CALLS} calls",
+    ]
+    sections = {"bench": {"limit": limit, **measured}, "notes": notes}
+    write_receipt(args.receipt, "bench", title, None, sections, start, argv, libraries)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tokens", type=int, default=8192)
@@ -203,7 +241,8 @@ def main():
     parser.add_argument("--vocab", type=int, default=128256)
     parser.add_argument("--samples", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=600, help="what is not ready is left out")
-    parser.add_argument("--receipt", help="where to write it, .json")
+    parser.add_argument("--only", default="", help="peers whose names hold one of these, A,B")
+    parser.add_argument("--receipt", help="where to write it, .json; anew after each round")
     args = parser.parse_args()
     if not torch.cuda.is_available():
         print("unavailable: no CUDA device", file=sys.stderr)
@@ -219,19 +258,9 @@ def main():
     sure = confident(w, y, args.tokens, 2)[order], y[order]  # rows of every height come first
     truth = (*reference(x, w, y), confident_truth(sure[0], w, sure[1], 256))
     missing, facts = {}, {}
-    contenders = assemble(x, w, y, missing)
+    contenders = assemble(x, w, y, missing, args.only.split(","))
     torch.cuda.empty_cache()
-    for who in list(contenders):
-        left = end - SAMPLING_SECONDS - time.monotonic()
-        try:
-            # A backward in this thread can be stopped, too.
-            with at_most(left), torch.autograd.set_multithreading_enabled(False):
-                facts[who.name] = examine(who, (x, y), sure, truth)
-        except Exception as error:
-            missing[who.name] = reason(error)
-            contenders.remove(who)
-            who.release()
-        torch.cuda.empty_cache()
+    examine_all(contenders, (x, y), sure, truth, (facts, missing), end - SAMPLING_SECONDS)
     del truth, sure
     z = torch.empty(args.tokens, args.vocab, device=device, dtype=torch.bfloat16)
     dx, dw = torch.empty_like(x), torch.empty_like(w)
@@ -241,28 +270,17 @@ def main():
         torch.mm(z, w, out=dx)
         torch.mm(z.T, x, out=dw)
 
-    limits, times, ratios, seen = measure(contenders, products, args.samples, missing, end)
-    runs = runs_of(args, limits, times, ratios, facts)
-    bench = {
-        "limit": "three plain products (torch.mm, bf16) of the same process, before and after each "
-        "sample",
-        "device": device_facts(seen),
-        "runs": runs,
-        "not_run": missing,
-    }
-    if args.receipt:
-        title = f"Training step beside its peers: {args.tokens} tokens, hidden {args.hidden}, "
-        title += f"vocabulary {args.vocab}, bf16"
-        libraries = {"triton": importlib.metadata.version("triton")}
-        argv = ["python3", "bench/peers.py", *sys.argv[1:]]
-        notes = [
-            "truth: fp32 products of the bf16 inputs; confident rows in fp64",
-            "quack chose among the 22 variants of a product that leave the operands in their order, "
-            "each timed over 4 calls",
-        ]
-        sections = {"bench": bench, "notes": notes}
-        write_receipt(args.receipt, "bench", title, None, sections, start, argv, libraries)
-    show(runs, missing)
+    written = {}
+
+    def keep(limits, times, ratios, seen):
+        runs = runs_of(args, limits, times, ratios, facts)
+        written["runs"] = runs
+        if args.receipt:
+            facts_of = {"device": device_facts(seen), "runs": runs, "not_run": missing}
+            write_peers(args, facts_of, start)
+
+    measure(contenders, products, args.samples, missing, end, keep)
+    show(written["runs"], missing)
     return 0
 
 

@@ -18,7 +18,7 @@ import time
 import torch
 from peer_contenders import LANES, PEERS, TUNING_CALLS, Peer, Talea
 from peer_truth import confident, confident_truth, reference, relative_l2
-from talea._receipt import now, write_receipt
+from talea._receipt import device_name, now, write_receipt
 
 MIB = 1 << 20
 SAMPLING_SECONDS = 25  # of the whole run's time, kept for the samples
@@ -37,7 +37,7 @@ def clocks():
     import pynvml
 
     pynvml.nvmlInit()
-    handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+    handle = pynvml.nvmlDeviceGetHandleByUUID(device_name())
     return {
         "sm_mhz": pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM),
         "power_watts": pynvml.nvmlDeviceGetPowerUsage(handle) / 1000,

@@ -40,6 +40,14 @@ def _cpu() -> str:
     return next((x.split(":", 1)[1].strip() for x in lines if x.startswith("model name")), "")
 
 
+def device_name() -> str:
+    """What the driver's tools call torch's device 0: CUDA_VISIBLE_DEVICES may have chosen it."""
+    import torch
+
+    uuid = getattr(torch.cuda.get_device_properties(0), "uuid", None)
+    return f"GPU-{uuid}" if uuid else "0"
+
+
 def _device():
     import torch
 
@@ -47,7 +55,8 @@ def _device():
         return None
     query = "driver_version,clocks.sm,clocks.mem,clocks_throttle_reasons.active"
     try:
-        words = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader", "--id=0"]
+        words = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"]
+        words.append(f"--id={device_name()}")
         said = subprocess.run(words, capture_output=True, text=True, check=True).stdout
         driver, sm, memory, reasons = [x.strip() for x in said.splitlines()[0].split(",")]
     except (OSError, subprocess.CalledProcessError, ValueError, IndexError):

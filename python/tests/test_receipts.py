@@ -5,10 +5,12 @@ import json
 import math
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import jsonschema
 import pytest
-from talea import parity
+import torch
+from talea import _receipt, parity
 from talea._receipt import write_receipt
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -65,6 +67,22 @@ def test_a_told_revision_wins_over_the_checkout(tmp_path, monkeypatch):
     write_receipt(str(path), "train", "t", None, {"train": {"curves": []}}, "now", ["t"])
     found = valid(path)["provenance"]
     assert found["git_revision"] == "0123abc" and found["git_dirty"] is None
+
+
+def test_clocks_are_those_of_the_device_that_was_used(monkeypatch):
+    """The driver's tools count every device of the machine; torch those it may see."""
+    asked = []
+
+    def answer(words, **_):
+        asked.extend(words)
+        return SimpleNamespace(stdout="580.1, 1980 MHz, 3201 MHz, 0x0\n")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda i: "a device")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda i: SimpleNamespace(uuid="4-2"))
+    monkeypatch.setattr(_receipt.subprocess, "run", answer)
+    assert _receipt._device()["clocks"] == "SM 1980 MHz, memory 3201 MHz (at the end)"
+    assert "--id=GPU-4-2" in asked
 
 
 def test_upstream_verdicts():

@@ -74,12 +74,12 @@ def tune_quickly():
     which begin at once: they import for longer than they compile.
     """
     os.environ.setdefault("QUACK_COMPILE_WORKERS", str(os.cpu_count()))
-    from quack.cache.async_compile import get_shared_executor
+    from quack.cache.async_compile import CompilePool, get_shared_executor
     from quack.gemm_interface import gemm_tuned
 
     gemm_tuned._do_bench = median_of_calls
     gemm_tuned.configs = [c for c in gemm_tuned.configs if not c.kwargs["config"].swap_ab]
-    get_shared_executor().submit(abs, 0)
+    CompilePool(executor=get_shared_executor()).prewarm()
 
 
 def make_quack(chunk, scaled_exp=False, tuned=True):

@@ -37,6 +37,10 @@ Batch::Batch(const BatchSpec& s, const std::string& lane) : device_(s.device) {
 void Batch::want(const BatchSpec& s) {
   out.loss = make(DType::f32, {});
   if (!s.everything) return;
+  if (s.gradients_alone) {
+    out.dx = make(s.dtype, {s.tokens, s.hidden}), out.dw = make(DType::f32, {s.vocab, s.hidden});
+    return;
+  }
   for (Tensor* t : {&out.lse, &out.target_logprob, &out.entropy}) *t = make(DType::f32, {s.tokens});
   out.dx = make(s.dtype, {s.tokens, s.hidden});
   if (s.weight_gradient) out.dw = make(DType::f32, {s.vocab, s.hidden});

@@ -18,6 +18,7 @@ struct BatchSpec {
   int64_t top_k = 3;
   bool everything = true;  // all per-token outputs, dX and dW; otherwise loss alone
   bool weight_gradient = true;
+  bool gradients_alone = false;  // the loss, dX and dW
   uint64_t seed = 1;
   int device = 0;
 };

@@ -96,6 +96,38 @@ TEST_P(Repeats, ManyThreadsEachWithAStream) {
   for (int i = 0; i < threads; ++i) EXPECT_EQ(wrong[static_cast<size_t>(i)], 0) << "thread " << i;
 }
 
+// The logits of the next chunk overwrite what dW still reads: they have to wait for it, word by
+// word.
+TEST(Sm90Repeats, LogitsAheadLeaveTheBitsOfOneAfterTheOther) {
+  const auto ahead = [](Batch& b) {
+    for (const std::string& line : explain(describe(b.in, b.out, b.options)).details)
+      if (line.find("beside dW") != std::string::npos) return true;
+    return false;
+  };
+  for (const int64_t hidden : {64, 256, 1024}) {
+    BatchSpec spec{.tokens = 1700,
+                   .hidden = hidden,
+                   .vocab = 20011,
+                   .workspace_limit_bytes = int64_t{27} << 20,
+                   .gradients_alone = true};
+    Batch b(spec, "sm90");
+    if (hidden == 1024) {
+      ASSERT_TRUE(ahead(b));
+    }
+    if (!ahead(b)) continue;
+    spec.workspace_limit_bytes = b.workspace.bytes - 1;
+    Batch after(spec, "sm90");
+    ASSERT_FALSE(ahead(after));
+    after.run();
+    const auto right = after.outputs();
+    for (int i = 0; i < 40; ++i) {
+      b.poison_outputs();
+      b.run();
+      ASSERT_EQ(b.outputs(), right) << "hidden " << hidden << ", repeat " << i;
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Lanes, Repeats, ::testing::ValuesIn(lanes()),
                          [](const auto& info) { return info.param; });
 

@@ -58,6 +58,27 @@ TEST(Sm90Config, ShortChunksShareTheDeviceLongOnesDoNot) {
   EXPECT_EQ(large.dw_early, 4);  // 128 tiles of dX leave 4 of 66 pairs idle in the second wave
 }
 
+TEST(Sm90Config, ChunksOf512RowsRunTheNextLogitsBesideDw) {
+  const Problem p = training(8192, 4096, 128256, 135);
+  const auto c = sm90::config(p, hopper());
+  EXPECT_TRUE(c.logits_ahead);
+  EXPECT_EQ(c.chunk_rows, 512);
+  EXPECT_EQ(c.dx_blocks, 64);
+  EXPECT_EQ(c.logits_head_start, 13);  // a third of 1336 tiles on 32 pairs
+  EXPECT_LE(workspace(p), int64_t{135} << 20);
+  // Not in longer chunks, nor where the second buffer of rows has no room, nor where others read or
+  // write the buffer between the products.
+  EXPECT_FALSE(sm90::config(training(8192, 4096, 128256, 265), hopper()).logits_ahead);
+  EXPECT_FALSE(sm90::config(training(8192, 4096, 128256, 133), hopper()).logits_ahead);
+  EXPECT_FALSE(sm90::config(training(512, 4096, 128256, 135), hopper()).logits_ahead);
+  Problem words = p, ranks = p, bias = p;
+  words.top_k = 5;
+  ranks.world = 2;
+  bias.has_bias = bias.wants_db = true;
+  for (const Problem& other : {words, ranks, bias})
+    EXPECT_FALSE(sm90::config(other, hopper()).logits_ahead);
+}
+
 TEST(Sm90Config, LossOnlyStoresNothingOfTheSizeOfTheLogits) {
   Problem p = training(8192, 4096, 128256, 32);
   p.wants_dx = p.wants_dw = false;

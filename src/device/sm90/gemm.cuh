@@ -13,7 +13,7 @@ enum class Major : int { k = 0, mn = 1 };
 // PingPong: each warpgroup owns whole tiles and multiplies while the other runs its epilogue.
 // Otherwise the two share a tile's rows.
 template <int kBlockM_, int kBlockN_, int kStages_, bool kPingPong_, Major kMajorA_, Major kMajorB_,
-          bool kF16_ = false>
+          bool kF16_ = false, int kStagingBytes_ = 2048>
 struct Shape {
   static constexpr int kBlockM = kBlockM_, kBlockN = kBlockN_, kBlockK = 64, kStages = kStages_;
   static constexpr bool kPingPong = kPingPong_;
@@ -24,7 +24,7 @@ struct Shape {
   static constexpr int kGroupM = kPingPong ? kBlockM : kBlockM / 2;  // rows of one warpgroup
   static constexpr int kParts = kGroupM / 64;                        // m64 instructions
   static constexpr int kBytesA = kBlockM * kBlockK * 2, kBytesB = kBlockN * kBlockK * 2;
-  static constexpr int kStagingBytes = 2048;  // per multiplying warp
+  static constexpr int kStagingBytes = kStagingBytes_;  // per multiplying warp
   static constexpr int kSharedBytes =
       kStages * (kBytesA + kBytesB) + 8 * kStagingBytes + 2 * kStages * 8 + 64;
   // The B tile is loaded in two halves, one per block of the pair, and multicast.
@@ -213,15 +213,23 @@ __device__ __forceinline__ void release(const Pipeline<S>& p, int stage) {
   if (thread < S::kCluster) barrier_arrive_at(&p.empty[stage], thread);
 }
 
-// On return the last stage is still being multiplied: finish with drain().
+template <class S>
+__device__ __forceinline__ void clear(Accumulators<S>& acc) {
+#pragma unroll
+  for (int part = 0; part < S::kParts; ++part)
+#pragma unroll
+    for (int i = 0; i < S::kBlockN / 2; ++i) {
+      acc[part][i] = 0.f;
+      asm volatile("" : "+f"(acc[part][i]));  // here, not where the compiler would like it
+    }
+}
+
+// Adds to cleared accumulators. On return the last stage is still being multiplied: finish with
+// drain().
 template <class S>
 __device__ __forceinline__ void multiply(Accumulators<S>& acc, const Pipeline<S>& p,
                                          StagePlace& place, int k_blocks, int group) {
   const int offset = S::kPingPong ? 0 : group * (S::kGroupM / 64) * 8192;
-#pragma unroll
-  for (int part = 0; part < S::kParts; ++part)
-#pragma unroll
-    for (int i = 0; i < S::kBlockN / 2; ++i) acc[part][i] = 0.f;
   int previous = 0;
   for (int i = 0; i < k_blocks; ++i) {
     barrier_wait(&p.full[place.stage], place.phase);
@@ -263,12 +271,13 @@ __device__ __forceinline__ void multiply_role(const Pipeline<S>& p, const Schedu
       place.advance<S>(work.k_blocks);
       continue;
     }
-    if constexpr (S::kPingPong) named_barrier_sync(1 + group, 256);
     Accumulators<S> acc;
+    clear<S>(acc);  // while the other group multiplies
+    if constexpr (S::kPingPong) named_barrier_sync(1 + group, 256);
     multiply<S>(acc, p, place, work.k_blocks, group);
     if constexpr (S::kPingPong) named_barrier_arrive(2 - group, 256);
     drain<S>(acc, p, place, work.k_blocks);
-    Epilogue::ready();
+    Epilogue::ready(params);
     const int row = (work.pair(w) * 2 + rank) * S::kBlockM +
                     (S::kPingPong ? 0 : group * S::kGroupM) + warp * 16;
     Epilogue::template run<S>(acc, params, work, row, work.tile(w) * S::kBlockN, staging);
@@ -297,7 +306,7 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(S::kThreads, 1)
     }
     barrier_init_fence();
   }
-  Epilogue::before();
+  Epilogue::before(params);
   Schedule<S> work(extents);
   const typename Epilogue::Filter filter(params, work.rows, pipeline.empty + S::kStages);
   cluster_sync();
@@ -321,7 +330,7 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(S::kThreads, 1)
     multiply_role<S, Epilogue>(pipeline, work, params, filter, rank);
   }
   __syncwarp();
-  Epilogue::after();
+  Epilogue::after(params);
   cluster_sync();  // no block leaves while its pair may still write to it or signal it
 }
 
@@ -336,19 +345,40 @@ struct EveryTile {
 // When a product waits for the kernels before it, whose end it may have been launched ahead of.
 // Every product waits somewhere, so that the end of one means the end of all before it.
 struct WaitsFirst {  // its operands come from them
-  static __device__ __forceinline__ void before() { begin_after_earlier_kernels(); }
-  static __device__ __forceinline__ void ready() {}
-  static __device__ __forceinline__ void after() {}
+  template <class P>
+  static __device__ __forceinline__ void before(const P&) {
+    begin_after_earlier_kernels();
+  }
+  template <class P>
+  static __device__ __forceinline__ void ready(const P&) {}
+  template <class P>
+  static __device__ __forceinline__ void after(const P&) {}
 };
 struct WaitsForResults {  // only its epilogue reads or overwrites what is theirs
-  static __device__ __forceinline__ void before() { let_later_kernels_start(); }
-  static __device__ __forceinline__ void ready() { wait_for_earlier_kernels(); }
-  static __device__ __forceinline__ void after() { wait_for_earlier_kernels(); }
+  template <class P>
+  static __device__ __forceinline__ void before(const P&) {
+    let_later_kernels_start();
+  }
+  template <class P>
+  static __device__ __forceinline__ void ready(const P&) {
+    wait_for_earlier_kernels();
+  }
+  template <class P>
+  static __device__ __forceinline__ void after(const P&) {
+    wait_for_earlier_kernels();
+  }
 };
 struct WaitsLast {  // it reads what the product before it reads, and writes what nobody reads
-  static __device__ __forceinline__ void before() { let_later_kernels_start(); }
-  static __device__ __forceinline__ void ready() {}
-  static __device__ __forceinline__ void after() { wait_for_earlier_kernels(); }
+  template <class P>
+  static __device__ __forceinline__ void before(const P&) {
+    let_later_kernels_start();
+  }
+  template <class P>
+  static __device__ __forceinline__ void ready(const P&) {}
+  template <class P>
+  static __device__ __forceinline__ void after(const P&) {
+    wait_for_earlier_kernels();
+  }
 };
 
 }  // namespace talea::sm90

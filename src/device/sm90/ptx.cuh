@@ -189,6 +189,22 @@ __device__ __forceinline__ void store_matrix_x4(void* to, uint32_t a, uint32_t b
       : "memory");
 }
 
+// ---- counters in device memory ----------------------------------------------------------------
+
+// What this thread has seen read is read before whoever sees the new count goes on.
+__device__ __forceinline__ void count_up(int* counter) {
+  asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(counter) : "memory");
+}
+
+// What follows, the copy engine's stores too, comes after what was counted.
+__device__ __forceinline__ void wait_for_count(const int* counter, int least) {
+  int count;
+  do {
+    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(count) : "l"(counter) : "memory");
+  } while (count < least);
+  asm volatile("fence.proxy.async.global;" ::: "memory");
+}
+
 // ---- programmatic dependent launch ------------------------------------------------------------
 
 __device__ __forceinline__ void wait_for_earlier_kernels() {

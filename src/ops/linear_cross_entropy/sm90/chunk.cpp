@@ -6,6 +6,10 @@
 namespace talea::lce::sm90 {
 namespace {
 
+bool is_last(const Run& r, int64_t begin) { return begin + r.c.chunk_rows >= r.p.tokens; }
+// Whether the logits of the chunk after this one run beside its gradient products.
+bool is_followed(const Run& r, int64_t begin) { return r.c.logits_ahead && !is_last(r, begin); }
+
 // A chunk of rows, or a part of one whose states are formed at once.
 struct Chunk {
   int64_t begin = 0, capacity = 0;
@@ -24,7 +28,7 @@ Chunk rows_of(const Run& r, int64_t begin, int64_t offset, int64_t extent, int64
 
 // The gathered rows of a chunk or a part of it.
 Matrix x_of(const Run& r, const Chunk& k) {
-  Matrix x = r.x();
+  Matrix x = r.x(k.begin - k.offset);
   x.data = static_cast<uint16_t*>(x.data) + k.offset * x.stride;
   x.rows = k.range.rows;
   return x;
@@ -84,8 +88,7 @@ void finish_states(const Run& r, FinishParams f) {
 
 // ---- the folded path: exp(z - shift) in bf16, factors of rows ----------------------------------
 
-void folded_logits(const Run& r, const Chunk& k) {
-  if (!r.multiplies()) return;
+LogitsCall logits_call(const Run& r, const Chunk& k) {
   LogitsCall q;
   q.x = x_of(r, k);
   q.weight = r.weight();
@@ -100,7 +103,29 @@ void folded_logits(const Run& r, const Chunk& k) {
   q.kind = LogitsCall::Kind::sums;
   if (r.b.exp && r.c.slice_words == 0) q.kind = LogitsCall::Kind::store, q.exp = buffer(r, k);
   if (r.c.online) q.kind = LogitsCall::Kind::online;
+  return q;
+}
+
+// The tiles of the gradient products that have read the buffer once the chunk before k is done.
+Readers readers_before(const Run& r, const Chunk& k) {
+  const auto up = [](int64_t a, int64_t b) { return static_cast<int>((a + b - 1) / b); };
+  const int chunks = static_cast<int>(k.begin / r.c.chunk_rows);
+  const int dx = up(r.c.chunk_rows, 256) * 2 * up(r.p.hidden, 256);
+  return {r.b.dx_read, r.b.dw_read, chunks * dx, chunks * up(r.p.hidden, 128)};
+}
+
+void logits_ahead(const Run& r, const Chunk& k) {
+  LogitsCall q = logits_call(r, k);
+  q.readers = readers_before(r, k);
+  q.early = r.c.dx_blocks / 2, q.head_start = r.c.logits_head_start;
+  q.tickets = r.b.tickets + 1;
   logits_product(q, r.launch());
+}
+
+void folded_logits(const Run& r, const Chunk& k) {
+  if (!r.multiplies()) return;
+  LogitsCall q = logits_call(r, k);
+  if (!r.c.logits_ahead || k.begin == 0) logits_product(q, r.launch());
   if (r.c.online) return;
   q.repair = true;  // ends at once where every row is within reach of its shift
   logits_product(q, r.launch());
@@ -108,7 +133,7 @@ void folded_logits(const Run& r, const Chunk& k) {
 
 void smoothing_dots(const Run& r, const Chunk& k) {
   RowDotParams d;
-  d.x = x_of(r, k).data, d.stride = r.x().stride;
+  d.x = x_of(r, k).data, d.stride = r.x(0).stride;
   d.hidden = r.p.hidden, d.capacity = k.capacity, d.begin = k.begin;
   d.facts = r.b.facts, d.vector = r.b.weight_sum, d.sums = r.b.bias_sum;
   d.scale = r.p.options.logit_scale;
@@ -249,7 +274,7 @@ void wide_states(const Run& r, const Chunk& k) {
   const WideParams w = wide_params(r, k);
   if (r.multiplies()) {
     WideLogitsCall q;
-    q.x = r.x();
+    q.x = r.x(0);
     q.weight = r.weight();
     q.logits = {r.b.logits, r.c.chunk_rows, r.p.vocab_local, w.stride};
     q.chunk = k.rows;
@@ -303,6 +328,7 @@ void dx_of(const Run& r, const Chunk& k, int blocks) {
   }
   if (r.c.rank_one) q.smooth_row = r.b.weight_sum, q.smooth_factor = r.b.row_smooth + k.begin;
   q.overlaps = !r.exchanged();
+  if (is_followed(r, k.begin)) q.read = r.b.dx_read;
   if (r.multiplies())
     dx_product(q, {r.stream, blocks});
   else if (!r.c.gather_tokens)  // there the rows of a rank without words were zeroed before
@@ -353,8 +379,6 @@ void exchange_dx_of(const Run& r, const Chunk& k) {
 
 // Sequence parallel: each rank is to have the sum of its own tokens' dX.
 bool scatters_dx(const Run& r) { return r.c.gather_tokens && r.p.wants_dx; }
-bool is_last(const Run& r, int64_t begin) { return begin + r.c.chunk_rows >= r.p.tokens; }
-
 void begin_dx_scatter(const Run& r) {
   const int64_t count = r.p.tokens / r.p.world * r.p.hidden;
   if (r.multiprocessors_beside() > 0)
@@ -366,7 +390,7 @@ void begin_dx_scatter(const Run& r) {
 void dw_of(const Run& r, const Chunk& k, bool first) {
   DwCall q;
   q.exp = buffer(r, k), q.terms = terms(r), q.dw = r.dw(), q.chunk = k.rows;
-  q.x = r.x();
+  q.x = r.x(k.begin);
   q.f16 = r.c.f16;
   q.undo = r.c.f16 ? r.b.undo : nullptr;
   q.add = !first || (r.p.accumulate_dw && !r.c.round_dw);
@@ -377,19 +401,31 @@ void dw_of(const Run& r, const Chunk& k, bool first) {
   q.early = r.c.dw_early, q.head_start = r.c.dw_head_start, q.tickets = r.b.tickets;
   if (r.c.rank_one) q.smooth_row = r.b.smooth_row, q.class_weight = r.b.class_weight;
   Launch launch = r.launch();
+  if (is_followed(r, k.begin)) {
+    q.read = r.b.dw_read, q.tickets = nullptr;
+    launch.blocks = r.c.blocks - r.c.dx_blocks;
+  }
   if (r.c.exchange_dx || (scatters_dx(r) && is_last(r, k.begin)))
     launch.blocks -= r.multiprocessors_beside();
   dw_product(q, launch);
 }
 
+void gather(const Run& r, const Chunk& k) {
+  const Matrix x = r.x(k.begin);
+  gather_rows({r.hidden().data, r.hidden().stride, r.p.hidden, r.b.rows.index, k.range, x.data,
+               x.stride, !r.exchanged()},
+              r.stream);
+}
+
 }  // namespace
 
 void run_chunk(const Run& r, int64_t begin, bool first) {
-  const Chunk k =
-      rows_of(r, begin, 0, r.c.chunk_rows, std::min(r.c.chunk_rows, r.p.tokens - begin));
-  gather_rows({r.hidden().data, r.hidden().stride, r.p.hidden, r.b.rows.index, k.range, r.x().data,
-               r.x().stride, !r.exchanged()},
-              r.stream);
+  const auto at = [&](int64_t from) {
+    return rows_of(r, from, 0, r.c.chunk_rows, std::min(r.c.chunk_rows, r.p.tokens - from));
+  };
+  const Chunk k = at(begin);
+  const bool followed = is_followed(r, begin);
+  if (!r.c.logits_ahead || first) gather(r, k);
   if (r.c.wide)
     wide_states(r, k);
   else if (r.c.from_saved)
@@ -398,12 +434,14 @@ void run_chunk(const Run& r, int64_t begin, bool first) {
     form_states(r, k);
   if (!r.p.backward()) return;
   if (r.c.slice_words > 0) return run_slices(r);
+  if (followed) gather(r, at(begin + r.c.chunk_rows));
   if (r.c.exchange_dx)
     exchange_dx_of(r, k);
   else if (r.p.wants_dx)
     dx_of(r, k, r.c.dx_blocks);
   if (scatters_dx(r) && is_last(r, begin)) begin_dx_scatter(r);
   if (r.multiplies() && r.p.wants_dw) dw_of(r, k, first);
+  if (followed) logits_ahead(r, at(begin + r.c.chunk_rows));
   if (r.multiplies() && r.p.wants_db)
     add_bias_gradient({r.b.exp, r.c.exp_stride, r.c.f16, k.range, static_cast<int>(r.p.vocab_local),
                        terms(r).offset, r.b.db_factor, first, r.b.db},

@@ -49,6 +49,10 @@ struct Config {
   // Where both gradients are wanted, dW starts on the multiprocessors that dX leaves free.
   int dx_blocks = 0;
   int dw_early = 0, dw_head_start = 0;  // pairs that start first, tiles they take beforehand
+  // The logits of the next chunk run beside dW, too: dW has what dX leaves for the whole chunk, and
+  // the logits take what dX had. The pairs that start there take so many tiles ahead of the rest.
+  bool logits_ahead = false;
+  int logits_head_start = 0;
   // dX over ranks: rows that are summed at once, all of the chunk's or half of them. Halves where
   // their products, on fewer blocks, take no more waves of tiles than the whole.
   int64_t dx_part_rows = 0;
@@ -69,6 +73,7 @@ Config config(const Problem& p, const DeviceFacts& device);
 // The workspace, in the order in which it is laid out.
 struct Buffers {
   int *token_target = nullptr, *tickets = nullptr;
+  int *dx_read = nullptr, *dw_read = nullptr;  // counts of the tiles read of the buffer
   float *token_scale = nullptr, *token_shift = nullptr;
   RowBuffers rows;
   float *row_class_weight = nullptr, *row_class_sum = nullptr, *row_smooth = nullptr;

@@ -9,9 +9,11 @@ namespace talea::lce::sm90 {
 
 namespace {
 
-template <bool kF16, bool kDirect>
+// kStages and staging bytes a warp: both come out of the same shared memory.
+template <bool kF16, bool kDirect, int kStages = 5, int kStagingBytes = 2048>
 void run(const DwCall& c, const Launch& launch) {
-  using S = Shape<192, 128, 5, true, Major::mn, Major::mn, kF16>;
+  using S = Shape<192, 128, kStages, true, Major::mn, Major::mn, kF16, kStagingBytes>;
+  static_assert(S::kBlockM == kLogitsTile, "the counts of one are what the other waits for");
   constexpr Element kOut = !kDirect ? Element::f32 : kF16 ? Element::f16 : Element::bf16;
   DwParams p;
   p.targets = {c.sorted, c.chunk.in_use, c.rows, c.hidden.data, c.hidden.stride, c.first_word};
@@ -22,6 +24,7 @@ void run(const DwCall& c, const Launch& launch) {
   p.hidden = static_cast<int>(c.dw.columns);
   p.smooth_row = c.smooth_row;
   p.class_weight = c.class_weight;
+  p.read = c.read;
   Extents e;
   e.m = p.vocab;
   e.n = p.hidden;
@@ -45,6 +48,8 @@ void run(const DwCall& c, const Launch& launch) {
 void dw_product(const DwCall& call, const Launch& launch) {
   if (call.f16)
     call.rounds ? run<true, true>(call, launch) : run<true, false>(call, launch);
+  else if (call.read && !call.rounds)  // on few multiprocessors the way out of them counts
+    run<false, false, 4, 8192>(call, launch);
   else
     call.rounds ? run<false, true>(call, launch) : run<false, false>(call, launch);
 }

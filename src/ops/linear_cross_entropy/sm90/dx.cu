@@ -21,6 +21,7 @@ void run(const DxCall& c, const Launch& launch) {
   p.hidden = static_cast<int>(c.weight.columns);
   p.smooth_row = c.smooth_row;
   p.smooth_factor = c.smooth_factor;
+  p.read = c.read;
   Extents e;
   e.m = c.chunk.capacity;
   e.n = p.hidden;

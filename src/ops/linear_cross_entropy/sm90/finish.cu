@@ -170,7 +170,7 @@ __global__ void __launch_bounds__(kRows* kLanes) finish_kernel(FinishParams p) {
   __shared__ TileSums sums[kWarps][kRows];
   __shared__ float factors[kRows];
   talea::sm90::begin_after_earlier_kernels();
-  if (p.zeroed && blockIdx.x == 0 && threadIdx.x == 0) *p.zeroed = 0;
+  if (p.zeroed && blockIdx.x == 0 && threadIdx.x == 0) p.zeroed[0] = p.zeroed[1] = 0;
   const int lane = threadIdx.x / kRows, r = threadIdx.x % kRows;
   const int row = blockIdx.x * kRows + r;
   const int rows = static_cast<int>(p.range.count());

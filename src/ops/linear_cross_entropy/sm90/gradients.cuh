@@ -19,6 +19,7 @@ struct DxParams {
   int hidden = 0;
   const float* smooth_row = nullptr;     // [hidden]: sum_v c_v w_v, or null
   const float* smooth_factor = nullptr;  // per compacted row
+  int* read = nullptr;                   // counts the tiles whose operands were read, or null
 };
 
 template <bool kF16, bool kF32Out>
@@ -115,6 +116,8 @@ struct DxEpilogue : WaitsFirst {
                                              const Schedule<S>& work, int first_row, int column,
                                              char* staging) {
     const int lane = threadIdx.x % 32;
+    // Both groups take every stage of the tile: what one has multiplied was loaded for both.
+    if (p.read && threadIdx.x == 128) count_up(p.read);
 #pragma unroll
     for (int part = 0; part < S::kParts; ++part) {
       const int row = first_row + 64 * part;
@@ -163,6 +166,7 @@ struct DwParams {
       nullptr;  // [hidden]: eps / V * sum_t G_t s_t x_t of this chunk, or null
   const float* class_weight = nullptr;  // [vocab], or null for ones
   TargetShare targets;                  // kDirect only: added here, before the one rounding
+  int* read = nullptr;                  // counts the tiles read of each S::kBlockM words, or null
 };
 
 // A chunk without rows adds nothing.
@@ -180,6 +184,7 @@ struct DwEpilogue : Waits {
   using Params = DwParams;
   using Filter = RowsFilter;
   static constexpr int kColumns = kDirect ? 64 : 32;  // of one staged piece: 128 bytes
+  static constexpr int kPieceBytes = 2048;            // 16 rows of them
 
   // acc += coefficient * x for the rows whose target is one of this warp's 16 words.
   template <int kHalf>
@@ -224,16 +229,13 @@ struct DwEpilogue : Waits {
     }
   }
 
-  static __device__ __forceinline__ void group(const float* acc, const Params& p, float upper,
-                                               float lower, int row, int column, char* staging) {
-    const int lane = threadIdx.x % 32;
-    if (lane == 0) store_wait_read<0>();
-    __syncwarp();
+  static __device__ __forceinline__ void fill(const float* acc, const Params& p, float upper,
+                                              float lower, int column, char* staging) {
 #pragma unroll
     for (int j = 0; j < kColumns / 8; ++j) {
       const float* a = acc + 4 * j;
       float2 u{a[0], a[1]}, l{a[2], a[3]};
-      const int c = column + 8 * j + 2 * (lane % 4);
+      const int c = column + 8 * j + 2 * static_cast<int>(threadIdx.x % 4);
       if (p.smooth_row && c < p.hidden) {
         const float2 q = *reinterpret_cast<const float2*>(p.smooth_row + c);
         u.x = fmaf(-upper, q.x, u.x), u.y = fmaf(-upper, q.y, u.y);
@@ -241,13 +243,30 @@ struct DwEpilogue : Waits {
       }
       put(staging, j, u, l);
     }
+  }
+
+  // kPieces pieces at once, one behind the other in the staging memory: a fence for all of them.
+  template <int kPieces>
+  static __device__ __forceinline__ void send(const float* acc, const Params& p, float upper,
+                                              float lower, int row, int column, char* staging) {
+    const int lane = threadIdx.x % 32;
+    if (lane == 0) store_wait_read<0>();
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i)
+      fill(acc + kColumns / 2 * i, p, upper, lower, column + kColumns * i,
+           staging + kPieceBytes * i);
     fence_async_shared();
     __syncwarp();
     if (lane != 0) return;
-    if (!kDirect && p.add)
-      reduce_add_tile(&p.dw_map, staging, column, row);
-    else
-      store_tile(&p.dw_map, staging, column, row);
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) {
+      if (column + kColumns * i >= p.hidden) break;
+      if (!kDirect && p.add)
+        reduce_add_tile(&p.dw_map, staging + kPieceBytes * i, column + kColumns * i, row);
+      else
+        store_tile(&p.dw_map, staging + kPieceBytes * i, column + kColumns * i, row);
+    }
     store_commit();
   }
 
@@ -255,6 +274,7 @@ struct DwEpilogue : Waits {
   static __device__ __forceinline__ void run(Accumulators<S>& acc, const Params& p,
                                              const Schedule<S>& work, int first_row, int column,
                                              char* staging) {
+    if (p.read && threadIdx.x % 128 == 0) count_up(p.read + first_row / S::kBlockM);
     if (p.add && work.k_blocks == 0) return;
 #pragma unroll
     for (int part = 0; part < S::kParts; ++part) {
@@ -271,10 +291,13 @@ struct DwEpilogue : Waits {
         for (int i = 0; i < S::kBlockN / 2; ++i) acc[part][i] *= f;
       }
       if (kDirect && p.targets.sorted) add_targets(acc[part], p, row, column);
+      constexpr int kPieces = S::kStagingBytes / kPieceBytes;
+      static_assert(S::kBlockN / kColumns % kPieces == 0, "whole turns of the staging memory");
 #pragma unroll
-      for (int g = 0; g < S::kBlockN / kColumns; ++g)
+      for (int g = 0; g < S::kBlockN / kColumns; g += kPieces)
         if (column + kColumns * g < p.hidden)
-          group(&acc[part][kColumns / 2 * g], p, upper, lower, row, column + kColumns * g, staging);
+          send<kPieces>(&acc[part][kColumns / 2 * g], p, upper, lower, row, column + kColumns * g,
+                        staging);
     }
   }
 };

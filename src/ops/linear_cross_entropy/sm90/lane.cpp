@@ -14,6 +14,7 @@ void require_device(const Communicator& c, const char* name) {
 }
 
 const char* schedule_of(const Config& c) {
+  if (c.logits_ahead) return "chunks of rows, the next chunk's logits beside dW";
   if (c.slice_words == 0) return "chunks of rows";
   return c.from_saved ? "slices of the vocabulary, row states from saved outputs"
                       : "slices of the vocabulary after a pass for the row states";

@@ -2,6 +2,8 @@
 // Exists so that the stated bytes and the bytes used cannot differ.
 // Never allocates.
 #pragma once
+#include <algorithm>
+
 #include "core/arena.hpp"
 #include "dist/top_k.hpp"
 #include "ops/linear_cross_entropy/sm90/config.hpp"
@@ -17,7 +19,11 @@ inline Buffers lay_out(const Problem& p, const Config& c, Arena& arena) {
   const int64_t n = p.tokens, d = p.hidden;
   Buffers b;
   b.facts = reinterpret_cast<BatchFacts*>(arena.take<char>(256));
-  b.tickets = arena.take<int>(1);
+  b.tickets = arena.take<int>(2);
+  if (c.logits_ahead) {
+    b.dx_read = arena.take<int>(c.tiles + 2);  // dW's tiles come in pairs
+    if (b.dx_read) b.dw_read = b.dx_read + 1;
+  }
   b.token_target = arena.take<int>(n);
   if (!c.wide) b.token_shift = arena.take<float>(n);
   b.rows.index = arena.take<int>(n);
@@ -39,9 +45,11 @@ inline Buffers lay_out(const Problem& p, const Config& c, Arena& arena) {
   if (p.wants_db) b.db = arena.take<double>(p.vocab_local);
   if (p.wants_db) b.db_factor = arena.take<float>(c.chunk_rows);
   if (c.sort_bytes > 0) {
-    b.keys = arena.take<uint64_t>(n);
     b.sorted = arena.take<uint64_t>(n);
-    b.sort_scratch = arena.take<char>(c.sort_bytes);
+    if (!c.logits_ahead) {
+      b.keys = arena.take<uint64_t>(n);
+      b.sort_scratch = arena.take<char>(c.sort_bytes);
+    }
   }
   if (c.smoothing) {
     b.row_class_sum = arena.take<float>(n);
@@ -51,7 +59,7 @@ inline Buffers lay_out(const Problem& p, const Config& c, Arena& arena) {
     b.smooth_row = arena.take<float>(d);
   }
   b.bias_sum = arena.take<double>(2);
-  if (!c.x_in_dx) b.x = arena.take<uint16_t>(c.chunk_rows * d);
+  if (!c.x_in_dx) b.x = arena.take<uint16_t>((c.logits_ahead ? 2 : 1) * c.chunk_rows * d);
   if (c.exp_stride > 0) b.exp = arena.take<uint16_t>(c.chunk_rows * c.exp_stride);
   if (c.wide) {
     b.logits = reinterpret_cast<float*>(b.exp);
@@ -60,7 +68,16 @@ inline Buffers lay_out(const Problem& p, const Config& c, Arena& arena) {
     b.target_slope = arena.take<float>(c.chunk_rows);
     b.sparse_logits = arena.take<float>(c.chunk_rows * p.soft_k);
   } else if (!c.from_saved) {
-    b.tile_sums = arena.take<float>(c.tiles * c.state_rows);
+    const int64_t sums = c.tiles * c.state_rows;
+    if (c.logits_ahead && c.sort_bytes > 0) {
+      // What only the sort before the first chunk needs lies where the sums per tile lie later.
+      const int64_t keys = (n + 31) / 32 * 32;
+      b.keys = arena.take<uint64_t>(std::max(keys + (c.sort_bytes + 7) / 8, (sums + 1) / 2));
+      b.tile_sums = reinterpret_cast<float*>(b.keys);
+      if (b.keys) b.sort_scratch = reinterpret_cast<char*>(b.keys + keys);
+    } else {
+      b.tile_sums = arena.take<float>(sums);
+    }
     if (p.wants_entropy || p.has_upstream_entropy)
       b.tile_shifted = arena.take<float>(c.tiles * c.state_rows);
     if (p.options.label_smoothing > 0 && !c.smoothing)

@@ -28,6 +28,8 @@ struct LogitsParams {
   int pair_rows = 256;  // rows of the two tiles that a pair of blocks takes
   LogitRule rule;
   bool repair = false;  // second launch: only row tiles whose shift turned out too far off
+  // Runs beside the gradient products of the chunk before, whose buffer it overwrites; or null.
+  Readers readers;
 };
 
 // Row tiles without a row to repair are skipped in the second launch.
@@ -56,9 +58,19 @@ struct RepairFilter {
 // kGeneral: bias, softcap, per-token scale, entropy. kFull: beside them, sums and maxima per tile
 // for smoothing under a softcap and for the best words.
 template <LogitsMode kMode, bool kGeneral, bool kFull>
-struct LogitsEpilogue : LogitsTile, WaitsFirst {
+struct LogitsEpilogue : LogitsTile {
   using Params = LogitsParams;
   using Filter = RepairFilter;
+
+  // Beside the gradient products of the chunk before, it waits for those tile by tile.
+  static __device__ __forceinline__ void before(const Params& p) {
+    if (p.readers.dx)
+      let_later_kernels_start();
+    else
+      begin_after_earlier_kernels();
+  }
+  static __device__ __forceinline__ void ready(const Params&) {}
+  static __device__ __forceinline__ void after(const Params&) { wait_for_earlier_kernels(); }
 
   static constexpr float kLeast = -3e38f;
 
@@ -241,6 +253,13 @@ struct LogitsEpilogue : LogitsTile, WaitsFirst {
                                              const Schedule<S>& work, int first_row, int column,
                                              char* staging) {
     const int lane = threadIdx.x % 32;
+    if (kMode == LogitsMode::store && p.readers.dx) {
+      if (lane == 0) {
+        wait_for_count(p.readers.dx, p.readers.dx_least);
+        wait_for_count(p.readers.dw + column / S::kBlockN, p.readers.dw_least);
+      }
+      __syncwarp();
+    }
 #pragma unroll
     for (int part = 0; part < S::kParts; ++part) {
       const int row = first_row + 64 * part, own = row + lane / 4;

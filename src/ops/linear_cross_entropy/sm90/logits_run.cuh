@@ -31,6 +31,7 @@ void run_logits(const LogitsCall& c, const Launch& launch) {
   p.vocab = static_cast<int>(c.weight.rows);
   p.rule = c.rule;
   p.repair = c.repair;
+  p.readers = c.readers;
   p.pair_rows = 2 * S::kBlockM;
   Extents e;
   e.m = c.chunk.capacity;
@@ -38,6 +39,7 @@ void run_logits(const LogitsCall& c, const Launch& launch) {
   e.k = static_cast<int>(c.x.columns);
   e.rows_in_use = c.chunk.in_use;
   e.rows_begin = c.chunk.begin;
+  e.early = c.early, e.head_start = c.head_start, e.tickets = c.tickets;
   launch_gemm<S, LogitsEpilogue<kMode, kGeneral, kFull>>(
       {c.x.data, c.x.rows, c.x.columns, c.x.stride},
       {c.weight.data, c.weight.rows, c.weight.columns, c.weight.stride}, e, p, launch.blocks,

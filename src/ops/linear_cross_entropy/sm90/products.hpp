@@ -44,6 +44,11 @@ struct LogitsCall {
   LogitRule rule;
   bool general = false;  // bias, softcap, per-token scale, entropy or a scale <= 0
   enum class Kind { shift, store, sums, online } kind = Kind::store;
+  // Given: runs beside the gradient products before it. Pairs of blocks that dX leaves to it, the
+  // tiles they are ahead of those that dW leaves, a zeroed counter.
+  Readers readers;
+  int early = 0, head_start = 0;
+  int* tickets = nullptr;
   bool repair = false;
   bool overlaps = true;  // launched ahead of the end of the kernel before it
 };
@@ -67,6 +72,7 @@ struct DxCall {
   const float* smooth_row = nullptr;
   const float* smooth_factor = nullptr;
   bool overlaps = false;  // launched ahead of the end of the kernel before it
+  int* read = nullptr;    // counts its tiles, or null
 };
 void dx_product(const DxCall& call, const Launch& launch);
 
@@ -106,6 +112,8 @@ struct DwCall {
   int* tickets = nullptr;  // zeroed
   // dw is 16-bit and this call holds every row: the targets' share is added before the rounding.
   bool rounds = false;
+  // Counts its tiles by kLogitsTile words, for logits that follow beside it; or null.
+  int* read = nullptr;
   int first_word = 0;  // of dw's rows
   const uint64_t* sorted = nullptr;
   RowBuffers rows;

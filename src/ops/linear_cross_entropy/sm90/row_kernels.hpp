@@ -189,7 +189,7 @@ struct FinishParams {
   int* least_exponent = nullptr;             // fp16
   void* scaled = nullptr;                    // the gathered rows, multiplied in place by f; or null
   int64_t hidden = 0;
-  int* zeroed = nullptr;  // a counter for the kernels that follow, or null
+  int* zeroed = nullptr;  // two counters for the kernels that follow, or null
 };
 void finish_rows(const FinishParams& p, cudaStream_t stream);
 

@@ -67,6 +67,14 @@ struct RowRange {
 #endif
 };
 
+// Where the gradient products of the chunks so far count the tiles whose part of the buffer they
+// have read: dX all of them, dW those of each tile of words. At the counts given here the
+// chunk before is done with them.
+struct Readers {
+  int *dx = nullptr, *dw = nullptr;
+  int dx_least = 0, dw_least = 0;
+};
+
 // From the fp32 accumulator to the logit.
 struct LogitRule {
   float scale = 1;

@@ -30,9 +30,11 @@ struct Run {
     if (c.gather_tokens) return {b.x_all, p.tokens, p.hidden, p.hidden};
     return {call.in.hidden.data, p.tokens, p.hidden, p.hidden_row_stride};
   }
-  // The compacted rows of the chunk; by slices, every row's, in dX until dX itself is written.
-  Matrix x() const {
-    if (!c.x_in_dx) return {b.x, c.chunk_rows, p.hidden, p.hidden};
+  // The compacted rows of the chunk that begins there; by slices, every row's, in dX until dX
+  // itself is written. Chunks whose logits run ahead take turns in two buffers.
+  Matrix x(int64_t begin) const {
+    const int64_t turn = c.logits_ahead ? begin / c.chunk_rows % 2 : 0;
+    if (!c.x_in_dx) return {b.x + turn * c.chunk_rows * p.hidden, c.chunk_rows, p.hidden, p.hidden};
     return {call.out.dx.data, c.chunk_rows, p.hidden, call.out.dx.stride[0]};
   }
   Matrix weight() const {

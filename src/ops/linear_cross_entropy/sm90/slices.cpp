@@ -23,7 +23,7 @@ Matrix weight(const Run& r, const Slice& s) {
 
 void gradient_of(const Run& r, const Slice& s) {
   SliceLogitsCall q;
-  q.x = r.x(), q.weight = weight(r, s), q.gradient = gradient(r, s);
+  q.x = r.x(0), q.weight = weight(r, s), q.gradient = gradient(r, s);
   q.chunk = s.rows;
   q.rows = r.b.rows;
   q.factors = r.b.factors;
@@ -45,7 +45,7 @@ void dx_of(const Run& r, const Slice& s) {
 
 void dw_of(const Run& r, const Slice& s) {
   DwCall q;
-  q.exp = gradient(r, s), q.x = r.x(), q.chunk = s.rows;
+  q.exp = gradient(r, s), q.x = r.x(0), q.chunk = s.rows;
   const Matrix dw = r.dw();
   const int64_t size = r.c.direct_dw ? 2 : 4;
   q.dw = {static_cast<char*>(dw.data) + s.begin * dw.stride * size, s.words, dw.columns, dw.stride};

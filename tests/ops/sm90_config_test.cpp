@@ -64,7 +64,7 @@ TEST(Sm90Config, ChunksOf512RowsRunTheNextLogitsBesideDw) {
   EXPECT_TRUE(c.logits_ahead);
   EXPECT_EQ(c.chunk_rows, 512);
   EXPECT_EQ(c.dx_blocks, 64);
-  EXPECT_EQ(c.logits_head_start, 13);  // a third of 1336 tiles on 32 pairs
+  EXPECT_EQ(c.logits_head_start, 14);  // a third of 1336 tiles on 32 pairs
   EXPECT_LE(workspace(p), int64_t{135} << 20);
   // Not in longer chunks, nor where the second buffer of rows has no room, nor where others read or
   // write the buffer between the products.

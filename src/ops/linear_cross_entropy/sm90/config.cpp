@@ -112,7 +112,8 @@ void run_ahead(const Problem& p, Config& c) {
   if (!c.logits_ahead) return;
   // A third of the tiles, as measured with 512 rows of 4096 elements.
   const int64_t tiles = (c.chunk_rows + kPairRows - 1) / kPairRows * c.tiles;
-  c.logits_head_start = static_cast<int>(tiles / 3 / std::max(1, c.dx_blocks / 2));
+  const int64_t early = std::max(1, c.dx_blocks / 2);
+  c.logits_head_start = static_cast<int>((2 * tiles + 3 * early) / (6 * early));
 }
 
 int64_t workspace_with(const Problem& p, Config c, int64_t rows) {

@@ -13,7 +13,7 @@ namespace {
 template <bool kF16, bool kDirect, int kStages = 5, int kStagingBytes = 2048>
 void run(const DwCall& c, const Launch& launch) {
   using S = Shape<192, 128, kStages, true, Major::mn, Major::mn, kF16, kStagingBytes>;
-  static_assert(S::kBlockM == kLogitsTile, "the counts of one are what the other waits for");
+  static_assert(S::kBlockM == Readers::kWords, "what it counts");
   constexpr Element kOut = !kDirect ? Element::f32 : kF16 ? Element::f16 : Element::bf16;
   DwParams p;
   p.targets = {c.sorted, c.chunk.in_use, c.rows, c.hidden.data, c.hidden.stride, c.first_word};

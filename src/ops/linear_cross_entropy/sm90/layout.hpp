@@ -21,7 +21,7 @@ inline Buffers lay_out(const Problem& p, const Config& c, Arena& arena) {
   b.facts = reinterpret_cast<BatchFacts*>(arena.take<char>(256));
   b.tickets = arena.take<int>(2);
   if (c.logits_ahead) {
-    b.dx_read = arena.take<int>(c.tiles + 2);  // dW's tiles come in pairs
+    b.dx_read = arena.take<int>(Readers::counters(p.vocab_local));
     if (b.dx_read) b.dw_read = b.dx_read + 1;
   }
   b.token_target = arena.take<int>(n);

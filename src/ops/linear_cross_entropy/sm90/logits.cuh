@@ -256,7 +256,9 @@ struct LogitsEpilogue : LogitsTile {
     if (kMode == LogitsMode::store && p.readers.dx) {
       if (lane == 0) {
         wait_for_count(p.readers.dx, p.readers.dx_least);
-        wait_for_count(p.readers.dw + column / S::kBlockN, p.readers.dw_least);
+        const int end = min(column + S::kBlockN, p.vocab);
+        for (int word = column; word < end; word += Readers::kWords - word % Readers::kWords)
+          wait_for_count(p.readers.dw + word / Readers::kWords, p.readers.dw_least);
       }
       __syncwarp();
     }

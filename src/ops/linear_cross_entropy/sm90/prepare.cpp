@@ -154,8 +154,11 @@ void prepare(const Run& r) {
   const Inputs& in = r.call.in;
   if (r.c.gather_tokens) begin_gather(r);
   if (r.c.logits_ahead)
-    device::check(cudaMemsetAsync(r.b.dx_read, 0, static_cast<size_t>(r.c.tiles + 2) * 4, r.stream),
-                  "zero of the counts of tiles read");
+    device::check(
+        cudaMemsetAsync(r.b.dx_read, 0,
+                        static_cast<size_t>(Readers::counters(r.p.vocab_local)) * sizeof(int),
+                        r.stream),
+        "zero of the counts of tiles read");
   if (r.b.bias) convert_vector(device_vector(in.bias), 0, r.p.vocab_local, r.b.bias, r.stream);
   if (r.b.class_weight)
     convert_vector(device_vector(in.class_weight), r.p.vocab_begin, r.p.vocab_local,

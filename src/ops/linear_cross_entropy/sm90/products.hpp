@@ -112,7 +112,7 @@ struct DwCall {
   int* tickets = nullptr;  // zeroed
   // dw is 16-bit and this call holds every row: the targets' share is added before the rounding.
   bool rounds = false;
-  // Counts its tiles by kLogitsTile words, for logits that follow beside it; or null.
+  // Counts its tiles by Readers::kWords words, for logits that follow beside it; or null.
   int* read = nullptr;
   int first_word = 0;  // of dw's rows
   const uint64_t* sorted = nullptr;

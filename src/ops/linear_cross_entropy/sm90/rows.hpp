@@ -68,9 +68,11 @@ struct RowRange {
 };
 
 // Where the gradient products of the chunks so far count the tiles whose part of the buffer they
-// have read: dX all of them, dW those of each tile of words. At the counts given here the
-// chunk before is done with them.
+// have read: dX all of them, dW those of every kWords words. At the counts given here the chunk
+// before is done with them.
 struct Readers {
+  static constexpr int kWords = 192;  // dW's tiles are as high; they come in pairs
+  static int64_t counters(int64_t vocab) { return 1 + (vocab + 2 * kWords - 1) / kWords; }
   int *dx = nullptr, *dw = nullptr;
   int dx_least = 0, dw_least = 0;
 };

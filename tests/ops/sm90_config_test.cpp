@@ -77,6 +77,12 @@ TEST(Sm90Config, ChunksOf512RowsRunTheNextLogitsBesideDw) {
   bias.has_bias = bias.wants_db = true;
   for (const Problem& other : {words, ranks, bias})
     EXPECT_FALSE(sm90::config(other, hopper()).logits_ahead);
+  // What the test on a device compares: the same chunks with a byte less.
+  Problem small = training(1700, 1024, 20011, 27);
+  EXPECT_TRUE(sm90::config(small, hopper()).logits_ahead);
+  small.options.workspace_limit_bytes = workspace(small) - 1;
+  EXPECT_FALSE(sm90::config(small, hopper()).logits_ahead);
+  EXPECT_EQ(sm90::config(small, hopper()).chunk_rows, 512);
 }
 
 TEST(Sm90Config, LossOnlyStoresNothingOfTheSizeOfTheLogits) {

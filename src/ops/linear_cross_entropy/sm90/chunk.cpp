@@ -77,6 +77,7 @@ Readers readers_before(const Run& r, const Chunk& k) {
 
 void logits_ahead(const Run& r, const Chunk& k) {
   LogitsCall q = logits_call(r, k);
+  q.kind = LogitsCall::Kind::ahead;
   q.readers = readers_before(r, k);
   q.early = r.c.dx_blocks / 2, q.head_start = r.c.logits_head_start;
   q.tickets = r.b.tickets + 1;

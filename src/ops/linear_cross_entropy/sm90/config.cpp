@@ -103,8 +103,8 @@ int64_t workspace_of(const Problem& p, const Config& c) {
 // multiplies for dX: there the logits of the next chunk run beside it. Where every row's buffer is
 // read by these products alone, and where the second buffer of rows fits.
 void run_ahead(const Problem& p, Config& c) {
-  if (c.wide || c.transform || c.full || c.slice_words > 0 || c.direct_dw || p.world > 1 ||
-      !p.wants_dx || !p.wants_dw || p.wants_db || c.state_rows < c.chunk_rows ||
+  if (c.wide || c.transform || c.general || c.full || c.slice_words > 0 || c.direct_dw ||
+      p.world > 1 || !p.wants_dx || !p.wants_dw || p.wants_db || c.state_rows < c.chunk_rows ||
       c.chunk_rows >= p.tokens || c.chunk_rows > kAheadRows || c.dx_blocks > c.blocks / 2)
     return;
   c.logits_ahead = true;

@@ -10,6 +10,8 @@ void logits_product(const LogitsCall& call, const Launch& launch) {
   if (call.general) return general_logits_product(call, launch);
   if (call.kind == LogitsCall::Kind::shift)
     return run_shape<LogitsMode::shift, false>(call, launch);
+  if (call.kind == LogitsCall::Kind::ahead)
+    return run_logits<LogitsShape, LogitsMode::ahead, false, false>(call, launch);
   if (call.kind == LogitsCall::Kind::store)
     return run_shape<LogitsMode::store, false>(call, launch);
   if (call.kind == LogitsCall::Kind::online)

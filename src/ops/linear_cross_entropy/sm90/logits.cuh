@@ -9,6 +9,7 @@ namespace talea::lce::sm90 {
 enum class LogitsMode {
   shift,  // only the row maximum of the first vocabulary tile, which becomes the row's shift
   store,  // partial sums, and exp(z - shift) into the buffer
+  ahead,  // the same beside the gradient products of the chunk before, whose buffer it overwrites
   sums,   // partial sums alone: nothing of the size of the logits is written
   online  // the same relative to each tile's own maximum: no shift has to be known
 };
@@ -28,8 +29,7 @@ struct LogitsParams {
   int pair_rows = 256;  // rows of the two tiles that a pair of blocks takes
   LogitRule rule;
   bool repair = false;  // second launch: only row tiles whose shift turned out too far off
-  // Runs beside the gradient products of the chunk before, whose buffer it overwrites; or null.
-  Readers readers;
+  Readers readers;      // ahead only
 };
 
 // Row tiles without a row to repair are skipped in the second launch.
@@ -63,8 +63,8 @@ struct LogitsEpilogue : LogitsTile {
   using Filter = RepairFilter;
 
   // Beside the gradient products of the chunk before, it waits for those tile by tile.
-  static __device__ __forceinline__ void before(const Params& p) {
-    if (p.readers.dx)
+  static __device__ __forceinline__ void before(const Params&) {
+    if constexpr (kMode == LogitsMode::ahead)
       let_later_kernels_start();
     else
       begin_after_earlier_kernels();
@@ -73,6 +73,7 @@ struct LogitsEpilogue : LogitsTile {
   static __device__ __forceinline__ void after(const Params&) { wait_for_earlier_kernels(); }
 
   static constexpr float kLeast = -3e38f;
+  static constexpr bool kStores = kMode == LogitsMode::store || kMode == LogitsMode::ahead;
 
   // The accumulators of one row pair become log2-domain values x = (z - shift) log2 e.
   struct Row {
@@ -96,7 +97,7 @@ struct LogitsEpilogue : LogitsTile {
     r.target = -1;
     r.scale = kGeneral ? p.rule.scale : p.rule.scale * kLog2E;
     if (!real) return r;
-    constexpr bool kKnown = kMode == LogitsMode::store || kMode == LogitsMode::sums;
+    constexpr bool kKnown = kStores || kMode == LogitsMode::sums;
     r.shift = kKnown ? p.rows.shift[row] : 0.f;
     if (p.repair && needs_repair(p.rows.peak[row])) r.shift = decode_peak(p.rows.peak[row]);
     r.target = p.rows.target[row] - column;
@@ -189,7 +190,7 @@ struct LogitsEpilogue : LogitsTile {
     uint32_t packed[16];
     columns<kMasked>(&acc[32 * g], p, upper, lower, first, packed);
     columns<kMasked>(&acc[32 * g + 16], p, upper, lower, first + 32, packed + 8);
-    if constexpr (kMode != LogitsMode::store) return;
+    if constexpr (!kStores) return;
     store_piece(p.exp_map, packed, staging, column + 64 * g, row);
   }
 
@@ -253,12 +254,11 @@ struct LogitsEpilogue : LogitsTile {
                                              const Schedule<S>& work, int first_row, int column,
                                              char* staging) {
     const int lane = threadIdx.x % 32;
-    if (kMode == LogitsMode::store && p.readers.dx) {
+    if constexpr (kMode == LogitsMode::ahead) {
+      static_assert(S::kBlockN == Readers::kWords, "one count a tile");
       if (lane == 0) {
         wait_for_count(p.readers.dx, p.readers.dx_least);
-        const int end = min(column + S::kBlockN, p.vocab);
-        for (int word = column; word < end; word += Readers::kWords - word % Readers::kWords)
-          wait_for_count(p.readers.dw + word / Readers::kWords, p.readers.dw_least);
+        wait_for_count(p.readers.dw + column / Readers::kWords, p.readers.dw_least);
       }
       __syncwarp();
     }

@@ -19,7 +19,7 @@ using FewRowsShape = Shape<64, kLogitsTile, 6, true, Major::k, Major::k>;
 template <class S, LogitsMode kMode, bool kGeneral, bool kFull>
 void run_logits(const LogitsCall& c, const Launch& launch) {
   LogitsParams p;
-  if (kMode == LogitsMode::store)
+  if (kMode == LogitsMode::store || kMode == LogitsMode::ahead)
     p.exp_map = tensor_map(c.exp.data, Element::bf16, c.exp.rows, c.exp.columns, c.exp.stride, 16);
   p.rows = c.rows;
   p.tile_sums = c.tile_sums;

@@ -43,8 +43,8 @@ struct LogitsCall {
   int64_t tile_sums_stride = 0;
   LogitRule rule;
   bool general = false;  // bias, softcap, per-token scale, entropy or a scale <= 0
-  enum class Kind { shift, store, sums, online } kind = Kind::store;
-  // Given: runs beside the gradient products before it. Pairs of blocks that dX leaves to it, the
+  enum class Kind { shift, store, ahead, sums, online } kind = Kind::store;
+  // ahead: what runs beside it. Pairs of blocks that dX leaves to it, the
   // tiles they are ahead of those that dW leaves, a zeroed counter.
   Readers readers;
   int early = 0, head_start = 0;

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 
 #include "bench_device.hpp"
 #include "core/device_session.hpp"
@@ -73,9 +74,17 @@ class Data {
 
   Tensor per_token() { return make(DType::f32, {b_.shape.tokens}); }
 
+  // One of `calls` calls queued back to back.
+  double call_ms(int calls, const std::function<void()>& call) {
+    const double all = session_.time_ms([&] {
+      for (int i = 0; i < calls; ++i) call();
+    });
+    return all / calls;
+  }
+
   // The products of what the subjects compute: all three, or the logits alone.
-  double plain_ms() {
-    return session_.time_ms([&] {
+  double plain_ms(int calls) {
+    return call_ms(calls, [&] {
       queue_plain_logits(plain_, session_.stream());
       if (!backward()) return;
       queue_plain_dx(plain_, session_.stream());
@@ -87,9 +96,11 @@ class Data {
   double copy_bytes_per_second() {
     const int64_t bytes = in.weight.elements() * size_of(in.weight.dtype);
     void* to = session_.allocate(bytes);
+    const auto copy = [&] { session_.queue_copy(to, in.weight.data, bytes); };
+    call_ms(1, copy);
+    const int calls = calls_per_sample(call_ms(1, copy));
     std::vector<double> ms;
-    for (int i = 0; i < 9; ++i)
-      ms.push_back(session_.time_ms([&] { session_.queue_copy(to, in.weight.data, bytes); }));
+    for (int i = 0; i < 9; ++i) ms.push_back(call_ms(calls, copy));
     return 2e3 * static_cast<double>(bytes) / time_stats(ms).median_ms;
   }
 

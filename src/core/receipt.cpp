@@ -87,6 +87,13 @@ TimeStats time_stats(std::vector<double> samples_ms) {
   return {at(0.5), at(0.2), at(0.8), static_cast<int64_t>(samples_ms.size())};
 }
 
+int calls_per_sample(double call_ms) {
+  constexpr double least_sample_ms = 25, most_calls = 1000;
+  require(call_ms >= 0, ErrorKind::usage, "calls_per_sample: call_ms = {}", call_ms);
+  if (call_ms * most_calls <= least_sample_ms) return static_cast<int>(most_calls);
+  return static_cast<int>(std::ceil(least_sample_ms / call_ms));
+}
+
 json to_json(const TimeStats& t) {
   return {{"median_ms", t.median_ms}, {"p20_ms", t.p20_ms}, {"p80_ms", t.p80_ms}, {"n", t.n}};
 }

@@ -236,5 +236,17 @@ TEST(Receipt, TimeStatsInterpolate) {
   expect_error(ErrorKind::usage, {"samples"}, [] { time_stats({}); });
 }
 
+TEST(Receipt, SamplesOfShortCallsHoldSeveral) {
+  for (const double ms : {25.0, 25.5, 40.0, 1e6}) EXPECT_EQ(calls_per_sample(ms), 1) << ms;
+  EXPECT_EQ(calls_per_sample(24.9), 2);
+  EXPECT_EQ(calls_per_sample(5.0), 5);
+  EXPECT_EQ(calls_per_sample(0.25), 100);
+  for (const double ms : {0.3, 1.7, 4.9, 12.5})  // long enough, and not by more than a call
+    EXPECT_TRUE(calls_per_sample(ms) * ms >= 25 && (calls_per_sample(ms) - 1) * ms < 25) << ms;
+  for (const double ms : {0.0, 1e-9, 0.025}) EXPECT_EQ(calls_per_sample(ms), 1000) << ms;
+  for (const double ms : {-1.0, double(NAN)})
+    expect_error(ErrorKind::usage, {"call_ms"}, [&] { calls_per_sample(ms); });
+}
+
 }  // namespace
 }  // namespace talea

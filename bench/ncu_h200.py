@@ -21,7 +21,7 @@ CASES = {
     "training": ("--lanes sm90 --limits 530MiB", 0, 9),
     "training_135": ("--lanes sm90 --limits 135MiB", 0, 9),
     "loss_only": ("--lanes sm90 --limits 32MiB --outputs loss", 0, 8),
-    "loss_only_n8": ("--tokens 8 --lanes sm90 --limits 32MiB --outputs loss", 5, 5),
+    "loss_only_n8": ("--tokens 8 --lanes sm90 --limits 32MiB --outputs loss", 3, 3),
     "all_options": (
         "--lanes sm90 --limits 530MiB --inputs bias,token_weight --label-smoothing 0.1 "
         "--z-loss 1e-4 --softcap 30 --outputs loss,dx,dw,entropy,topk:5",
@@ -31,8 +31,8 @@ CASES = {
     "dw_bf16_256": ("--lanes sm90 --limits 256MiB --dw weight", 18, 6),
 }
 KERNELS = (
-    "regex:gemm_kernel|finish_kernel|online_kernel|reduce_kernel|transform_kernel|gather_kernel"
-    "|compact_kernel|best|rank|weight_part|row_part|add_parts|row_dot|scalar_sums"
+    "regex:gemm_kernel|finish_kernel|few_rows_kernel|end_few_kernel|reduce_kernel|transform_kernel"
+    "|gather_kernel|compact_kernel|best|rank|weight_part|row_part|add_parts|row_dot|scalar_sums"
 )
 SECTIONS = ("SpeedOfLight", "ComputeWorkloadAnalysis", "MemoryWorkloadAnalysis", "WarpStateStats")
 COLUMNS = {

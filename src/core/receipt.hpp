@@ -24,9 +24,9 @@ struct TimeStats {
 // The middle and the 20th and 80th percentile; `samples_ms` must not be empty.
 TimeStats time_stats(std::vector<double> samples_ms);
 
-// How many calls of `call_ms` make a sample on a device. A short call's time is that of calls queued
-// back to back, as a loop makes them: at least 25 ms of them, so that neither the host's first step
-// nor the clock of one moment decides. At most 1000.
+// How many calls of `call_ms` make a sample on a device. A short call's time is that of calls
+// queued back to back, as a loop makes them: at least 25 ms of them, so that neither the host's
+// first step nor the clock of one moment decides. At most 1000.
 int calls_per_sample(double call_ms);
 
 // One tensor that was read. sha256: io::tensor_sha256.

@@ -69,6 +69,39 @@ TEST_P(Repeats, Replayed) {
   replay(b, b.outputs(), repeats);
 }
 
+// A loss of few tokens, as decoding asks for it: queued back to back, and captured behind a node
+// that is no kernel.
+TEST_P(Repeats, FewTokensBackToBackAndReplayed) {
+  for (const int64_t tokens : {1, 8, 130}) {
+    Batch b({.tokens = tokens, .hidden = 264, .vocab = 5000, .everything = false}, GetParam());
+    b.run();
+    const auto right = b.outputs();
+    for (int i = 0; i < repeats; ++i) {
+      if (i % 3 == 0) b.poison_outputs();
+      b.run();
+      if (i % 7 == 0) {
+        ASSERT_EQ(b.outputs(), right) << tokens << " tokens, repeat " << i;
+      }
+    }
+    ASSERT_EQ(b.outputs(), right) << tokens << " tokens";
+    auto stream = static_cast<cudaStream_t>(b.session().stream());
+    cudaGraph_t graph = nullptr;
+    cudaGraphExec_t exec = nullptr;
+    ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), cudaSuccess);
+    b.poison_outputs();
+    b.run();
+    b.run();
+    ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
+    ASSERT_EQ(cudaGraphInstantiate(&exec, graph, 0), cudaSuccess);
+    for (int i = 0; i < 50; ++i) {
+      ASSERT_EQ(cudaGraphLaunch(exec, stream), cudaSuccess);
+      ASSERT_EQ(b.outputs(), right) << tokens << " tokens, replay " << i;
+    }
+    cudaGraphExecDestroy(exec);
+    cudaGraphDestroy(graph);
+  }
+}
+
 TEST_P(Repeats, ManyThreadsEachWithAStream) {
   constexpr int threads = 6;
   std::vector<std::vector<std::byte>> alone(threads);

@@ -148,6 +148,52 @@ TEST_P(Sm90, FewRowsLossOnly) {
       }
 }
 
+// Their rows are found and gathered in one launch, ended and summed in another.
+TEST_P(Sm90, FewRowsAndTheirScalar) {
+  for (const int64_t tokens : {1, 2, 65, 128, 129, 256})
+    for (const Reduction reduction : {Reduction::sum, Reduction::mean})
+      for (const int64_t every : {1, 3, 1000}) {  // of the rows from the second on, ignored
+        Case c = bf16_case(tokens, 264, 1000);
+        c.options.reduction = reduction;
+        c.options.label_smoothing = tokens % 2 == 0 ? 0.1 : 0;
+        c.out = {};
+        c.out.loss = Array(DType::f32, {});
+        if (tokens == 65) c.out.lse = Array(DType::f32, {tokens});
+        for (int64_t t = every == 1 ? 0 : 1; t < tokens; t += every)
+          c.in.targets.set_integer(t, 0, -100);
+        must_be_right(c, "tokens " + std::to_string(tokens) + " every " + std::to_string(every));
+        c.options.target_check = TargetCheck::poison;
+        c.in.targets.set_integer(tokens / 2, 0, 1000);
+        must_be_right(c, "foreign, tokens " + std::to_string(tokens));
+      }
+}
+
+// More tiles of the vocabulary than a block takes at once.
+TEST_P(Sm90, FewRowsOfAWideVocabulary) {
+  Case c = bf16_case(3, 8, 200001, 30);
+  c.out.dx = c.out.dw = c.out.db = Array();
+  must_be_right(c, "wide");
+  c = bf16_case(3, 8, 400001, 1);
+  c.out.dx = c.out.dw = c.out.db = Array();
+  must_be_right(c, "wider");
+}
+
+// The list of the best: of as few words as are asked for, of one tile and of several, of rows that
+// are flat and of rows with a clear winner.
+TEST_P(Sm90, BestWordsOfEveryWidth) {
+  for (const int64_t vocab : {5, 193, 2500, 20000})
+    for (const int64_t kept : {1, 5, 32})
+      for (const double spread : {1.0, 40.0}) {
+        if (kept > vocab) continue;
+        const int64_t hidden = std::max<int64_t>(264, (1 << 17) / vocab / 8 * 8 + 8);
+        Case c = bf16_case(9, hidden, vocab, spread);
+        want_everything(c, kept);
+        c.out.dx = c.out.dw = c.out.db = Array();
+        must_be_right(c, "vocab " + std::to_string(vocab) + " kept " + std::to_string(kept) +
+                             " spread " + std::to_string(spread));
+      }
+}
+
 TEST_P(Sm90, ConfidentAndFarRows) {
   for (const double spread : {6.0, 30.0, 200.0})
     must_be_right(bf16_case(300, 264, 777, spread), "spread");

@@ -11,13 +11,14 @@ struct Grid {
   int64_t blocks = 0;
   int threads = 0;
   bool follows = true;  // false: an ordinary launch
+  int64_t layers = 1;   // blocks along y
 };
 
 template <class Params>
 void launch_following(void (*kernel)(Params), const Grid& grid, const Params& params,
                       cudaStream_t stream, const char* name) {
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(grid.blocks));
+  config.gridDim = dim3(static_cast<unsigned>(grid.blocks), static_cast<unsigned>(grid.layers));
   config.blockDim = dim3(static_cast<unsigned>(grid.threads));
   config.stream = stream;
   cudaLaunchAttribute attribute{};

@@ -116,7 +116,8 @@ void best_words(const Run& r, const Chunk& k) {
   q.tiles = static_cast<int>(r.c.tiles), q.tile_columns = kLogitsTile;
   q.x = x_of(r, k).data, q.hidden = r.p.hidden;
   q.weight = r.weight().data, q.weight_stride = r.weight().stride;
-  rank_rows(q, r.c.kept, r.b.own_best, r.stream);
+  q.kept = r.c.kept, q.best = r.b.own_best;
+  rank_rows(q, r.stream);
 }
 
 void transform(const Run& r, const Chunk& k) {
@@ -145,7 +146,10 @@ void folded_states(const Run& r, const Chunk& k) {
   const bool scales = r.p.wants_dw && !r.c.transform && !by_slices;
   if (r.c.smoothing) f.row_class_sum = r.b.row_class_sum + k.begin;
   if (r.c.rank_one) f.row_smooth = r.b.row_smooth + k.begin;
-  if (!r.exchanged()) {
+  if (r.ends_and_sums()) {
+    const ReduceParams scalar = reduce_params(r);
+    end_few_rows({f, scalar, scalar.reduction > 0 ? r.b.tickets : nullptr}, k.capacity, r.stream);
+  } else if (!r.exchanged()) {
     f.scaled = scales ? x_of(r, k).data : nullptr;
     finish_rows(f, r.stream);
   } else {
@@ -387,7 +391,7 @@ void run_chunk(const Run& r, int64_t begin, bool first) {
   };
   const Chunk k = at(begin);
   const bool followed = is_followed(r, begin);
-  if (!r.c.logits_ahead || first) gather(r, k);
+  if (!r.finds_and_gathers() && (!r.c.logits_ahead || first)) gather(r, k);
   if (r.c.wide)
     wide_states(r, k);
   else if (r.c.from_saved)

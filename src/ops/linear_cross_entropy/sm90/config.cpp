@@ -326,8 +326,8 @@ Config config(const Problem& p, const DeviceFacts& device) {
   if (p.has_targets && (p.wants_dw || p.wants_db)) c.sort_bytes = sort_scratch_bytes(p.tokens);
   auto sized = [&](const Problem& q, Config to) {
     to.tiles = (q.vocab_local + kLogitsTile - 1) / kLogitsTile;
-    if (p.backward() || c.wide || c.kept > 0)
-      to.exp_stride = round_up(q.vocab_local, 64) * (c.two_terms ? 3 : c.wide ? 2 : 1);
+    if (p.backward() || c.wide || c.kept > 0)  // rows of whole 256 bytes, as the cache fetches them
+      to.exp_stride = round_up(q.vocab_local, 128) * (c.two_terms ? 3 : c.wide ? 2 : 1);
     return to;
   };
   const Problem even = planned(p);

@@ -51,20 +51,30 @@ void end_db(const Run& r) {
 
 }  // namespace
 
-void end(const Run& r) {
+ReduceParams reduce_params(const Run& r) {
   const Outputs& out = r.call.out;
   const Options& o = r.p.options;
+  const bool scalar = out.loss && o.reduction != Reduction::none;
+  return {r.b.facts,
+          r.b.row_loss,
+          r.b.hit,
+          scalar ? device_vector(out.loss) : DeviceVector{},
+          device_vector(out.accuracy),
+          scalar ? static_cast<int>(o.reduction) : 0,
+          o.on_empty == OnEmpty::zero,
+          o.denominator == Denominator::given,
+          !r.p.backward() && !r.exchanged()};
+}
+
+void end(const Run& r) {
+  const Outputs& out = r.call.out;
   if (r.p.wants_dw) end_dw(r);
   if (r.p.wants_dx && r.c.gather_tokens) end_dx(r);
   if (r.c.exchange_dx) end_dx_sum(r, (r.c.chunks - 1) * r.c.chunk_rows);
   if (r.p.wants_db) end_db(r);
-  const bool scalar = out.loss && o.reduction != Reduction::none;
-  if (!scalar && !out.accuracy) return;
-  reduce_scalars({r.b.facts, r.b.row_loss, r.b.hit,
-                  scalar ? device_vector(out.loss) : DeviceVector{}, device_vector(out.accuracy),
-                  scalar ? static_cast<int>(o.reduction) : 0, o.on_empty == OnEmpty::zero,
-                  o.denominator == Denominator::given, !r.p.backward() && !r.exchanged()},
-                 r.stream);
+  if (r.ends_and_sums()) return;
+  const ReduceParams q = reduce_params(r);
+  if (q.reduction > 0 || out.accuracy) reduce_scalars(q, r.stream);
 }
 
 }  // namespace talea::lce::sm90

@@ -14,6 +14,8 @@ namespace {
 constexpr int kLargestExponent = 100;  // of a row's storage in fp16
 constexpr int kRows = 8, kLanes = 64;  // a block: 8 rows x 64 partial summations
 constexpr int kWarps = kRows * kLanes / 32;
+constexpr int kFewThreads = static_cast<int>(kFewTokens);
+constexpr double kNatural = 0.69314718055994530942;  // of a unit of log2
 
 // What the tiles say of a row: sums over v != target.
 struct TileSums {
@@ -88,6 +90,8 @@ __device__ void write_factors(const FinishParams& p, int row, const RowState<dou
   p.rows.factor[row] = static_cast<float>(ldexp(1.0, -f.exponent));
 }
 
+// kGradients: the factors of the row, too; returns the one that multiplies its row of X.
+template <bool kGradients = true>
 __device__ float finish_one(const FinishParams& p, int row, const RowState<double>& state,
                             double shift) {
   const int64_t token = p.rows.index[row];
@@ -109,6 +113,7 @@ __device__ float finish_one(const FinishParams& p, int row, const RowState<doubl
   write(p.lse, token, summary.lse);
   write(p.logprob, token, summary.logp_target);
   write(p.entropy, token, summary.entropy);
+  if constexpr (!kGradients) return 0.f;
   const double scale = p.scale * (p.rows.scale ? static_cast<double>(p.rows.scale[row]) : 1.0);
   const bool here = p.rows.target[row] >= 0;
   double target = r.target;
@@ -135,12 +140,11 @@ __device__ float finish_one(const FinishParams& p, int row, const RowState<doubl
 __device__ double shift_of(const FinishParams& p, int row) {
   const int peak = p.rows.peak[row];
   const float shift2 = needs_repair(peak) ? decode_peak(peak) : p.rows.shift[row];
-  return shift2 * 0.69314718055994530942;
+  return shift2 * kNatural;
 }
 
 // The row of a thread's block of rows: its state alone, or everything that follows from it.
-__device__ float end_row(const FinishParams& p, int row, const TileSums& tiles) {
-  const double shift = shift_of(p, row);
+__device__ float end_row(const FinishParams& p, int row, const TileSums& tiles, double shift) {
   if (p.states) {
     RowState<double> state = p.states[row];
     for (int i = 1; i < p.parts; ++i) state = merge(state, p.states[i * p.range.rows + row]);
@@ -191,7 +195,7 @@ __global__ void __launch_bounds__(kRows* kLanes) finish_kernel(FinishParams p) {
   __syncthreads();
   if (lane == 0) {
     for (int i = 1; i < kWarps; ++i) own.add(sums[i][r]);
-    factors[r] = row < rows ? end_row(p, row, own) : 0.f;
+    factors[r] = row < rows ? end_row(p, row, own, shift_of(p, row)) : 0.f;
   }
   __syncthreads();
   if (!p.scaled) return;
@@ -212,31 +216,108 @@ __global__ void __launch_bounds__(kRows* kLanes) finish_kernel(FinishParams p) {
   }
 }
 
-// A block a row: few rows whose tiles have maxima of their own.
-__global__ void __launch_bounds__(256) online_kernel(FinishParams p) {
-  __shared__ float floats[8];
-  __shared__ double doubles[8];
-  talea::sm90::begin_after_earlier_kernels();
-  const int row = blockIdx.x;
-  if (row >= p.range.count()) return;
-  float most = -INFINITY;
-  for (int tile = threadIdx.x; tile < p.tiles; tile += 256)
-    most = fmaxf(most, p.tile_maxima[tile * p.tile_sums_stride + row]);
-  most = device::block_reduce(most, device::Max(), floats);
+// A block a row: few rows whose tiles have maxima of their own. One pass, a few tiles a thread at a
+// time, so that their loads are in flight together. Every thread gets the result.
+struct OnlineSums {
   TileSums own{0, 0, 0};
-  for (int tile = threadIdx.x; tile < p.tiles; tile += 256) {
-    const int64_t at = tile * p.tile_sums_stride + row;
-    const bool none = most == -INFINITY;
-    const double x = none ? 0.0 : p.tile_maxima[at] - static_cast<double>(most), f = exp2(x);
-    const double sum = p.tile_sums[at];
-    own.sum += f * sum;
-    if (p.tile_shifted && f > 0) own.shifted += f * kLn2 * (p.tile_shifted[at] + sum * x);
+  float most = -INFINITY;  // what they are relative to, log2 units
+
+  __device__ OnlineSums(const FinishParams& p, int row, float* floats, double* doubles) {
+    constexpr int kHeld = 4;
+    for (int first = threadIdx.x; first - static_cast<int>(threadIdx.x) < p.tiles;
+         first += kHeld * kFewThreads) {
+      float peak[kHeld], sum[kHeld], shifted[kHeld];
+#pragma unroll
+      for (int i = 0; i < kHeld; ++i) {
+        const int tile = first + i * kFewThreads;
+        const int64_t at = tile * p.tile_sums_stride + row;
+        const bool exists = tile < p.tiles;
+        peak[i] = exists ? p.tile_maxima[at] : -INFINITY;
+        sum[i] = exists ? p.tile_sums[at] : 0.f;
+        shifted[i] = exists && p.tile_shifted ? p.tile_shifted[at] : 0.f;
+      }
+      float here = -INFINITY;  // a tile of sum 0 holds no word, and no maximum either
+#pragma unroll
+      for (int i = 0; i < kHeld; ++i)
+        if (sum[i] != 0) here = fmaxf(here, peak[i]);
+      here = device::block_reduce(here, device::Max(), floats);
+      if (here > most) raise(here);
+#pragma unroll
+      for (int i = 0; i < kHeld; ++i)
+        if (sum[i] != 0) add(peak[i], sum[i], shifted[i]);
+    }
+    own.sum = device::block_reduce(own.sum, device::Sum(), doubles);
+    own.shifted = device::block_reduce(own.shifted, device::Sum(), doubles);
   }
-  own.sum = device::block_reduce(own.sum, device::Sum(), doubles);
-  own.shifted = device::block_reduce(own.shifted, device::Sum(), doubles);
+
+ private:
+  // sum e x becomes sum e (x + down), e smaller by 2^down.
+  __device__ void raise(float to) {
+    if (most > -INFINITY) {
+      const float down = most - to, f = talea::sm90::exp2_fast(down);
+      own.shifted = f > 0 ? f * (own.shifted + own.sum * down * kLn2) : 0.0;
+      own.sum *= f;
+    }
+    most = to;
+  }
+  __device__ void add(float peak, double sum, double shifted) {
+    const float x = peak - most, f = talea::sm90::exp2_fast(x);
+    own.sum += f * sum;
+    if (f > 0) own.shifted += f * kLn2 * (shifted + sum * x);
+  }
+};
+
+// Their loss alone is wanted. Few instructions: they are fetched anew after each read of a large
+// weight.
+__device__ void end_online(const FinishParams& p, int row) {
+  __shared__ float floats[kFewThreads / 32];
+  __shared__ double doubles[kFewThreads / 32];
+  const OnlineSums sums(p, row, floats, doubles);
   if (threadIdx.x != 0) return;
-  p.rows.shift[row] = most;
-  end_row(p, row, own);
+  const double shift = sums.most * kNatural;
+  const RowState<double> state = state_of(p, row, sums.own, shift);
+  if (p.own_states)
+    p.own_states[row] = state;
+  else
+    finish_one<false>(p, row, state, shift);
+}
+
+__global__ void __launch_bounds__(kFewThreads) online_kernel(FinishParams p) {
+  talea::sm90::begin_after_earlier_kernels();
+  if (blockIdx.x < p.range.count()) end_online(p, static_cast<int>(blockIdx.x));
+}
+
+// Thread 0 has the sums over the rows.
+__device__ void write_scalars(const ReduceParams& p, double sum, double hits) {
+  write(p.accuracy, 0, hits / p.facts->valid);
+  if (p.reduction == 0) return;
+  if (p.facts->poisoned > 0) sum = NAN;
+  if (p.reduction == 2) {
+    sum /= p.facts->denominator;
+    if (p.facts->empty && !p.given) sum = p.zero_when_empty ? 0.0 : static_cast<double>(NAN);
+  }
+  write(p.loss, 0, sum);
+}
+
+__global__ void __launch_bounds__(kFewThreads) end_few_kernel(EndFewParams p) {
+  __shared__ double doubles[kFewThreads / 32];
+  __shared__ bool last;
+  talea::sm90::begin_after_earlier_kernels();
+  const int rows = static_cast<int>(p.finish.range.count());
+  if (blockIdx.x < rows) end_online(p.finish, static_cast<int>(blockIdx.x));
+  if (!p.tickets) return;
+  if (threadIdx.x == 0) {
+    __threadfence();
+    last = atomicAdd(p.tickets, 1) + 1 == static_cast<int>(gridDim.x);
+    __threadfence();
+  }
+  __syncthreads();
+  if (!last) return;
+  // The rows are added in the same order whichever block comes last.
+  const int row = static_cast<int>(threadIdx.x);
+  const double sum = device::block_reduce(row < rows ? __ldcg(p.reduce.row_loss + row) : 0.0,
+                                          device::Sum(), doubles);
+  if (threadIdx.x == 0) write_scalars(p.reduce, sum, 0);
 }
 
 __global__ void __launch_bounds__(1024) reduce_kernel(ReduceParams p) {
@@ -251,15 +332,7 @@ __global__ void __launch_bounds__(1024) reduce_kernel(ReduceParams p) {
   sum = Sum(shared).Sum(sum);
   __syncthreads();
   hits = Sum(shared).Sum(hits);
-  if (threadIdx.x != 0) return;
-  write(p.accuracy, 0, hits / p.facts->valid);
-  if (p.reduction == 0) return;
-  if (p.facts->poisoned > 0) sum = NAN;
-  if (p.reduction == 2) {
-    sum /= p.facts->denominator;
-    if (p.facts->empty && !p.given) sum = p.zero_when_empty ? 0.0 : static_cast<double>(NAN);
-  }
-  write(p.loss, 0, sum);
+  if (threadIdx.x == 0) write_scalars(p, sum, hits);
 }
 
 // A block owns a run of equal targets and 256 columns; rows are added in ascending order.
@@ -295,11 +368,15 @@ void finish_rows(const FinishParams& p, cudaStream_t stream) {
   const int64_t blocks = (p.range.rows + kRows - 1) / kRows;
   if (blocks == 0) return;
   if (p.tile_maxima && !p.states)
-    return talea::sm90::launch_following(online_kernel, {p.range.rows, 256}, p, stream,
+    return talea::sm90::launch_following(online_kernel, {p.range.rows, kFewThreads}, p, stream,
                                          "finish_rows");
   // States may come from an exchange between ranks, which is no kernel of ours.
   talea::sm90::launch_following(finish_kernel, {blocks, kRows * kLanes, !p.states}, p, stream,
                                 "finish_rows");
+}
+
+void end_few_rows(const EndFewParams& p, int64_t rows, cudaStream_t stream) {
+  talea::sm90::launch_following(end_few_kernel, {rows, kFewThreads}, p, stream, "end_few_rows");
 }
 
 void restore_states(const SavedParams& p, cudaStream_t stream) {

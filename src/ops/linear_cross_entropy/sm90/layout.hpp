@@ -7,13 +7,11 @@
 #include "core/arena.hpp"
 #include "dist/top_k.hpp"
 #include "ops/linear_cross_entropy/sm90/config.hpp"
+#include "ops/linear_cross_entropy/sm90/row_kernels.hpp"
 
 namespace talea::lce::sm90 {
 
 inline constexpr int kSumParts = 256;  // partial column sums of the weight, added in order
-// Up to so many, a loss alone is bound by one read of the weight: a shift found beforehand costs
-// more than tiles with maxima of their own do.
-inline constexpr int64_t kFewTokens = 256;
 
 inline Buffers lay_out(const Problem& p, const Config& c, Arena& arena) {
   const int64_t n = p.tokens, d = p.hidden;

@@ -144,7 +144,8 @@ struct LogitsEpilogue : LogitsTile {
     r.peak = fmaxf(r.peak, x);
     const float e = exp2_fast(x);
     r.sum += e;
-    r.shifted = fmaf(e, fmaxf(x, kLeast), r.shifted);  // 0 times -inf would not be a number
+    // 0 times -inf would not be a number; under a cap only what is masked is that small.
+    r.shifted = fmaf(e, kCapped && !kMasked ? x : fmaxf(x, kLeast), r.shifted);
     return kCapped && !kFull ? e * p.rule.slope2(z2) : e;
   }
 
@@ -173,8 +174,8 @@ struct LogitsEpilogue : LogitsTile {
   static __device__ __forceinline__ void columns(const float* acc, const Params& p, Row& upper,
                                                  Row& lower, int column, uint32_t* packed) {
     float bias[8] = {}, weight[8] = {1, 1, 1, 1, 1, 1, 1, 1};
-    if (kGeneral && p.rule.bias) read_words(p.rule.bias, p.vocab, column, bias);
-    if (kFull && p.class_weight) read_words(p.class_weight, p.vocab, column, weight);
+    if (kGeneral && p.rule.bias) read<kMasked>(p.rule.bias, p.vocab, column, bias);
+    if (kFull && p.class_weight) read<kMasked>(p.class_weight, p.vocab, column, weight);
     if (kGeneral && p.rule.softcap > 0)
       terms<true, kMasked>(acc, p, upper, lower, bias, weight, packed);
     else

@@ -12,7 +12,7 @@ void general_logits_product(const LogitsCall& call, const Launch& launch);
 void full_logits_product(const LogitsCall& call, const Launch& launch);
 
 using LogitsShape = Shape<128, kLogitsTile, 5, true, Major::k, Major::k>;
-// Up to 128 rows the call is one read of the weight: half the rows a tile, one stage more in
+// Up to kFewRows the call is one read of the weight: half the rows a tile, one stage more in
 // flight.
 using FewRowsShape = Shape<64, kLogitsTile, 6, true, Major::k, Major::k>;
 
@@ -49,7 +49,7 @@ void run_logits(const LogitsCall& c, const Launch& launch) {
 template <LogitsMode kMode, bool kGeneral>
 void run_shape(const LogitsCall& c, const Launch& launch) {
   // The shift takes one tile of the vocabulary: shorter tiles fill more of the device.
-  if (kMode == LogitsMode::shift || c.chunk.capacity <= 128)
+  if (kMode == LogitsMode::shift || c.chunk.capacity <= kFewRows)
     run_logits<FewRowsShape, kMode, kGeneral, false>(c, launch);
   else if constexpr (kMode != LogitsMode::shift)
     run_logits<LogitsShape, kMode, kGeneral, false>(c, launch);

@@ -34,6 +34,19 @@ struct LogitsTile {
     for (int i = 0; i < 8; ++i) values[i] = words[min(column + 8 * (i / 2) + i % 2, last)];
   }
 
+  // Where every column exists, `column` is even and pairs lie together.
+  template <bool kMasked>
+  static __device__ __forceinline__ void read(const float* words, int vocab, int column,
+                                              float* values) {
+    if constexpr (kMasked) return read_words(words, vocab, column, values);
+    const auto* pairs = reinterpret_cast<const float2*>(words + column);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float2 pair = pairs[4 * i];
+      values[2 * i] = pair.x, values[2 * i + 1] = pair.y;
+    }
+  }
+
   // 64 columns of the warp's 16 rows, through shared memory to the copy engine.
   static __device__ __forceinline__ void store_piece(const CUtensorMap& map,
                                                      const uint32_t (&packed)[16], char* staging,

@@ -50,7 +50,13 @@ void compact(const Run& r) {
       r.p.options.reduction == Reduction::mean ? static_cast<int>(r.p.options.denominator) : 3;
   q.given = r.p.options.denominator_value;
   q.forms_denominator = !r.p.has_class_weight && !global;
-  compact_rows(q, r.stream);
+  if (r.finds_and_gathers())
+    find_few_rows({q, r.hidden().data, r.hidden().stride, r.p.hidden, r.x(0).data,
+                   (r.p.tokens + kFewRows - 1) / kFewRows * kFewRows, r.b.tickets,
+                   !device::capturing(r.stream)},
+                  r.stream);
+  else
+    compact_rows(q, r.stream);
   if (r.p.has_class_weight) sum_class_weights(q.class_weight, r.p.vocab, r.b.facts, r.stream);
   if (global && r.c.gather_tokens) r.call.vocab.join(r.call.stream);  // one engine at a time
   if (global) batch.all_reduce_sum(r.b.facts->weights, 3, DType::f64, r.call.stream);

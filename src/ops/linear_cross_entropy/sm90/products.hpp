@@ -30,6 +30,7 @@ struct ChunkRows {
 };
 
 inline constexpr int kLogitsTile = 192;
+inline constexpr int kFewRows = 128;  // that the logits product of few tokens takes at once
 
 struct LogitsCall {
   Matrix x, weight, exp;  // exp: [rows, vocab] bf16, unused unless stored

@@ -10,6 +10,10 @@
 
 namespace talea::lce {
 
+// Up to so many, a loss alone is bound by one read of the weight: a shift found beforehand costs
+// more than tiles with maxima of their own do.
+inline constexpr int64_t kFewTokens = 256;
+
 // One of the caller's per-token tensors, any stride; absent reads as `absent`.
 struct DeviceVector {
   void* data = nullptr;
@@ -65,6 +69,19 @@ struct CompactParams {
   double given = 0;
 };
 void compact_rows(const CompactParams& p, cudaStream_t stream);
+
+// At most kFewTokens: the above, and the rows gathered to `to` in the same launch; the places after
+// the last one hold zeros.
+struct FewRowsParams {
+  CompactParams compact;
+  const void* hidden = nullptr;
+  int64_t stride = 0, columns = 0;
+  void* to = nullptr;  // dense, [places, columns]
+  int64_t places = 0;
+  int* zeroed = nullptr;  // a counter for the kernels that follow
+  bool follows = false;   // launched ahead of the end of what is before it: not into a capture
+};
+void find_few_rows(const FewRowsParams& p, cudaStream_t stream);
 
 // Shifts found after the rows were compacted.
 struct SpreadParams {
@@ -212,6 +229,15 @@ struct ReduceParams {
   bool follows = false;  // the kernel before it in the stream is one of this lane's
 };
 void reduce_scalars(const ReduceParams& p, cudaStream_t stream);
+
+// At most kFewTokens whose tiles have maxima of their own: their ends and the scalar in one launch.
+// tickets: a zeroed counter, by which the last row knows itself; null: no scalar.
+struct EndFewParams {
+  FinishParams finish;
+  ReduceParams reduce;
+  int* tickets = nullptr;
+};
+void end_few_rows(const EndFewParams& p, int64_t rows, cudaStream_t stream);
 
 // dW[y] += coefficient * x for every row, by runs of equal targets in the order of the rows.
 struct ScatterParams {

@@ -19,6 +19,9 @@ struct Run {
 
   bool multiplies() const { return p.vocab_local > 0; }
   bool exchanged() const { return p.world > 1; }
+  // Few tokens: their rows are found and gathered at once, ended and summed at once.
+  bool finds_and_gathers() const { return c.online && !c.gather_tokens; }
+  bool ends_and_sums() const { return c.online && !exchanged(); }
   // What the sum of dX takes from the dW product beside it; 0: the sum comes first. Whole pairs of
   // blocks, and at least half of the device for the product.
   int multiprocessors_beside() const {
@@ -86,6 +89,7 @@ void end_dx_sum(const Run& r, int64_t begin);
 // slices.cpp: the gradients of every row, a slice of the vocabulary at a time.
 void run_slices(const Run& r);
 // end.cpp: dW's last pieces, db, the scalars.
+ReduceParams reduce_params(const Run& r);
 void end(const Run& r);
 
 }  // namespace talea::lce::sm90

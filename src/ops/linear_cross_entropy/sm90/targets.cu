@@ -7,12 +7,14 @@
 #include <cub/device/device_radix_sort.cuh>
 
 #include "device/common/cuda_check.hpp"
+#include "device/sm90/follow.cuh"
 #include "ops/linear_cross_entropy/sm90/target_rule.cuh"
 
 namespace talea::lce {
 namespace {
 
 constexpr int kBlock = 1024;
+constexpr int kFewBlock = static_cast<int>(kFewTokens);
 
 __device__ void write_row(const CompactParams& p, int place, int64_t t, int64_t target) {
   const int64_t local = target - p.rule.vocab_begin;
@@ -64,9 +66,9 @@ struct Seen {
   }
 };
 
-template <class T, class Op>
+template <int kThreads, class T, class Op>
 __device__ T over_block(T value, Op op) {
-  using Reduce = cub::BlockReduce<T, kBlock>;
+  using Reduce = cub::BlockReduce<T, kThreads>;
   __shared__ typename Reduce::TempStorage shared;
   const T all = Reduce(shared).Reduce(value, op);
   __syncthreads();
@@ -85,12 +87,13 @@ __device__ void set_denominator(BatchFacts& facts, int denominator, double given
 }
 
 // One block: the batch is a few thousand tokens and the order of the sums must not change.
-__global__ void __launch_bounds__(kBlock) compact_kernel(CompactParams p) {
-  using Scan = cub::BlockScan<int, kBlock>;
+template <int kThreads>
+__device__ void compact(const CompactParams& p) {
+  using Scan = cub::BlockScan<int, kThreads>;
   __shared__ typename Scan::TempStorage scan;
   int used = 0;
   Seen seen;
-  for (int64_t base = 0; base < p.tokens; base += kBlock) {
+  for (int64_t base = 0; base < p.tokens; base += kThreads) {
     const int64_t t = base + threadIdx.x;
     const bool exists = t < p.tokens;
     const TokenKind kind = exists ? kind_of(p.rule, t) : TokenKind::ignored;
@@ -103,10 +106,10 @@ __global__ void __launch_bounds__(kBlock) compact_kernel(CompactParams p) {
     used += total;
   }
   if (p.sort_keys)
-    for (int64_t i = used + threadIdx.x; i < p.tokens; i += kBlock) p.sort_keys[i] = ~uint64_t{0};
+    for (int64_t i = used + threadIdx.x; i < p.tokens; i += kThreads) p.sort_keys[i] = ~uint64_t{0};
   BatchFacts facts;
   facts.valid = used;
-  const Seen all = over_block(seen, [](const Seen& x, const Seen& y) { return x + y; });
+  const Seen all = over_block<kThreads>(seen, [](const Seen& x, const Seen& y) { return x + y; });
   facts.poisoned = all.poisoned;
   facts.ignored = all.ignored;
   facts.in_partition = all.in_partition;
@@ -128,6 +131,83 @@ __global__ void __launch_bounds__(kBlock) compact_kernel(CompactParams p) {
   *p.facts = facts;
 }
 
+__global__ void __launch_bounds__(kBlock) compact_kernel(CompactParams p) { compact<kBlock>(p); }
+
+// The tokens of few, one a thread: their kinds, counted over the block.
+struct FewTokens {
+  static constexpr int kWarps = kFewBlock / 32;
+  TokenKind kind = TokenKind::ignored;
+  int place = 0;  // of a valid one in the compacted order
+  int valid = 0, poisoned = 0, ignored = 0;
+
+  __device__ FewTokens(const CompactParams& p, int (*warps)[kWarps]) {
+    const int t = static_cast<int>(threadIdx.x), lane = t % 32;
+    const bool exists = t < p.tokens;
+    if (exists) kind = kind_of(p.rule, t);
+    const unsigned mine = __ballot_sync(0xffffffffu, kind == TokenKind::valid);
+    const unsigned bad = __ballot_sync(0xffffffffu, kind == TokenKind::poisoned);
+    if (lane == 0) warps[0][t / 32] = __popc(mine), warps[1][t / 32] = __popc(bad);
+    __syncthreads();
+    place = __popc(mine & ((1u << lane) - 1));
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) {
+      if (w < t / 32) place += warps[0][w];
+      valid += warps[0][w], poisoned += warps[1][w];
+    }
+    ignored = static_cast<int>(p.tokens) - valid - poisoned;
+  }
+};
+
+// What compact() does where no token is poisoned and none has a weight: in few instructions, since
+// they are fetched anew after each read of a large weight.
+__device__ void compact_few(const CompactParams& p, const FewTokens& own) {
+  const int t = static_cast<int>(threadIdx.x);
+  bool here = false;
+  if (own.kind == TokenKind::valid) {
+    const int64_t target = p.rule.targets.data ? read_index(p.rule.targets, t) : -1;
+    write_row(p, own.place, t, target);
+    const int64_t local = target - p.rule.vocab_begin;
+    here = p.rule.targets.data && local >= 0 && local < p.rule.vocab_local;
+  }
+  const int in_partition = __syncthreads_count(here);
+  if (t != 0) return;
+  BatchFacts facts;
+  facts.valid = own.valid, facts.ignored = own.ignored, facts.poisoned = 0;
+  facts.in_partition = in_partition;
+  facts.first_bad = facts.first_bad_scale = INT_MAX;
+  facts.first_bad_value = 0, facts.first_bad_weight = -1;
+  facts.weights[0] = facts.weights[1] = facts.weights[2] = own.valid;
+  facts.class_weight_sum = static_cast<double>(p.rule.vocab);
+  facts.class_weight_max = 1;
+  set_denominator(facts, p.forms_denominator ? p.denominator : 3, p.given);
+  facts.counts[0] = facts.valid, facts.counts[1] = facts.ignored;
+  facts.counts[2] = facts.poisoned, facts.counts[3] = facts.in_partition;
+  *p.facts = facts;
+}
+
+// The first block compacts; each other finds the row of X that belongs in its place by itself, so
+// that one launch does both.
+__global__ void __launch_bounds__(kFewBlock) few_rows_kernel(FewRowsParams p) {
+  __shared__ int found, warps[2][FewTokens::kWarps];
+  talea::sm90::begin_after_earlier_kernels();
+  if (threadIdx.x == 0) found = -1;
+  const FewTokens own(p.compact, warps);
+  if (blockIdx.x == 0) {
+    if (threadIdx.x == 0) *p.zeroed = 0;
+    const bool weighted = p.compact.class_weight.data || p.compact.token_weight.data;
+    if (weighted || own.poisoned > 0) return compact<kFewBlock>(p.compact);
+    return compact_few(p.compact, own);
+  }
+  const int place = static_cast<int>(blockIdx.x) - 1;
+  if (own.kind == TokenKind::valid && own.place == place) found = static_cast<int>(threadIdx.x);
+  __syncthreads();
+  const uint16_t* from = static_cast<const uint16_t*>(p.hidden) + found * p.stride;
+  auto* to = reinterpret_cast<uint4*>(static_cast<uint16_t*>(p.to) + place * p.columns);
+#pragma unroll 2
+  for (int64_t i = threadIdx.x; i < p.columns / 8; i += kFewBlock)
+    to[i] = found < 0 ? uint4{0, 0, 0, 0} : reinterpret_cast<const uint4*>(from)[i];
+}
+
 __global__ void __launch_bounds__(kBlock)
     class_weight_kernel(DeviceVector weights, int64_t vocab, BatchFacts* facts) {
   double sum = 0, most = 0;
@@ -138,9 +218,9 @@ __global__ void __launch_bounds__(kBlock)
     sum += c;
     most = fmax(most, c);
   }
-  sum = over_block(sum, [](double a, double b) { return a + b; });
-  bad = over_block(bad, [](int a, int b) { return min(a, b); });
-  most = over_block(most, [](double a, double b) { return fmax(a, b); });
+  sum = over_block<kBlock>(sum, [](double a, double b) { return a + b; });
+  bad = over_block<kBlock>(bad, [](int a, int b) { return min(a, b); });
+  most = over_block<kBlock>(most, [](double a, double b) { return fmax(a, b); });
   if (threadIdx.x != 0) return;
   facts->class_weight_sum = sum;
   facts->class_weight_max = most;
@@ -185,6 +265,11 @@ void prepare_tokens(const TokenParams& p, cudaStream_t stream) {
 void compact_rows(const CompactParams& p, cudaStream_t stream) {
   compact_kernel<<<1, kBlock, 0, stream>>>(p);
   device::check_launch("compact_rows");
+}
+
+void find_few_rows(const FewRowsParams& p, cudaStream_t stream) {
+  talea::sm90::launch_following(few_rows_kernel, {1 + p.places, kFewBlock, p.follows}, p, stream,
+                                "find_few_rows");
 }
 
 void sum_class_weights(const DeviceVector& weights, int64_t vocab, BatchFacts* facts,

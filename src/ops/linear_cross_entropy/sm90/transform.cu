@@ -3,6 +3,7 @@
 // from its exponential, within the rounding that the buffer has anyway. Never touches the target's
 // element, which stays 0.
 #include "device/common/cuda_check.hpp"
+#include "device/sm90/follow.cuh"
 #include "ops/linear_cross_entropy/sm90/device_vector.cuh"
 #include "ops/linear_cross_entropy/sm90/wide.hpp"
 
@@ -36,12 +37,16 @@ __device__ __forceinline__ float gradient_of(const Folded& f, float e, float c) 
 
 template <bool kEntropy, bool kClasses>
 __global__ void __launch_bounds__(kThreads) transform_kernel(TransformParams p) {
+  talea::sm90::begin_after_earlier_kernels();
   const int64_t row = blockIdx.x;
   if (row >= p.range.count()) return;
   const Folded f(p.factors[row], p.softcap);
   const int target = p.target[row];
   auto* words = reinterpret_cast<uint4*>(p.buffer + row * p.stride);
-  const int begin = blockIdx.y * (kThreads * kPieces) + threadIdx.x;
+  // From the last columns to the first: the product before has just written the last ones, the
+  // product after begins with the first, and the cache holds some of either.
+  const int layer = gridDim.y - 1 - blockIdx.y;
+  const int begin = layer * (kThreads * kPieces) + threadIdx.x;
   uint4 pieces[kPieces];
 #pragma unroll
   for (int i = 0; i < kPieces; ++i)
@@ -73,13 +78,12 @@ __global__ void __launch_bounds__(kThreads) transform_kernel(TransformParams p) 
 void transform_rows(const TransformParams& p, cudaStream_t stream) {
   if (p.range.rows == 0 || p.vocab == 0) return;
   constexpr int kColumns = kThreads * kWidth * kPieces;
-  const dim3 grid(static_cast<unsigned>(p.range.rows),
-                  static_cast<unsigned>((p.vocab + kColumns - 1) / kColumns));
   auto* kernel =
       p.entropy ? (p.class_weight ? transform_kernel<true, true> : transform_kernel<true, false>)
                 : (p.class_weight ? transform_kernel<false, true> : transform_kernel<false, false>);
-  kernel<<<grid, kThreads, 0, stream>>>(p);
-  device::check_launch("transform_rows");
+  talea::sm90::launch_following(kernel,
+                                {p.range.rows, kThreads, true, (p.vocab + kColumns - 1) / kColumns},
+                                p, stream, "transform_rows");
 }
 
 }  // namespace talea::lce

@@ -64,8 +64,10 @@ struct BestParams {
   int tiles = 0, tile_columns = 0;
   const void *x = nullptr, *weight = nullptr;  // bf16; x: the chunk's gathered rows
   int64_t hidden = 0, weight_stride = 0;
+  int64_t kept = 0;                  // at most 32
+  Candidate<float>* best = nullptr;  // [rows][kept]
 };
-void rank_rows(const BestParams& p, int64_t kept, Candidate<float>* best, cudaStream_t stream);
+void rank_rows(const BestParams& p, cudaStream_t stream);
 
 // The candidates of all ranks, [parts][rows][kept], become the outputs of the rows.
 struct RankedParams {

@@ -92,6 +92,27 @@ TEST(Sm90Config, LossOnlyStoresNothingOfTheSizeOfTheLogits) {
   EXPECT_LE(workspace(p), int64_t{32} << 20);
 }
 
+TEST(Sm90Config, FewTokensTakeTilesThatLeaveNoShortLastWave) {
+  const auto of = [](int64_t tokens, int64_t vocab) {
+    Problem p = training(tokens, 4096, vocab, 32);
+    p.wants_dx = p.wants_dw = false;
+    return sm90::config(p, hopper());
+  };
+  // 66 pairs of blocks: 668 tiles of 192 words leave 2 % of a wave, 501 of 256 leave 59 %.
+  const auto eight = of(8, 128256);
+  EXPECT_TRUE(eight.online);
+  EXPECT_EQ(eight.tile_columns, 256);
+  EXPECT_EQ(eight.tiles, 501);
+  EXPECT_EQ(of(128, 128256).tile_columns, 256);
+  EXPECT_EQ(of(129, 128256).tile_columns, 192);      // its tiles are twice as high
+  EXPECT_EQ(of(8, 192 * 66 * 3).tile_columns, 192);  // whole waves
+  for (const int64_t vocab : {1, 191, 257, 32000, 50257, 151936, 256000}) {
+    const auto c = of(64, vocab);
+    EXPECT_EQ(c.tiles, (vocab + c.tile_columns - 1) / c.tile_columns) << vocab;
+  }
+  EXPECT_EQ(sm90::config(training(64, 4096, 128256, 265), hopper()).tile_columns, 192);
+}
+
 TEST(Sm90Config, Bf16DwIsRoundedByTheProductWhereOneChunkHoldsEveryRow) {
   Problem p = training(8192, 4096, 128256, 2100);
   p.dw_dtype = DType::bf16;

@@ -63,7 +63,7 @@ LogitsCall logits_call(const Run& r, const Chunk& k) {
   q.general = r.c.general, q.full = r.c.full;
   q.kind = LogitsCall::Kind::sums;
   if (r.b.exp && r.c.slice_words == 0) q.kind = LogitsCall::Kind::store, q.exp = buffer(r, k);
-  if (r.c.online) q.kind = LogitsCall::Kind::online;
+  if (r.c.online) q.kind = LogitsCall::Kind::online, q.tile_columns = r.c.tile_columns;
   return q;
 }
 

@@ -301,6 +301,19 @@ static Problem planned(Problem p) {
   return p;
 }
 
+// One read of the weight in waves of tiles, a tile a pair of blocks. Half of the pairs ask for as
+// much as the memory gives; fewer take longer for what is left.
+static int64_t tile_columns(const Problem& p, const Config& c) {
+  if (!c.online || p.tokens > kFewRows) return kLogitsTile;
+  const auto time = [&](int64_t columns) {
+    const int64_t pairs = c.blocks / 2, tiles = (p.vocab_local + columns - 1) / columns;
+    const double last = static_cast<double>(tiles % pairs) / static_cast<double>(pairs);
+    const double waves = static_cast<double>(tiles / pairs) + (last > 0 ? std::max(last, 0.5) : 0);
+    return waves * static_cast<double>(columns);
+  };
+  return time(kWideLogitsTile) < time(kLogitsTile) ? kWideLogitsTile : kLogitsTile;
+}
+
 Config config(const Problem& p, const DeviceFacts& device) {
   Config c;
   const Options& o = p.options;
@@ -325,7 +338,8 @@ Config config(const Problem& p, const DeviceFacts& device) {
   c.bf16_sum = c.exchange_dx && p.dx_sum == DType::bf16;
   if (p.has_targets && (p.wants_dw || p.wants_db)) c.sort_bytes = sort_scratch_bytes(p.tokens);
   auto sized = [&](const Problem& q, Config to) {
-    to.tiles = (q.vocab_local + kLogitsTile - 1) / kLogitsTile;
+    to.tile_columns = tile_columns(q, c);
+    to.tiles = (q.vocab_local + to.tile_columns - 1) / to.tile_columns;
     if (p.backward() || c.wide || c.kept > 0)  // rows of whole 256 bytes, as the cache fetches them
       to.exp_stride = round_up(q.vocab_local, 128) * (c.two_terms ? 3 : c.wide ? 2 : 1);
     return to;

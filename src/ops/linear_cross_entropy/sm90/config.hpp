@@ -44,7 +44,8 @@ struct Config {
   bool gather_tokens = false;  // sequence parallel: the rows of all ranks are gathered first
   bool exchange_dx = false;    // dX of a chunk is summed over the ranks,
   bool bf16_sum = false;       // in bf16; otherwise in fp32
-  int64_t tiles = 0;           // vocabulary tiles of the logits product
+  int64_t tile_columns = 0;    // words of a tile of the logits product
+  int64_t tiles = 0;           // vocabulary tiles of it
   int blocks = 0;              // of every persistent product
   // Where both gradients are wanted, dW starts on the multiprocessors that dX leaves free.
   int dx_blocks = 0;

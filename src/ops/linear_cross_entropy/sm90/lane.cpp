@@ -26,7 +26,7 @@ void report(const Run& r) {
                          ? "fp32 rows of a chunk in the workspace, overwritten by their gradient"
                          : "registers of the logits product's epilogue (fp32)";
   said.logits_tile_rows = r.c.wide ? r.c.chunk_rows : 128;
-  said.logits_tile_columns = r.c.wide ? r.p.vocab_local : kLogitsTile;
+  said.logits_tile_columns = r.c.wide ? r.p.vocab_local : r.c.tile_columns;
   said.logits_tile_bytes = said.logits_tile_rows * said.logits_tile_columns * 4;
   said.chunk_rows = r.c.chunk_rows, said.chunks = r.c.chunks;
   said.accumulator_softmax =
@@ -81,6 +81,7 @@ int64_t bytes(const Problem& p, const DeviceFacts& device) {
 
 std::vector<std::string> details(const Problem& p, const DeviceFacts& device) {
   const Config c = config(p, device);
+  const bool few = c.online && p.tokens <= kFewRows;
   return {fmt::format("schedule = {}", schedule_of(c)),
           fmt::format("chunk_rows = {}", c.chunk_rows),
           fmt::format("chunks = {}", c.chunks),
@@ -90,7 +91,8 @@ std::vector<std::string> details(const Problem& p, const DeviceFacts& device) {
           fmt::format("path = {}", c.wide        ? "wide"
                                    : c.transform ? "folded, then transformed"
                                                  : "folded"),
-          fmt::format("logits tile = 128 x {} x 64, ping-pong, 5 stages", kLogitsTile),
+          fmt::format("logits tile = {} x {} x 64, ping-pong, {} stages", few ? 64 : 128,
+                      c.tile_columns, few && c.tile_columns == kLogitsTile ? 6 : 5),
           "dx tile = 128 x 256 x 64, cooperative, 4 stages",
           "dw tile = 192 x 128 x 64, ping-pong, 5 stages, reduce-add",
           fmt::format("buffer = {} bytes of {}", c.chunk_rows * c.exp_stride * 2,

@@ -12,9 +12,10 @@ void general_logits_product(const LogitsCall& call, const Launch& launch);
 void full_logits_product(const LogitsCall& call, const Launch& launch);
 
 using LogitsShape = Shape<128, kLogitsTile, 5, true, Major::k, Major::k>;
-// Up to kFewRows the call is one read of the weight: half the rows a tile, one stage more in
+// Up to kFewRows the call is one read of the weight: half the rows a tile, more of the weight in
 // flight.
 using FewRowsShape = Shape<64, kLogitsTile, 6, true, Major::k, Major::k>;
+using WideFewRowsShape = Shape<64, kWideLogitsTile, 5, true, Major::k, Major::k>;
 
 template <class S, LogitsMode kMode, bool kGeneral, bool kFull>
 void run_logits(const LogitsCall& c, const Launch& launch) {
@@ -48,6 +49,9 @@ void run_logits(const LogitsCall& c, const Launch& launch) {
 
 template <LogitsMode kMode, bool kGeneral>
 void run_shape(const LogitsCall& c, const Launch& launch) {
+  if constexpr (kMode == LogitsMode::online)
+    if (c.tile_columns == kWideLogitsTile)
+      return run_logits<WideFewRowsShape, kMode, kGeneral, false>(c, launch);
   // The shift takes one tile of the vocabulary: shorter tiles fill more of the device.
   if (kMode == LogitsMode::shift || c.chunk.capacity <= kFewRows)
     run_logits<FewRowsShape, kMode, kGeneral, false>(c, launch);

@@ -30,7 +30,9 @@ struct ChunkRows {
 };
 
 inline constexpr int kLogitsTile = 192;
-inline constexpr int kFewRows = 128;  // that the logits product of few tokens takes at once
+// The logits product of few tokens takes so many rows at once. Up to that many, its tiles may be
+// wider: a last wave of few tiles is the slower the fewer they are.
+inline constexpr int kFewRows = 128, kWideLogitsTile = 256;
 
 struct LogitsCall {
   Matrix x, weight, exp;  // exp: [rows, vocab] bf16, unused unless stored
@@ -45,6 +47,7 @@ struct LogitsCall {
   LogitRule rule;
   bool general = false;  // bias, softcap, per-token scale, entropy or a scale <= 0
   enum class Kind { shift, store, ahead, sums, online } kind = Kind::store;
+  int64_t tile_columns = kLogitsTile;  // online, up to kFewRows: or kWideLogitsTile
   // ahead: what runs beside it. Pairs of blocks that dX leaves to it, the
   // tiles they are ahead of those that dW leaves, a zeroed counter.
   Readers readers;

@@ -140,20 +140,18 @@ TEST(Sm90Repeats, LogitsAheadLeaveTheBitsOfOneAfterTheOther) {
       if (line.find("beside dW") != std::string::npos) return true;
     return false;
   };
-  for (const int64_t hidden : {64, 256, 1024}) {
+  // With a byte less the chunks are the same, one after the other: Sm90Config says so for each.
+  for (const auto& [hidden, mib] : {std::pair<int64_t, int64_t>{64, 20}, {256, 27}, {1024, 27}}) {
     BatchSpec spec{.tokens = 1700,
                    .hidden = hidden,
                    .vocab = 20011,
-                   .workspace_limit_bytes = int64_t{27} << 20,
+                   .workspace_limit_bytes = mib << 20,
                    .gradients_alone = true};
     Batch b(spec, "sm90");
-    if (hidden == 1024) {
-      ASSERT_TRUE(ahead(b));
-    }
-    if (!ahead(b)) continue;
+    ASSERT_TRUE(ahead(b)) << "hidden " << hidden;
     spec.workspace_limit_bytes = b.workspace.bytes - 1;
     Batch after(spec, "sm90");
-    ASSERT_FALSE(ahead(after));
+    ASSERT_FALSE(ahead(after)) << "hidden " << hidden;
     after.run();
     const auto right = after.outputs();
     for (int i = 0; i < 40; ++i) {

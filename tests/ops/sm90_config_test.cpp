@@ -78,11 +78,15 @@ TEST(Sm90Config, ChunksOf512RowsRunTheNextLogitsBesideDw) {
   for (const Problem& other : {words, ranks, bias})
     EXPECT_FALSE(sm90::config(other, hopper()).logits_ahead);
   // What the test on a device compares: the same chunks with a byte less.
-  Problem small = training(1700, 1024, 20011, 27);
-  EXPECT_TRUE(sm90::config(small, hopper()).logits_ahead);
-  small.options.workspace_limit_bytes = workspace(small) - 1;
-  EXPECT_FALSE(sm90::config(small, hopper()).logits_ahead);
-  EXPECT_EQ(sm90::config(small, hopper()).chunk_rows, 512);
+  for (const auto& [hidden, mib] : {std::pair<int64_t, int64_t>{64, 20}, {256, 27}, {1024, 27}}) {
+    Problem small = training(1700, hidden, 20011, mib);
+    const auto ahead = sm90::config(small, hopper());
+    EXPECT_TRUE(ahead.logits_ahead) << hidden;
+    small.options.workspace_limit_bytes = workspace(small) - 1;
+    const auto after = sm90::config(small, hopper());
+    EXPECT_FALSE(after.logits_ahead) << hidden;
+    EXPECT_EQ(after.chunk_rows, ahead.chunk_rows) << hidden;
+  }
 }
 
 TEST(Sm90Config, LossOnlyStoresNothingOfTheSizeOfTheLogits) {

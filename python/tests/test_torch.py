@@ -331,6 +331,22 @@ def _vocabulary_parallel(rank):
     """Uneven shards; hidden replicated, then sequence-sharded; both devices of the machine."""
     for device in DEVICES:
         _shards(rank, device)
+    here = _torch.TOKENS_GATHERED_HERE
+    assert here == {"cuda"}
+    here.add("cpu")  # what devices do, shown on the host, too
+    _shards(rank, "cpu")
+    _tokens_disagree(rank, "cpu")
+    here.remove("cpu")
+
+
+def _tokens_disagree(rank, device):
+    x, w = torch.randn(3 + rank, 16, device=device), torch.randn(25, 16, device=device)
+    y = torch.randint(0, 50, (6,), device=device)
+    with pytest.raises(talea.DataError, match=r"hidden: .*\[3, 16, 4\], \[4, 16, 4\]"):
+        talea.linear_cross_entropy(
+            x, w, y, tp_group=dist.group.WORLD, vocab=50, vocab_begin=25 * rank,
+            sequence_parallel=True,
+        )  # fmt: skip
 
 
 def _shards(rank, device):
@@ -359,9 +375,13 @@ def _shards(rank, device):
                 out.loss.backward(up)
                 where = f"{device} {dtype} {reduction} sequence_parallel={sequence}"
                 assert out.receipt()["lane"] in talea.lanes(), where
-                assert close(out.loss, reference, tolerance), where
-                assert close(hidden.grad.float(), whole.grad.float()[part], tolerance), where
-                assert close(shard.grad.float(), full.grad.float()[begin:end], tolerance), where
+                _agree(where + ": loss", out.loss, reference, tolerance)
+                _agree(where + ": dX", hidden.grad.float(), whole.grad.float()[part], tolerance)
+                _agree(where + ": dW", shard.grad.float(), full.grad.float()[begin:end], tolerance)
+
+
+def _agree(where, ours, theirs, tolerance):
+    assert close(ours, theirs, tolerance), f"{where}: {ours} where {theirs} was expected"
 
 
 def _global_denominator(rank, device="cpu"):

@@ -124,8 +124,9 @@ int run_matrix(const World& w, const std::string& lane, bool callers) {
       check(whole, layout("even", whole.vocab(), w.size), sequence, name);
   for (size_t i = 3; i < matrix.size(); i += matrix.size() / 4)
     for (const std::string& name : layout_names)
-      check(matrix[i].second, layout(name, matrix[i].second.vocab(), w.size), false,
-            matrix[i].first + ", layout " + name);
+      for (const bool sequence : {false, true})
+        check(matrix[i].second, layout(name, matrix[i].second.vocab(), w.size), sequence,
+              matrix[i].first + ", layout " + name);
   check(large_case(), layout("even", large_case().vocab(), w.size), false, "large");
   std::printf("rank %d of %d: %d cases, %d wrong, %d declined\n", w.rank, w.size, cases, wrong,
               declined);

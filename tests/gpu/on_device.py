@@ -32,7 +32,7 @@ ALONE = [
 LONG = [
     "Sm90Slices",
     "Properties",
-    "Sm90Ranks",
+    "Ranks",
     "Options",
     "Sm90",
     "Precision",

@@ -1,5 +1,5 @@
-// What: lane sm90 over vocabulary ranks that share one device: threads whose exchanges go through
-// the host. Why: the exchange points are the lane's own; which engine carries them is not.
+// What: the device lanes over vocabulary ranks that share one device: threads whose exchanges go
+// through the host. Why: the exchange points are a lane's own; which engine carries them is not.
 // Never: measures time.
 #ifdef TALEA_WITH_CUDA
 #include <cuda_runtime_api.h>
@@ -81,7 +81,7 @@ struct RankCall {
     return a.at(base, DeviceKind::cuda);
   }
 
-  RankCall(Place& place, Case given) : part(std::move(given)) {
+  RankCall(Place& place, Case given, const std::string& lane) : part(std::move(given)) {
     CaseInputs& i = part.in;
     in.hidden = put(place, i.hidden, false);
     in.weight = put(place, i.weight, false);
@@ -110,7 +110,7 @@ struct RankCall {
            put(place, o.db, true),
            part.accumulate_dw,
            part.accumulate_db};
-    part.options.lane = "sm90";
+    part.options.lane = lane;
   }
 
   LinearCrossEntropyRanks ranks(Communicator& c, const Shard& shard, bool sequence) const {
@@ -133,15 +133,16 @@ void join(Array& whole, const Array& part, int64_t first, int64_t count) {
 }
 
 // The whole case from its ranks; every rank must say the same of the rows.
-std::string run_ranks(const Case& whole, const Layout& shards, bool sequence) {
+std::string run_ranks(const Case& whole, const Layout& shards, bool sequence,
+                      const std::string& lane) {
   std::string why;
-  Place* place = place_of("sm90", why);
+  Place* place = place_of(lane, why);
   if (!place) return why;
   const int size = static_cast<int>(shards.size());
   std::vector<std::unique_ptr<RankCall>> calls;  // each knows where its own arrays lie
   for (int r = 0; r < size; ++r)
     calls.push_back(std::make_unique<RankCall>(
-        *place, shard_case(whole, shards[size_t(r)], sequence, r, size)));
+        *place, shard_case(whole, shards[size_t(r)], sequence, r, size), lane));
   run_thread_ranks(size, 60, [&](Communicator& host) {
     Staged c(host);
     RankCall& call = *calls[static_cast<size_t>(c.rank())];
@@ -185,7 +186,7 @@ std::string run_ranks(const Case& whole, const Layout& shards, bool sequence) {
   return wrong + judge(whole, joined.out, yardsticks(whole));
 }
 
-class Sm90Ranks : public LaneTest {
+class DeviceRanks : public LaneTest {
  protected:
   void hold(Types types, int vocab) {
     struct Setting {
@@ -210,24 +211,35 @@ class Sm90Ranks : public LaneTest {
             s.reduction = Reduction::none;
             s.bias = true;
             setting.bend(s);
-            EXPECT_EQ("", run_ranks(make_case(s), layout(cut, vocab, ranks), sequence))
+            EXPECT_EQ("", run_ranks(make_case(s), layout(cut, vocab, ranks), sequence, lane()))
                 << setting.name << ", vocab " << vocab << " cut " << cut << ", " << ranks
                 << " ranks, sequence " << sequence;
           }
   }
 };
-GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(Sm90Ranks);
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(DeviceRanks);
 
-TEST_P(Sm90Ranks, SmallWeights) { hold(Types::bf16, 61); }
-TEST_P(Sm90Ranks, LargeWeights) { hold(Types::bf16, 601); }
-TEST_P(Sm90Ranks, HalfPrecision) { hold(Types::f16, 601); }
+TEST_P(DeviceRanks, SmallWeights) { hold(Types::bf16, 61); }
+TEST_P(DeviceRanks, LargeWeights) { hold(Types::bf16, 601); }
+TEST_P(DeviceRanks, HalfPrecision) { hold(Types::f16, 601); }
 
-std::vector<std::string> hopper_lane() {
+// Lane sm90 takes 16 bits alone.
+class SinglePrecisionRanks : public DeviceRanks {};
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(SinglePrecisionRanks);
+
+TEST_P(SinglePrecisionRanks, OfASmallWeight) { hold(Types::f32, 50); }
+TEST_P(SinglePrecisionRanks, OfALargeWeight) { hold(Types::f32, 601); }
+
+std::vector<std::string> built(std::initializer_list<const char*> wanted) {
+  std::vector<std::string> names;
   const auto all = lanes_here();
-  if (std::find(all.begin(), all.end(), "sm90") == all.end()) return {};
-  return {"sm90"};
+  for (const char* name : wanted)
+    if (std::find(all.begin(), all.end(), name) != all.end()) names.emplace_back(name);
+  return names;
 }
-INSTANTIATE_TEST_SUITE_P(Lanes, Sm90Ranks, ::testing::ValuesIn(hopper_lane()),
+INSTANTIATE_TEST_SUITE_P(Lanes, DeviceRanks, ::testing::ValuesIn(built({"sm90", "cuda"})),
+                         [](const auto& info) { return info.param; });
+INSTANTIATE_TEST_SUITE_P(Lanes, SinglePrecisionRanks, ::testing::ValuesIn(built({"cuda"})),
                          [](const auto& info) { return info.param; });
 
 }  // namespace

@@ -63,6 +63,8 @@ def _make_config(
         raise UsageError(
             f"vocab_begin = {vocab_begin}: needs tp_group, the ranks of the other rows"
         )
+    if sequence_parallel and not group:
+        raise UsageError("sequence_parallel = True: needs tp_group, the ranks of the other tokens")
     given = not isinstance(denominator, str)
     return Config(
         reduction=reduction,

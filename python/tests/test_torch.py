@@ -174,6 +174,15 @@ def test_a_kept_call_meets_another_main_grad():
         assert close(main, want, 5e-6) and w.grad is None
 
 
+@pytest.mark.parametrize(
+    "shard", ({"sequence_parallel": True}, {"vocab_begin": 3}), ids=lambda shard: next(iter(shard))
+)
+def test_a_shard_without_its_group_is_refused(shard):
+    x, w, y, _ = problem(n=8, d=24, v=64)
+    with pytest.raises(talea.UsageError, match=f"{next(iter(shard))} = .*needs tp_group"):
+        talea.linear_cross_entropy(x, w, y, **shard)
+
+
 def test_outputs_are_named_once(monkeypatch):
     """What `outputs` may name follows the list of results; top-k comes with top_k."""
     monkeypatch.setattr(_torch, "RESULTS", (*_torch.RESULTS, "margin"))

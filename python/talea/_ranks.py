@@ -27,29 +27,6 @@ def size_of(name: str) -> int:
     return dist.get_world_size(_resolve_process_group(name))
 
 
-def gather_tokens(config: Config, hidden: torch.Tensor) -> tuple[torch.Tensor, slice]:
-    """The hidden rows of all ranks, in rank order, and which of them are this rank's."""
-    group = _resolve_process_group(config.group)
-    size, rank = dist.get_world_size(group), dist.get_rank(group)
-    own = hidden.detach().contiguous()
-    away = torch.device("cpu") if dist.get_backend(group) == "gloo" else own.device
-    shapes = _gathered(torch.tensor([*own.shape, own.element_size()], device=away), size, group)
-    if any(not torch.equal(shape, shapes[0]) for shape in shapes):
-        said = ", ".join(str(shape.tolist()) for shape in shapes)
-        raise _abi.DataError(f"hidden: rows, columns, bytes an element differ by rank: {said}")
-    if own.numel() == 0:
-        return own.new_empty((size * len(own), own.shape[1])), slice(0, len(own))
-    rows = _gathered(own.view(torch.uint8).to(away), size, group)
-    begin = rank * len(own)
-    return torch.cat(rows).to(own.device).view(own.dtype), slice(begin, begin + len(own))
-
-
-def _gathered(own: torch.Tensor, size: int, group) -> list[torch.Tensor]:
-    parts = [torch.empty_like(own) for _ in range(size)]
-    dist.all_gather(parts, own, group=group)
-    return parts
-
-
 class Groups:
     """The vocabulary's and the batch's process groups of one call; `struct` is the C side."""
 

@@ -177,9 +177,6 @@ _madvise = ctypes.CDLL(None).madvise
 _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 _MOST_KEPT, _LARGE_BYTES = 256, 4 << 20
 _kept = _Kept()
-# Where sequence parallelism is done here, not by the library: on devices its own gave a wrong loss
-# once, by a cause that is not known (docs/ranks.md).
-TOKENS_GATHERED_HERE = {"cuda"}
 # Inductor's own way to new tensors, on the current device, in half the time of torch.empty.
 _guards = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
 _EMPTY_STRIDED = {
@@ -230,8 +227,6 @@ def call(config: Config, inputs, need, given=None, *, accumulate_dw=False) -> li
     described = calls.get(key)
     # A lane may decline pointers that are not 16-aligned: such a call is described by itself.
     if described is None or bits & 15:
-        if config.sequence_parallel and inputs[0].device.type in TOKENS_GATHERED_HERE:
-            return _on_all_tokens(config, inputs, need, given, accumulate_dw)
         described = Described(config, inputs, need, given, accumulate_dw)
         if described.ranks is None and not bits & 15:  # groups may be made anew under an old name
             if len(calls) >= _MOST_KEPT:
@@ -256,24 +251,6 @@ def call(config: Config, inputs, need, given=None, *, accumulate_dw=False) -> li
     if receipt is not None:
         latest.receipt = receipt
     return outputs
-
-
-@lru_cache(maxsize=256)
-def _replicated(config: Config) -> Config:
-    return Config(**{**config.__dict__, "sequence_parallel": False})
-
-
-def _on_all_tokens(config: Config, inputs, need, given, accumulate_dw) -> list[torch.Tensor]:
-    """Sequence parallelism around a call with replicated tokens; each rank keeps its rows of dX."""
-    from ._ranks import gather_tokens
-
-    tokens, own = gather_tokens(config, inputs[0])
-    whole, inputs = _replicated(config), (tokens, *inputs[1:])
-    made = call(whole, inputs, need, given, accumulate_dw=accumulate_dw)
-    if need[0]:
-        place = len(results_of(config))
-        made[place] = made[place][own].clone()  # the rows alone: the rest may go
-    return made
 
 
 def _run(described: Described, config: Config, inputs, given, addresses) -> list[torch.Tensor]:

@@ -32,18 +32,6 @@ talea::PhaseGroup group_of(const talea::Communicator* c, std::string& engine) {
   return {c->rank(), c->size(), c->device(), engine.c_str()};
 }
 
-// Gave a wrong loss on two devices, by a cause that is not known: an error is better than that.
-void refuse_tokens_on_devices(const capi::Arguments& args) {
-  const talea::Communicator* c = args.vocab.get();
-  require(
-      !args.ranks.sequence_parallel || !c || c->size() == 1 ||
-          c->device() == talea::DeviceKind::cpu,
-      ErrorKind::unavailable,
-      "phases: sequence_parallel = 1 with device ranks (engine {}) is not offered; gather hidden "
-      "before the call and take this rank's rows of dx",
-      c ? c->engine() : "");
-}
-
 void fill(const talea::Exchange& from, talea_exchange& to) {
   to.kind = static_cast<int32_t>(from.kind);
   to.group = from.batch ? TALEA_GROUP_BATCH : TALEA_GROUP_VOCAB;
@@ -80,7 +68,6 @@ talea_status talea_phases_begin(const talea_linear_cross_entropy_args* args,
     require(phases, ErrorKind::usage, "phases: null pointer");
     auto made = std::make_unique<talea_phases>();
     made->args = capi::convert(args, capi::Purpose::phases);
-    refuse_tokens_on_devices(made->args);
     made->start();
     *phases = made.release();
   });

@@ -24,13 +24,14 @@ class Arena {
     used_ = skew_;
   }
 
+  // Nothing has no address: a null pointer, not one that the next piece has as well.
   template <typename T>
   T* take(int64_t count) {
     const int64_t bytes =
         (count * static_cast<int64_t>(sizeof(T)) + alignment - 1) / alignment * alignment;
     const int64_t begin = used_;
     used_ += bytes;
-    if (!base_) return nullptr;
+    if (!base_ || count == 0) return nullptr;
     require(used_ <= given_, ErrorKind::runtime,
             "workspace: {} bytes given, {} needed at this point", given_, used_);
     return reinterpret_cast<T*>(base_ + begin);

@@ -201,7 +201,9 @@ class DeviceRanks : public LaneTest {
         {"gradient of the entropy", [](Spec& s) { s.upstream_entropy = true; }},
         {"dense soft targets", [](Spec& s) { s.soft = Soft::dense; }},
         {"sparse soft targets", [](Spec& s) { s.soft = Soft::sparse; }},
-        {"ignored and foreign", [](Spec& s) { s.ignored_percent = 40, s.poison = true; }}};
+        {"ignored and foreign", [](Spec& s) { s.ignored_percent = 40, s.poison = true; }},
+        {"ignored, loss and gradients alone",
+         [](Spec& s) { s.ignored_percent = 40, s.wants_rows = false; }}};
     for (const Setting& setting : settings)
       for (const char* cut : {"even", "ragged", "empty_first"})
         for (const int ranks : {1, 2, 3})

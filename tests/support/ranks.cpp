@@ -291,6 +291,15 @@ void add_cases(Types types, const char* type_name, std::vector<std::pair<std::st
   add("dw only", [](Spec& s) { s.wants_dx = false; });
   add("small workspace", [](Spec& s) { s.limit_bytes = 1; });
   add("added into fp32 gradients", [](Spec& s) { s.accumulate = s.wide_gradients = true; });
+  // Buffers of what is not wanted have no bytes: nothing may be written there.
+  add("loss and gradients alone, ignored rows", [](Spec& s) {
+    s.ignored_percent = 40;
+    s.wants_rows = false;
+  });
+  add("loss alone, ignored rows", [](Spec& s) {
+    s.ignored_percent = 40;
+    s.wants_rows = s.wants_dx = s.wants_dw = s.wants_db = false;
+  });
 }
 
 }  // namespace

@@ -164,10 +164,8 @@ class Run {
       best = b_.all_best;
       parts = best_parts = p_.world;
     }
-    finish_rows(
-        s_, rows, b_.terms, parts, best_parts, states, best,
-        {factors, p_.wants_loss ? b_.row_loss : nullptr, p_.wants_accuracy ? b_.hit : nullptr},
-        stream_);
+    finish_rows(s_, rows, b_.terms, parts, best_parts, states, best,
+                {factors, b_.row_loss, b_.hit}, stream_);
   }
 
   void gradients(const ChunkRows& rows, bool last) {
@@ -233,8 +231,7 @@ class Run {
       store_db(b_.db, local, p_.vocab_stored, c_.out.accumulate_db, View(c_.out.db), stream_);
     }
     if (p_.wants_loss || p_.wants_accuracy)
-      write_scalars(s_, b_.totals, b_.terms, p_.wants_loss ? b_.row_loss : nullptr,
-                    p_.wants_accuracy ? b_.hit : nullptr, stream_);
+      write_scalars(s_, b_.totals, b_.terms, b_.row_loss, b_.hit, stream_);
   }
 
   const Call& c_;

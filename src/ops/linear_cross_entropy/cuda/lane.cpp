@@ -164,8 +164,8 @@ class Run {
       best = b_.all_best;
       parts = best_parts = p_.world;
     }
-    finish_rows(s_, rows, b_.terms, parts, best_parts, states, best,
-                {factors, b_.row_loss, b_.hit}, stream_);
+    finish_rows(s_, rows, b_.terms, parts, best_parts, states, best, {factors, b_.row_loss, b_.hit},
+                stream_);
   }
 
   void gradients(const ChunkRows& rows, bool last) {

@@ -217,18 +217,24 @@ def show(runs, missing):
         print(f"{name:32s} not run: {why}")
 
 
+def version_of(package):
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
 def write_peers(args, measured, start):
     limit = (
         "three plain products (torch.mm, bf16) of the same process, before and after each sample"
     )
     title = f"Training step beside its peers: {args.tokens} tokens, hidden {args.hidden}, "
     title += f"vocabulary {args.vocab}, bf16"
-    libraries = {"triton": importlib.metadata.version("triton")}
+    libraries = {name: version_of(name) for name in ("triton", "nvidia-cutlass-dsl")}
     argv = ["python3", "bench/peers.py", *sys.argv[1:]]
     notes = [
         "truth: fp32 products of the bf16 inputs; confident rows in fp64",
-        "quack chose among the 22 variants of a product that leave the operands in their order, "
-        f"each timed over {TUNING_CALLS} calls",
+        f"quack, tuned, chose among its 44 variants of each product, timed over {TUNING_CALLS} calls",
     ]
     sections = {"bench": {"limit": limit, **measured}, "notes": notes}
     write_receipt(args.receipt, "bench", title, None, sections, start, argv, libraries)

@@ -11,7 +11,9 @@ import math
 from functools import lru_cache
 
 import torch
+from torch.autograd import forward_ad
 
+from ._abi import UsageError
 from ._call import Config
 from ._torch import NO_GRADIENT, PER_TOKEN, call, results_of, wide
 
@@ -129,7 +131,7 @@ class Operator(torch.autograd.Function):
     def backward(ctx, *upstream):
         # Grad mode is off unless the graph of this backward is wanted, which there is none of.
         if torch.is_grad_enabled():
-            return _once_differentiable(ctx, *upstream)
+            return _without_derivative(ctx, *upstream)
         return _backward(ctx, *upstream)
 
 
@@ -161,7 +163,33 @@ def _scaled(gradients, scalar):
     return gradients
 
 
-_once_differentiable = torch.autograd.function.once_differentiable(_backward)
+def _without_derivative(ctx, *upstream):
+    """Gradients that raise when they are differentiated, whatever the upstream gradient was.
+
+    once_differentiable lets them pass as constants where the upstream gradient requires none, and
+    that is every plain loss: a gradient penalty would add nothing, and nobody would be told.
+    """
+    with torch.no_grad():
+        found = _backward(ctx, *upstream)
+    formed = [g for g in found if g is not None]
+    if not formed:
+        return found
+    made = iter(_Constant.apply(len(formed), *formed, *ctx.saved_tensors[:3], *upstream))
+    return tuple(None if g is None else next(made) for g in found)
+
+
+class _Constant(torch.autograd.Function):
+    """Its first inputs, with the others as what they depend on, by a derivative that is an error."""
+
+    @staticmethod
+    def forward(ctx, count, *tensors):
+        return tuple(t.detach() for t in tensors[:count])
+
+    @staticmethod
+    def backward(ctx, *upstream):
+        raise RuntimeError("talea.linear_cross_entropy: double backward is not supported")
+
+
 # Function.apply, less what it does for functorch's transforms.
 _apply = super(torch.autograd.Function, Operator).apply
 
@@ -171,10 +199,22 @@ def apply(config: Config, hidden, weight, bias, rest: tuple, main_grad=None) -> 
 
     rest: the other TENSORS, without the last where those are None.
     """
+    if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
+        _refuse_transforms(hidden, weight, bias, *rest)
     if torch.is_grad_enabled() and (
         weight.requires_grad or hidden.requires_grad or (bias is not None and bias.requires_grad)
     ):
-        plain = not torch._C._are_functorch_transforms_active()
-        found = (_apply if plain else Operator.apply)(hidden, weight, bias, config, main_grad, rest)
+        found = _apply(hidden, weight, bias, config, main_grad, rest)
         return found if type(found) is tuple else (found,)
     return tuple(call(config, (hidden, weight, bias, *rest), NO_GRADIENT))
+
+
+def _refuse_transforms(*tensors) -> None:
+    if torch._C._are_functorch_transforms_active():
+        raise UsageError(
+            "talea.linear_cross_entropy: not inside grad, vmap, vjp or jvp of torch.func "
+            "(functional_call is): use torch.autograd.grad, and [..., D] for batches"
+        )
+    for t in tensors:
+        if t is not None and forward_ad.unpack_dual(t).tangent is not None:
+            raise UsageError("talea.linear_cross_entropy: forward-mode derivatives: not supported")

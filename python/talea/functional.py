@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import lru_cache
+from operator import index
 
 import torch
 
 from . import _operator, _torch
-from ._abi import UsageError
+from ._abi import DataError, UsageError
 from ._call import Config, Receipt
 
 OUTPUTS = tuple(n for n in _torch.RESULTS if not n.startswith("topk"))  # those come with top_k
@@ -49,6 +50,16 @@ def _name_of(group) -> str:
     return group.group_name
 
 
+def _integer(name: str, value) -> int:
+    """What C would cut to 64 bits is refused, and so is what is no integer."""
+    if isinstance(value, torch.Tensor) or not hasattr(value, "__index__"):
+        raise UsageError(f"{name} = {value!r}: an integer is needed")
+    value = index(value)
+    if not -(2**63) <= value < 2**63:
+        raise UsageError(f"{name} = {value}: does not fit into 64 bits")
+    return value
+
+
 def _make_config(
     reduction, denominator, denominator_scope, on_empty, target_check, ignore_index, vocab,
     label_smoothing, z_loss, softcap, logit_scale, workspace_limit, lane, outputs, top_k,
@@ -57,6 +68,17 @@ def _make_config(
     for name in outputs:
         if name not in OUTPUTS:
             raise UsageError(f"outputs = {outputs}: {name!r} is none of {', '.join(OUTPUTS)}")
+    # A tensor would be found again by its identity, whatever it holds by then.
+    for name, value in (
+        ("denominator", denominator), ("label_smoothing", label_smoothing), ("z_loss", z_loss),
+        ("softcap", softcap), ("logit_scale", logit_scale),
+    ):  # fmt: skip
+        if isinstance(value, torch.Tensor):
+            raise UsageError(f"{name}: a tensor; a number is needed (float() waits for a device)")
+    ignore_index = _integer("ignore_index", -100 if ignore_index is None else ignore_index)
+    vocab, top_k = _integer("vocab", vocab), _integer("top_k", top_k)
+    vocab_begin = _integer("vocab_begin", vocab_begin)
+    workspace_limit = _integer("workspace_limit", workspace_limit)
     if top_k < 0:
         raise UsageError(f"top_k = {top_k}: must be >= 0")
     if vocab_begin and not group:
@@ -73,7 +95,7 @@ def _make_config(
         denominator_scope=denominator_scope,
         on_empty=on_empty,
         target_check=target_check,
-        ignore_index=-100 if ignore_index is None else ignore_index,
+        ignore_index=ignore_index,
         vocab=vocab,
         label_smoothing=float(label_smoothing),
         z_loss=float(z_loss),
@@ -139,20 +161,32 @@ def linear_cross_entropy(
         raise UsageError(
             "linear_weight: a DTensor; pass the full weight (or this rank's shard with tp_group)"
         )
-    device = "cpu" if input.is_cpu else "cuda" if input.is_cuda else input.device.type
+    device = "cpu" if input.is_cpu else "cuda"  # of another, the call itself says so
     if torch.is_autocast_enabled(device):
         input, linear_weight, linear_bias = _autocast(device, input, linear_weight, linear_bias)
-    hidden = input if input.dim() == 2 else input.reshape(-1, input.shape[-1])
     targets = ids = probs = token_scale = None
+    if input.dim() == 2:
+        hidden, leading = input, None
+    elif input.dim() == 0:
+        raise DataError("input: shape []; [..., D] is needed")
+    else:
+        hidden, leading = input.reshape(-1, input.shape[-1]), input.shape[:-1]
     if target is None:
         pass
     elif target.is_floating_point():
-        probs = target.reshape(hidden.shape[0], -1).to(_torch.wide(hidden))
-        ids = None if soft_target_ids is None else soft_target_ids.reshape(hidden.shape[0], -1)
+        if target.dim() > 2:
+            leading = _alike("target", target.shape[:-1], leading)
+        probs = target.reshape(-1, target.shape[-1]).to(_torch.wide(hidden))
+        if soft_target_ids is not None:
+            _alike("soft_target_ids", soft_target_ids.shape, target.shape)
+            ids = soft_target_ids.reshape(-1, soft_target_ids.shape[-1])
+    elif target.dim() == 1:
+        targets = target
     else:
-        targets = target if target.dim() == 1 else target.reshape(-1)
+        leading = _alike("target", target.shape, leading)
+        targets = target.reshape(-1)
     if isinstance(logit_scale, torch.Tensor):
-        token_scale, logit_scale = _flat(logit_scale), 1.0
+        token_scale, logit_scale = _per_token("logit_scale", logit_scale, leading, hidden), 1.0
     plain = outputs is None and top_k == 0
     compiling = torch.compiler.is_compiling()
     make = _make_config if compiling else _kept_config
@@ -163,14 +197,17 @@ def linear_cross_entropy(
         tp_group and _name_of(tp_group), batch_group and _name_of(batch_group), not plain,
     )  # fmt: skip
     if token_weight is not None:
-        token_weight = _flat(token_weight)
+        token_weight = _per_token("token_weight", token_weight, leading, hidden)
     rest = (targets, weight, token_weight, token_scale, ids, probs)
+    plain_rest = weight is token_weight is token_scale is ids is probs is None
+    if not plain_rest and torch.is_grad_enabled():
+        _refuse_gradients(weight, token_weight, token_scale, probs)
     if compiling:
         from . import _compiled
 
         found = _compiled.apply(config, (hidden, linear_weight, linear_bias, *rest), main_grad)
     else:
-        if weight is token_weight is token_scale is ids is probs is None:
+        if plain_rest:
             rest = (targets,)  # what is not there costs time, too
         found = _operator.apply(config, hidden, linear_weight, linear_bias, rest, main_grad)
     if plain and reduction != "none":
@@ -179,8 +216,31 @@ def linear_cross_entropy(
     return found[0].reshape(rows) if plain else _output(config, found, rows)
 
 
-def _flat(t: torch.Tensor) -> torch.Tensor:
-    return t if t.dim() == 1 else t.reshape(-1)
+def _alike(name: str, shape, leading):
+    """Tokens stand in the same places everywhere: [S, B] beside [B, S] has as many, and is wrong."""
+    if leading is not None and len(leading) > 1 and len(shape) > 1 and shape != leading:
+        raise DataError(f"{name}: shape {list(shape)} beside {list(leading)} of the tokens")
+    return shape if leading is None or len(leading) < 2 else leading
+
+
+def _per_token(name: str, t: torch.Tensor, leading, hidden) -> torch.Tensor:
+    """A value a token, or one for all."""
+    if t.dim() == 1:
+        return t
+    if t.dim() == 0:
+        return t.expand(hidden.shape[0])
+    _alike(name, t.shape, leading)
+    return t.reshape(-1)
+
+
+def _refuse_gradients(weight, token_weight, logit_scale, target) -> None:
+    """No gradient is formed for these: better said than left out."""
+    for name, t in (
+        ("weight", weight), ("token_weight", token_weight), ("logit_scale", logit_scale),
+        ("target", target),
+    ):  # fmt: skip
+        if t is not None and t.requires_grad:
+            raise UsageError(f"{name}: requires grad, and gets none here; pass {name}.detach()")
 
 
 def _output(config: Config, found: tuple, rows) -> LinearCrossEntropyOutput:
@@ -211,6 +271,9 @@ class LinearCrossEntropy(torch.nn.Module):
         self, in_features: int, vocab: int, bias: bool = False, device=None, dtype=None, **options
     ) -> None:
         super().__init__()
+        unknown = set(options) - set(linear_cross_entropy.__kwdefaults__)
+        if unknown:
+            raise UsageError(f"options: {', '.join(sorted(unknown))}: no such keyword")
         like = {"device": device, "dtype": dtype}
         self.weight = torch.nn.Parameter(torch.empty(vocab, in_features, **like))
         self.bias = torch.nn.Parameter(torch.empty(vocab, **like)) if bias else None

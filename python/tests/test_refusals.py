@@ -1,0 +1,139 @@
+"""What the operator does not do is an error with the argument's name, never a silent something else."""
+
+import copy
+import pickle
+import subprocess
+import sys
+
+import pytest
+import talea
+import torch
+from conftest import close, eager, gradients, problem
+from torch.autograd import forward_ad
+
+
+@pytest.mark.parametrize("name", ("target", "weight", "token_weight", "logit_scale"))
+def test_gradients_that_are_not_formed(name):
+    """A learned temperature, or a weight that depends on the model, would stay as it is, unsaid."""
+    x, w, y, _ = problem()
+    shapes = {"target": (33, 101), "weight": (101,), "token_weight": (33,), "logit_scale": ()}
+    learned = torch.rand(shapes[name]).add_(0.5).requires_grad_()
+    options = {} if name == "target" else {name: learned}
+    target = learned if name == "target" else y
+    with pytest.raises(talea.UsageError, match=f"{name}: requires grad"):
+        talea.linear_cross_entropy(x, w, target, **options)
+    with torch.no_grad():
+        talea.linear_cross_entropy(x, w, target, **options)
+    talea.linear_cross_entropy(x, w, target.detach(), **{k: v.detach() for k, v in options.items()})
+
+
+def test_one_scale_for_all_may_be_a_tensor():
+    x, w, y, _ = problem()
+    ours = talea.linear_cross_entropy(x, w, y, logit_scale=torch.tensor(0.5))
+    theirs = eager(x * 0.5, w, y)
+    assert close(ours, theirs)
+    for a, b in zip(gradients(ours, x, w), gradients(theirs, x, w), strict=True):
+        assert close(a, b, 5e-6)
+
+
+@pytest.mark.parametrize("name", ("target", "token_weight", "logit_scale", "probabilities"))
+def test_tokens_in_other_places(name):
+    """[S, B] beside [B, S] holds as many values, each of another token."""
+    x, w, y, _ = problem(n=12)
+    x, y = x.reshape(3, 4, 24), y.reshape(3, 4)
+    options = {}
+    if name == "target":
+        y = y.t()
+    elif name == "probabilities":
+        y = torch.rand(4, 3, 101)
+    else:
+        options[name] = torch.ones(4, 3)
+    with pytest.raises(talea.DataError, match=r"shape \[4, 3\] beside \[3, 4\] of the tokens"):
+        talea.linear_cross_entropy(x, w, y, **options)
+    with pytest.raises(talea.DataError, match="soft_target_probs: shape"):
+        talea.linear_cross_entropy(x, w, torch.rand(101, 12))
+
+
+def test_flat_tokens_stay_welcome():
+    x, w, y, _ = problem(n=12)
+    want = talea.linear_cross_entropy(x, w, y)
+    assert torch.equal(want, talea.linear_cross_entropy(x.reshape(3, 4, 24), w, y))
+    assert torch.equal(want, talea.linear_cross_entropy(x, w, y.reshape(3, 4)))
+    one = talea.linear_cross_entropy(x[0], w, y[0])
+    assert close(one, eager(x[0], w, y[0]))
+
+
+@pytest.mark.parametrize("name", ("denominator", "label_smoothing", "z_loss", "softcap"))
+def test_a_number_that_may_change_is_refused(name):
+    """Equal settings are found again by their identity; a tensor keeps its own and changes."""
+    x, w, y, _ = problem()
+    with pytest.raises(talea.UsageError, match=f"{name}: a tensor"):
+        talea.linear_cross_entropy(x, w, y, **{name: torch.tensor(0.5)})
+
+
+@pytest.mark.parametrize("name", ("ignore_index", "vocab", "workspace_limit", "top_k"))
+@pytest.mark.parametrize("value", (1 << 64, 2.5, "3"))
+def test_integers_are_taken_as_written_or_not_at_all(name, value):
+    x, w, y, _ = problem()
+    with pytest.raises(talea.UsageError, match=f"{name} = "):
+        talea.linear_cross_entropy(x, w, y, **{name: value})
+
+
+def test_transforms_of_torch_func():
+    x, w, y, _ = problem()
+    x, w = x.detach(), w.detach()
+
+    def loss(x):
+        return talea.linear_cross_entropy(x, w, y)
+
+    for transformed in (
+        lambda: torch.func.grad(loss)(x),
+        lambda: torch.func.vmap(lambda a: loss(a))(x.expand(2, 33, 24)),
+        lambda: torch.func.jvp(loss, (x,), (x,)),
+    ):
+        with pytest.raises(talea.UsageError, match="torch.func"):
+            transformed()
+
+
+@pytest.mark.parametrize("requires_grad", (False, True))
+def test_forward_mode(requires_grad):
+    x, w, y, _ = problem()
+    w = w.detach().requires_grad_(requires_grad)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(x.detach(), torch.ones_like(x))
+        with pytest.raises(talea.UsageError, match="forward-mode"):
+            talea.linear_cross_entropy(dual, w, y)
+        assert talea.linear_cross_entropy(x.detach(), w, y).isfinite()
+
+
+def test_a_module_knows_its_keywords():
+    with pytest.raises(talea.UsageError, match="label_smothing: no such keyword"):
+        talea.LinearCrossEntropy(24, 101, label_smothing=0.1)
+
+
+def test_a_result_may_be_copied_and_sent(tmp_path):
+    """A copy of the receipt has the facts, and frees nothing of the first."""
+    x, w, y, _ = problem()
+    out = talea.linear_cross_entropy(x.detach(), w.detach(), y, outputs=("loss", "lse"))
+    facts = out.receipt()
+    for other in (copy.deepcopy(out), pickle.loads(pickle.dumps(out)), copy.copy(out)):
+        assert other.receipt() == facts and torch.equal(other.lse, out.lse)
+    (tmp_path / "out").write_bytes(pickle.dumps(out))
+    code = f"import pickle; print(pickle.load(open({str(tmp_path / 'out')!r}, 'rb')).receipt())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.strip() == str(facts), done.stderr
+
+
+def test_double_backward_is_refused():
+    x, w, y, _ = problem()
+    loss = talea.linear_cross_entropy(x, w, y)
+    (dx,) = torch.autograd.grad(loss, x, create_graph=True)
+    with pytest.raises(RuntimeError, match="talea.*double backward"):
+        dx.sum().backward()
+    # A penalty on the gradient has another way to the leaves: what cannot be formed is not left out.
+    loss = talea.linear_cross_entropy(x, w, y)
+    dx, dw = torch.autograd.grad(loss, (x, w), create_graph=True)
+    with pytest.raises(RuntimeError, match="talea.*double backward"):
+        (loss + dx.square().sum() + dw.sum()).backward()
+    with pytest.raises(RuntimeError, match="talea.*double backward"):
+        torch.autograd.functional.hessian(lambda a: talea.linear_cross_entropy(a, w, y), x)

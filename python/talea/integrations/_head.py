@@ -24,6 +24,11 @@ def head_tensors(head: torch.nn.Module) -> tuple[torch.Tensor, torch.Tensor | No
     return weight, bias
 
 
+def scaled_bias(bias, scale: float):
+    """Models scale their logits with the bias in them; the operator adds it behind the scale."""
+    return bias if bias is None or scale == 1.0 else bias * scale
+
+
 def head_options(config) -> dict:
     """softcap and logit_scale of a Hugging Face text config (Gemma, Cohere, Granite, Falcon-H1)."""
     config = config.get_text_config() if hasattr(config, "get_text_config") else config

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from ..functional import linear_cross_entropy
-from ._head import head_options, head_tensors
+from ._head import head_options, head_tensors, scaled_bias
 
 
 class ParityError(RuntimeError):
@@ -30,13 +30,14 @@ def causal_lm_loss(
     weight, bias = head_tensors(head)
     if num_items_in_batch is not None:
         options.update(_divided_by(num_items_in_batch, shift_labels.numel(), hidden.device))
+    options = {**head_options(config), **options}
     return linear_cross_entropy(
         hidden,
         weight,
         shift_labels.to(hidden.device),
-        linear_bias=bias,
+        linear_bias=scaled_bias(bias, options["logit_scale"]),
         ignore_index=ignore_index,
-        **{**head_options(config), **options},
+        **options,
     )
 
 
@@ -47,62 +48,94 @@ def _divided_by(items, tokens: int, device) -> dict:
     return {"reduction": "sum", "token_weight": weight.reshape(1).expand(tokens)}
 
 
+# What changes the loss on purpose: the check at patch time leaves it out.
+_PENALTIES = ("label_smoothing", "z_loss")
+
+
 def patch(model, *, check=True, tolerance: float | None = None, **options):
     """Makes `model(..., labels=...)` compute its loss by Talea; returns the model.
 
     check: run one small batch dense and fused, compare loss and head gradient, raise ParityError.
-    options: further keywords of linear_cross_entropy (lane, workspace_limit, z_loss, ...).
+    options: further keywords of linear_cross_entropy (lane, workspace_limit, z_loss, ...). A model
+    that is patched already takes the new options; PEFT's wrapper keeps its own forward.
     """
-    if getattr(model.config, "output_router_logits", False):
+    base = _language_model(model)
+    if getattr(base.config, "output_router_logits", False):
         raise ValueError("patch: output_router_logits adds a router loss that is not supported")
-    original = model.forward
+    unknown = set(options) - set(linear_cross_entropy.__kwdefaults__)
+    if unknown:
+        raise TypeError(f"patch: {', '.join(sorted(unknown))}: no keyword of linear_cross_entropy")
+    if "_talea_original_forward" in base.__dict__:
+        unpatch(base)
+    # Both belong to the model, so that a deep copy of it finds its own.
+    base._talea_original_forward, base._talea_options = base.forward, options
 
-    @functools.wraps(type(model).forward)
-    def forward(self, *args, labels=None, **kwargs):
-        if labels is None and kwargs.get("shift_labels") is None:
-            return original(*args, **kwargs)
-        items = kwargs.pop("num_items_in_batch", None)
-        shift = kwargs.pop("shift_labels", None)
-        kwargs.pop("logits_to_keep", None)
-        kwargs["use_cache"] = False
-        body = self.base_model(*args, **kwargs)
-        loss = causal_lm_loss(
-            body.last_hidden_state,
-            self.get_output_embeddings(),
-            self.config,
-            labels,
-            num_items_in_batch=items,
-            shift_labels=shift,
-            **options,
-        )
-        from transformers.modeling_outputs import CausalLMOutputWithPast
+    @functools.wraps(type(base).forward)  # the signature is read by trainers
+    def forward(self, *args, **kwargs):
+        return _forward(self, *args, **kwargs)
 
-        return CausalLMOutputWithPast(
-            loss=loss,
-            logits=None,
-            hidden_states=getattr(body, "hidden_states", None),
-            attentions=getattr(body, "attentions", None),
-        )
-
-    model.forward = types.MethodType(forward, model)
-    model._talea_original_forward = original
+    base.forward = types.MethodType(forward, base)
     if check:
         try:
-            check_parity(model, tolerance)
-        except ParityError:
-            unpatch(model)
+            check_parity(base, tolerance)
+        except Exception:
+            unpatch(base)
             raise
+    return model
+
+
+def _forward(self, *args, labels=None, **kwargs):
+    if labels is None and kwargs.get("shift_labels") is None:
+        return self._talea_original_forward(*args, **kwargs)
+    ours = ("num_items_in_batch", "shift_labels", "ignore_index")
+    given = {n: kwargs.pop(n) for n in ours if kwargs.get(n) is not None}
+    as_tuple = kwargs.pop("return_dict", None) is False
+    kwargs.pop("logits_to_keep", None)
+    kwargs["use_cache"] = False
+    body = self.base_model(*args, **kwargs, return_dict=True)
+    loss = causal_lm_loss(
+        body.last_hidden_state,
+        self.get_output_embeddings(),
+        self.config,
+        labels,
+        **{**self._talea_options, **given},
+    )
+    from transformers.modeling_outputs import CausalLMOutputWithPast
+
+    out = CausalLMOutputWithPast(
+        loss=loss,
+        logits=None,
+        hidden_states=getattr(body, "hidden_states", None),
+        attentions=getattr(body, "attentions", None),
+    )
+    return out.to_tuple() if as_tuple else out
+
+
+def _language_model(model):
+    """The model with the output layer: PEFT wraps it, adapters and all."""
+    if hasattr(model, "get_base_model") and hasattr(model, "peft_config"):
+        if any(c.is_prompt_learning for c in model.peft_config.values()):
+            raise ValueError("patch: prompt learning adds tokens that are not supported")
+        model = model.get_base_model()
+    head = getattr(model, "get_output_embeddings", lambda: None)()
+    if head is None:
+        raise ValueError(f"patch: {type(model).__name__} has no output embeddings (lm_head)")
     return model
 
 
 def unpatch(model):
     """Undoes patch()."""
-    model.forward = model.__dict__.pop("_talea_original_forward")
+    base = _language_model(model)
+    original = base.__dict__.pop("_talea_original_forward")
+    del base.__dict__["_talea_options"], base.__dict__["forward"]
+    if original.__func__ is not type(base).forward:  # somebody's own, put there before
+        base.forward = original
     return model
 
 
 def check_parity(model, tolerance: float | None = None) -> dict:
     """One batch dense and fused on the patched model; raises ParityError when they differ."""
+    model = _language_model(model)
     weight, _ = head_tensors(model.get_output_embeddings())
     device, sixteen = weight.device, weight.dtype in (torch.bfloat16, torch.float16)
     tolerance = tolerance if tolerance is not None else (3e-2 if sixteen else 1e-4)
@@ -114,6 +147,8 @@ def check_parity(model, tolerance: float | None = None) -> dict:
     leaf = next((p for p in model.get_output_embeddings().parameters() if p.requires_grad), None)
     was_training = model.training
     model.eval()
+    options = model._talea_options
+    model._talea_options = {k: v for k, v in options.items() if k not in _PENALTIES}
     found = {}
     try:
         for name, forward in (("dense", model._talea_original_forward), ("fused", model.forward)):
@@ -122,6 +157,7 @@ def check_parity(model, tolerance: float | None = None) -> dict:
             found[name] = (loss.detach().double(), gradient.double())
     finally:
         model.train(was_training)
+        model._talea_options = options
     errors = {}
     for what, dense, fused in zip(("loss", "head gradient"), *found.values(), strict=True):
         error = float((dense - fused).norm() / dense.norm().clamp(min=1e-30))

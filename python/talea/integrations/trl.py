@@ -12,7 +12,7 @@ import types
 import torch
 
 from ..functional import linear_cross_entropy
-from ._head import head_options, head_tensors
+from ._head import head_options, head_tensors, scaled_bias
 
 _SERVED = ("log_probs", "entropy", "is_top1")
 
@@ -28,6 +28,8 @@ def per_token_logps(
 
 
 def _scored(hidden, weight, bias, labels, temperature, model_options, entropy, options, top=False):
+    if not temperature > 0:
+        raise ValueError(f"temperature = {temperature}: must be positive")
     softcap = model_options.get("softcap")
     scale = model_options.get("logit_scale", 1.0)
     if softcap and temperature != 1.0:
@@ -38,7 +40,7 @@ def _scored(hidden, weight, bias, labels, temperature, model_options, entropy, o
         hidden,
         weight,
         labels,
-        linear_bias=bias,
+        linear_bias=scaled_bias(bias, scale / temperature),
         softcap=softcap,
         logit_scale=scale / temperature,
         reduction="none",
@@ -54,8 +56,6 @@ def add_fused_lm_head(
     unknown = set(outputs) - set(_SERVED)
     if unknown:
         raise ValueError(f"outputs: {sorted(unknown)} not served inside the boundary: {_SERVED}")
-    if head_tensors(model.get_output_embeddings())[1] is not None and temperature != 1.0:
-        raise ValueError("temperature: an output layer with a bias needs temperature 1.0")
     original = model.forward
 
     @functools.wraps(type(model).forward)

@@ -13,8 +13,8 @@ namespace talea {
 enum class ExchangeKind : int32_t { all_gather = 1, all_reduce_sum = 2, reduce_scatter_sum = 3 };
 
 // What the caller must do before the next phase. As the calls of Communicator: `send` may lie
-// inside `recv`; all_reduce_sum is in place (send == recv). On a device the work may be queued on
-// `stream` and need not have run.
+// inside `recv`; all_reduce_sum is in place (send == recv). There is always something to move. On
+// a device the work may be queued on `stream` and need not have run.
 struct Exchange {
   ExchangeKind kind = ExchangeKind::all_gather;
   bool batch = false;  // over the ranks that share the batch; otherwise those of the vocabulary

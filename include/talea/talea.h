@@ -81,7 +81,7 @@ typedef struct talea_communicator {
   int32_t device;
   int32_t reserved; /* 0 */
   void* user;       /* handed to every callback */
-  /* `bytes` bytes of every rank, in rank order, into recv (size * bytes); may be in place. */
+  /* `bytes` bytes (> 0) of every rank, in rank order, into recv (size * bytes); may be in place. */
   int32_t (*all_gather)(void* user, const void* send, void* recv, int64_t bytes, void* stream);
   /* In place; dtype F32, F64 or I64 (BF16 also on a device). */
   int32_t (*all_reduce_sum)(void* user, void* buffer, int64_t count, int32_t dtype, void* stream);

@@ -75,8 +75,6 @@ class Groups:
         return kept if receipt else None
 
     def _view(self, pointer: int, nbytes: int, on_device: bool, dtype) -> torch.Tensor:
-        if nbytes == 0:
-            return torch.empty(0, dtype=dtype, device=self.device if on_device else "cpu")
         if on_device:
             interface = {"shape": (nbytes,), "typestr": "|u1", "data": (pointer, False)}
             holder = type("Memory", (), {"__cuda_array_interface__": {**interface, "version": 3}})()
@@ -85,8 +83,6 @@ class Groups:
         return torch.frombuffer(memory, dtype=torch.uint8).view(dtype)
 
     def _do(self, e: _abi.Exchange) -> None:
-        if e.bytes == 0:
-            return
         group, device = self.groups[e.group], e.device == _abi.CUDA
         size, rank = dist.get_world_size(group), dist.get_rank(group)
         gather = e.kind == _abi.EXCHANGE_ALL_GATHER

@@ -1,4 +1,4 @@
-// What: a Communicator whose engine is the caller's function table.
+// What: a Communicator whose engine is the caller's function table; it is not called without bytes.
 // Why: Python (torch.distributed) and C trainers bring the ranks they already have.
 // Never: communicates by itself.
 #include "capi/convert.hpp"
@@ -22,14 +22,16 @@ class CallbackCommunicator final : public Communicator {
   DeviceKind device() const override { return static_cast<DeviceKind>(c_.device); }
 
   void all_gather(const void* send, void* recv, int64_t bytes, Stream stream) override {
-    check("all_gather", c_.all_gather(c_.user, send, recv, bytes, stream));
+    if (bytes > 0) check("all_gather", c_.all_gather(c_.user, send, recv, bytes, stream));
   }
   void all_reduce_sum(void* buffer, int64_t count, DType dtype, Stream stream) override {
+    if (count == 0) return;
     check("all_reduce_sum",
           c_.all_reduce_sum(c_.user, buffer, count, static_cast<int32_t>(dtype), stream));
   }
   void reduce_scatter_sum(const void* send, void* recv, int64_t count, DType dtype,
                           Stream stream) override {
+    if (count == 0) return;
     check("reduce_scatter_sum",
           c_.reduce_scatter_sum(c_.user, send, recv, count, static_cast<int32_t>(dtype), stream));
   }

@@ -42,7 +42,7 @@ class PhaseCommunicator final : public Communicator {
   DeviceKind device() const override { return group_.device; }
 
   void all_gather(const void* send, void* recv, int64_t bytes, Stream stream) override {
-    if (group_.size == 1 && (send == recv || bytes == 0)) return;
+    if (bytes == 0 || (group_.size == 1 && send == recv)) return;
     if (group_.size == 1 && group_.device == DeviceKind::cpu) {
       std::memmove(recv, send, static_cast<size_t>(bytes));
       return;
@@ -51,13 +51,14 @@ class PhaseCommunicator final : public Communicator {
          stream});
   }
   void all_reduce_sum(void* buffer, int64_t count, DType dtype, Stream stream) override {
-    if (group_.size > 1)
+    if (group_.size > 1 && count > 0)
       ask({ExchangeKind::all_reduce_sum, batch_, group_.device, buffer, buffer, count, dtype,
            count * size_of(dtype), stream});
   }
   void reduce_scatter_sum(const void* send, void* recv, int64_t count, DType dtype,
                           Stream stream) override {
-    if (group_.size == 1) return all_gather(send, recv, count * size_of(dtype), stream);
+    if (group_.size == 1 || count == 0)
+      return all_gather(send, recv, count * size_of(dtype), stream);
     ask({ExchangeKind::reduce_scatter_sum, batch_, group_.device, send, recv, count, dtype,
          count * size_of(dtype), stream});
   }

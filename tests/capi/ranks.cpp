@@ -43,6 +43,7 @@ struct Seat {
   int gathers = 0, sums = 0, scatters = 0;
 
   void leave(const void* data, int64_t bytes) {
+    EXPECT_GT(bytes, 0);
     const char* from = static_cast<const char*>(data);
     table->sent[rank].assign(from, from + bytes);
     table->meet();

@@ -28,6 +28,7 @@ void sum_into(void* to, const std::vector<const char*>& from, int64_t count) {
 void perform(const std::vector<const Exchange*>& all) {
   const int ranks = static_cast<int>(all.size());
   const Exchange& e = *all[0];
+  ASSERT_GT(e.bytes, 0);
   const auto bytes = static_cast<size_t>(e.bytes);
   for (const Exchange* other : all) {
     ASSERT_EQ(other->kind, e.kind);

@@ -26,9 +26,10 @@ from pathlib import Path
 
 CASES = {"talea_gpu_tests": ["*"], "talea_tests": ["*/sm90", "*/cuda", "Cuda*"]}
 ALONE = [
-    "CudaManners.*",
+    "CudaManners.*",  # these read how much memory of the device is free
     "*Manners.AllocatesNothing/*",
-]  # they read how much memory of the device is free
+    "SlowNccl.*",  # reads the clock: beside twenty processes a device takes seconds to open
+]
 LONG = [
     "Sm90Slices",
     "Properties",

@@ -39,7 +39,7 @@ Buffers::Buffers(Arena& a, const Problem& p, const Plan& plan) {
   const bool sequence = p.sequence_parallel && p.world > 1;
   const int64_t own_rows = sequence ? n / p.world : 0;
   active = a.take<int64_t>(n);
-  z = a.take<float>(r * plan.window_columns);
+  z = a.take<float>(std::max(r * plan.window_columns, max_lanes));  // products of no columns, too
   const int64_t by_rows = r * (p.hidden + p.hidden % 2), by_columns = r * plan.hidden_padded;
   xt = a.take<float>(plan.native_bf16 ? 0 : r * p.hidden);
   xs = a.take<float>(p.wants_dw && !plan.native_bf16 ? by_columns : 0);

@@ -159,9 +159,11 @@ void Run::logits_tile(int64_t tile, int64_t panel, int64_t panels, float* slice_
     f.max = b_.partials.max + cell;
     f.others = b_.partials.others + cell;
     f.shifted = b_.partials.shifted + cell;
-    f.class_sum = b_.partials.class_sum + cell;
-    f.soft_sum = b_.partials.soft_sum + cell;
-    f.soft_mass = b_.partials.soft_mass + cell;
+    if (f.wants_class_sum) f.class_sum = b_.partials.class_sum + cell;
+    if (view.soft) {
+      f.soft_sum = b_.partials.soft_sum + cell;
+      f.soft_mass = b_.partials.soft_mass + cell;
+    }
     forward_pass(view, f);
   }
 }

@@ -26,7 +26,9 @@ struct ForwardPass {
   bool plain = false;  // scale 1, no bias, no softcap: z already holds the logits
   bool wants_shifted = false, wants_class_sum = false;
   float* capped = nullptr;  // room for a tile panel, with a softcap
-  float *max, *others, *shifted, *class_sum, *soft_sum, *soft_mass;  // per row
+  // Per row; null: not wanted.
+  float *max = nullptr, *others = nullptr, *shifted = nullptr;
+  float *class_sum = nullptr, *soft_sum = nullptr, *soft_mass = nullptr;
 };
 void forward_pass(const TilePanel& t, const ForwardPass& f);
 // The logits alone, bit for bit.

@@ -29,6 +29,7 @@ struct Read {
   std::vector<io::HostTensor> owners;
   std::vector<InputFact> facts;
   std::vector<int64_t> hidden_shape;  // as the file has it
+  int64_t sequence = -1, batch = -1;  // [S, B] of the first input that has it
 };
 
 Tensor read(Read& to, const char* name, const std::string& argument) {
@@ -46,11 +47,16 @@ Tensor read(Read& to, const char* name, const std::string& argument) {
   return t.view;
 }
 
-// [S, B, ...] as [S * B, ...]: the leading two dimensions of a tensor that lies in one piece.
-Tensor flatten(const char* name, const Tensor& t, int rank) {
+// [S, B, ...] as [S * B, ...]: the leading two dimensions of a tensor that lies in one piece. [B,
+// S] has as many rows, each of another token: all inputs must agree.
+Tensor flatten(Read& r, const char* name, const Tensor& t, int rank) {
   if (!t || t.rank != rank + 1) return t;
   require(t.contiguous(), ErrorKind::invalid_data,
           "--{}: shape {} can only be flattened when it lies row by row", name, io::shape_text(t));
+  if (r.sequence < 0) r.sequence = t.shape[0], r.batch = t.shape[1];
+  require(t.shape[0] == r.sequence && t.shape[1] == r.batch, ErrorKind::invalid_data,
+          "--{}: shape {} beside [{}, {}] of the other tokens", name, io::shape_text(t), r.sequence,
+          r.batch);
   Tensor flat = t;
   flat.rank = rank;
   flat.shape[0] = t.shape[0] * t.shape[1];
@@ -70,20 +76,30 @@ Read read_inputs(const Flags& f, const LinearCrossEntropyOptions& options) {
   Read r;
   const Tensor hidden = read(r, "hidden", f.hidden);
   r.hidden_shape.assign(hidden.shape.begin(), hidden.shape.begin() + hidden.rank);
-  r.in.hidden = flatten("hidden", hidden, 2);
+  r.in.hidden = flatten(r, "hidden", hidden, 2);
   r.in.weight = read(r, "weight", f.weight);
-  r.in.targets = flatten("targets", read(r, "targets", f.targets), 1);
+  r.in.targets = flatten(r, "targets", read(r, "targets", f.targets), 1);
   r.in.bias = read(r, "bias", f.bias);
   r.in.class_weight = read(r, "class-weight", f.class_weight);
-  r.in.token_weight = flatten("token-weight", read(r, "token-weight", f.token_weight), 1);
-  r.in.token_scale = flatten("token-scale", read(r, "token-scale", f.token_scale), 1);
-  r.in.soft_target_ids = flatten("soft-target-ids", read(r, "soft-target-ids", f.soft_ids), 2);
+  r.in.token_weight = flatten(r, "token-weight", read(r, "token-weight", f.token_weight), 1);
+  r.in.token_scale = flatten(r, "token-scale", read(r, "token-scale", f.token_scale), 1);
+  r.in.soft_target_ids = flatten(r, "soft-target-ids", read(r, "soft-target-ids", f.soft_ids), 2);
   r.in.soft_target_probs =
-      flatten("soft-target-probs", read(r, "soft-target-probs", f.soft_probs), 2);
-  r.in.upstream = scalar_if_one(flatten("upstream", read(r, "upstream", f.upstream), 1), options);
+      flatten(r, "soft-target-probs", read(r, "soft-target-probs", f.soft_probs), 2);
+  r.in.upstream =
+      scalar_if_one(flatten(r, "upstream", read(r, "upstream", f.upstream), 1), options);
   r.in.upstream_lse = read(r, "upstream-lse", f.upstream_lse);
   r.in.upstream_entropy = read(r, "upstream-entropy", f.upstream_entropy);
   return r;
+}
+
+// A gradient of an output enters dX, dW and db alone.
+void check_upstream(const Flags& f, const Wanted& wanted) {
+  for (const auto& [flag, file] :
+       {std::pair("--upstream", &f.upstream), std::pair("--upstream-lse", &f.upstream_lse),
+        std::pair("--upstream-entropy", &f.upstream_entropy)})
+    require(file->empty() || wanted.dx || wanted.dw || wanted.db, ErrorKind::usage,
+            "{} {}: needs dx, dw or db among --outputs", flag, *file);
 }
 
 void check_files(const Flags& f) {
@@ -187,6 +203,7 @@ void run(Context& context, const Flags& f) {
   const LinearCrossEntropyOptions options = f.options.options();
   Wanted wanted = parse_outputs(f.outputs);
   check_files(f);
+  check_upstream(f, wanted);
   const RankWorld world(f.ranks);
   Receipt receipt(ReceiptKind::loss, provenance_of(context));
   Read read = read_inputs(f, options);

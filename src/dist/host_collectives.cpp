@@ -44,8 +44,9 @@ void sum_blocks(const std::vector<const char*>& parts, char* into, int64_t count
 HostCommunicator::HostCommunicator(int rank, int size)
     : rank_(rank),
       size_(size),
-      scratch_(static_cast<size_t>(size * block_bytes)),
-      own_(block_bytes) {}
+      block_bytes_(block_bytes(size)),
+      scratch_(static_cast<size_t>(size * block_bytes_)),
+      own_(static_cast<size_t>(block_bytes_)) {}
 
 void HostCommunicator::all_gather(const void* send, void* recv, int64_t bytes, Stream) {
   // Own bytes go to their place first: `send` may lie anywhere inside `recv`.
@@ -56,18 +57,18 @@ void HostCommunicator::all_gather(const void* send, void* recv, int64_t bytes, S
   if (to + rank_ * bytes != from && bytes > 0)
     std::memmove(to + rank_ * bytes, from, static_cast<size_t>(bytes));
   from = to + rank_ * bytes;
-  for (int64_t begin = 0; begin < bytes; begin += block_bytes) {
+  for (int64_t begin = 0; begin < bytes; begin += block_bytes_) {
     for (int r = 0; r < size_; ++r) {
       out[r] = from + begin;
       in[r] = to + r * bytes + begin;
     }
-    exchange(out.data(), in.data(), std::min(block_bytes, bytes - begin), "all_gather");
+    exchange(out.data(), in.data(), std::min(block_bytes_, bytes - begin), "all_gather");
   }
 }
 
 void HostCommunicator::scatter_sums(const std::vector<const char*>& blocks, char* recv,
                                     int64_t count, DType dtype, const char* what) {
-  const int64_t element = size_of(dtype), step = block_bytes / element;
+  const int64_t element = size_of(dtype), step = block_bytes_ / element;
   std::vector<const void*> out(static_cast<size_t>(size_));
   std::vector<void*> in(static_cast<size_t>(size_));
   std::vector<const char*> parts(static_cast<size_t>(size_));
@@ -93,7 +94,7 @@ void HostCommunicator::reduce_scatter_sum(const void* send, void* recv, int64_t 
 
 void HostCommunicator::all_reduce_sum(void* buffer, int64_t count, DType dtype, Stream stream) {
   // Every rank sums one slice, then all gather the slices.
-  const int64_t element = size_of(dtype), slice_most = block_bytes / element;
+  const int64_t element = size_of(dtype), slice_most = block_bytes_ / element;
   char* data = static_cast<char*>(buffer);
   std::vector<const char*> blocks(static_cast<size_t>(size_));
   int64_t begin = 0;

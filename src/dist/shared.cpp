@@ -58,7 +58,7 @@ class SharedCommunicator final : public HostCommunicator {
       : HostCommunicator(o.rank, o.size),
         timeout_s_(o.timeout_s),
         places_bytes_(static_cast<int64_t>(sizeof(Place)) * o.size),
-        map_(o.file, places_bytes_ + int64_t{2} * o.size * o.size * block_bytes) {
+        map_(o.file, places_bytes_ + int64_t{2} * o.size * o.size * block_bytes(o.size)) {
     place(rank()).process.store(static_cast<int32_t>(::getpid()), std::memory_order_release);
   }
   ~SharedCommunicator() override { place(rank()).left.store(1, std::memory_order_release); }
@@ -92,7 +92,7 @@ class SharedCommunicator final : public HostCommunicator {
   // Two sets of slots: a rank may fill the next set while a slower one still reads the last.
   char* slot(int from, int to) const {
     return map_.data() + places_bytes_ +
-           (((turn_ % 2) * size() + from) * size() + to) * block_bytes;
+           (((turn_ % 2) * size() + from) * size() + to) * block_bytes(size());
   }
   bool here(int r) const { return place(r).arrived.load(std::memory_order_acquire) > turn_; }
   bool gone(int r) const {

@@ -24,17 +24,19 @@ struct ThreadWorld {
   ThreadWorld(int ranks, double timeout)
       : size(ranks),
         timeout_s(timeout),
-        slots(static_cast<size_t>(2 * ranks * ranks * HostCommunicator::block_bytes)),
+        block_bytes(HostCommunicator::block_bytes(ranks)),
+        slots(static_cast<size_t>(int64_t{2} * ranks * ranks * block_bytes)),
         arrived(static_cast<size_t>(ranks)),
         left(static_cast<size_t>(ranks)) {}
 
   // Two sets of slots: a rank may fill the next set while a slower one still reads the last.
   char* slot(int64_t turn, int from, int to) {
-    return slots.data() + (((turn % 2) * size + from) * size + to) * HostCommunicator::block_bytes;
+    return slots.data() + (((turn % 2) * size + from) * size + to) * block_bytes;
   }
 
   const int size;
   const double timeout_s;
+  const int64_t block_bytes;
   std::vector<char> slots;
   std::mutex mutex;
   std::condition_variable changed;

@@ -8,6 +8,7 @@
 #include <condition_variable>
 #include <cstring>
 #include <mutex>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -19,7 +20,8 @@ namespace {
 struct Table {
   std::vector<char> sent[2];
 
-  void meet() {
+  // False: one of the two has broken off.
+  bool meet() {
     std::unique_lock<std::mutex> lock(mutex);
     const int turn = turns;
     if (++here == 2) {
@@ -27,26 +29,35 @@ struct Table {
       ++turns;
       both.notify_all();
     } else {
-      both.wait(lock, [&] { return turns != turn; });
+      both.wait(lock, [&] { return turns != turn || broken; });
     }
+    return !broken;
+  }
+  void break_off() {
+    const std::lock_guard<std::mutex> lock(mutex);
+    broken = true;
+    both.notify_all();
   }
 
  private:
   std::mutex mutex;
   std::condition_variable both;
   int here = 0, turns = 0;
+  bool broken = false;
 };
 
 struct Seat {
   Table* table;
   int rank;
-  int gathers = 0, sums = 0, scatters = 0;
+  int gathers = 0, sums = 0, scatters = 0, fail_at = -1;
 
-  void leave(const void* data, int64_t bytes) {
+  // False: this call of all fails, or the other's did.
+  bool leave(const void* data, int64_t bytes) {
     EXPECT_GT(bytes, 0);
+    if (gathers + sums + scatters - 1 == fail_at) table->break_off();
     const char* from = static_cast<const char*>(data);
     table->sent[rank].assign(from, from + bytes);
-    table->meet();
+    return table->meet();
   }
   // The fp32 sum of `count` elements of both, from element `first` on.
   int32_t take_sum(void* to, int64_t first, int64_t count, int32_t dtype) {
@@ -71,7 +82,7 @@ talea_communicator communicator(Seat& seat) {
   c.all_gather = [](void* user, const void* send, void* recv, int64_t bytes, void*) -> int32_t {
     auto* s = static_cast<Seat*>(user);
     ++s->gathers;
-    s->leave(send, bytes);
+    if (!s->leave(send, bytes)) return 22;
     for (int r = 0; r < 2; ++r)
       std::memcpy(static_cast<char*>(recv) + r * bytes, s->table->sent[r].data(),
                   static_cast<size_t>(bytes));
@@ -81,21 +92,22 @@ talea_communicator communicator(Seat& seat) {
   c.all_reduce_sum = [](void* user, void* buffer, int64_t n, int32_t dtype, void*) -> int32_t {
     auto* s = static_cast<Seat*>(user);
     ++s->sums;
-    s->leave(buffer, n * 4);
+    if (!s->leave(buffer, n * 4)) return 23;
     return s->take_sum(buffer, 0, n, dtype);
   };
   c.reduce_scatter_sum = [](void* user, const void* send, void* recv, int64_t n, int32_t dtype,
                             void*) -> int32_t {
     auto* s = static_cast<Seat*>(user);
     ++s->scatters;
-    s->leave(send, 2 * n * 4);
+    if (!s->leave(send, 2 * n * 4)) return 24;
     return s->take_sum(recv, s->rank * n, n, dtype);
   };
   return c;
 }
 
 // One rank of TwoTokensByHand: a word each; under sequence parallelism a token each, too.
-void one_of_two(Seat& seat, bool sequence, float* loss, float* dx, float* dw) {
+void one_of_two(Seat& seat, bool sequence, float* loss, float* dx, float* dw,
+                std::string* said = nullptr) {
   float x[2] = {1, 2}, w[2] = {0, std::log(3.0f)};
   int64_t y[2] = {1, 0};
   const int r = seat.rank;
@@ -122,7 +134,13 @@ void one_of_two(Seat& seat, bool sequence, float* loss, float* dx, float* dw) {
   talea_linear_cross_entropy_args args = args_of(in, out, options);
   args.ranks = &ranks;
   std::vector<char> workspace;
-  EXPECT_EQ(call_in(workspace, args), TALEA_OK) << talea_last_error();
+  const int32_t status = call_in(workspace, args);
+  if (!said) {
+    EXPECT_EQ(status, TALEA_OK) << talea_last_error();
+  } else if (status != TALEA_OK) {
+    EXPECT_EQ(status, TALEA_RUNTIME);
+    *said = talea_last_error();
+  }
 }
 
 TEST(CApiRanks, CallbacksCarryTheRanks) {
@@ -142,6 +160,34 @@ TEST(CApiRanks, CallbacksCarryTheRanks) {
       EXPECT_GT(seats[r].gathers, 0);
       EXPECT_EQ(seats[r].sums > 0, !sequence);
       EXPECT_EQ(seats[r].scatters > 0, sequence);
+    }
+  }
+}
+
+// Whichever exchange fails, both ranks end with its name and status, and a new world works.
+TEST(CApiRanks, AnErrorOfAnyCallbackIsNamed) {
+  for (const bool sequence : {false, true}) {
+    for (int fail_at = 0;; ++fail_at) {
+      ASSERT_LT(fail_at, 20);
+      Table table;
+      Seat seats[2] = {{&table, 0}, {&table, 1}};
+      seats[1].fail_at = fail_at;
+      float loss[2] = {}, dx[2][2] = {}, dw[2] = {};
+      std::string said[2];
+      std::thread other([&] { one_of_two(seats[1], sequence, &loss[1], dx[1], &dw[1], &said[1]); });
+      one_of_two(seats[0], sequence, &loss[0], dx[0], &dw[0], &said[0]);
+      other.join();
+      const int calls = seats[1].gathers + seats[1].sums + seats[1].scatters;
+      if (calls <= fail_at) {  // the call has no more exchanges
+        EXPECT_EQ(said[0] + said[1], "");
+        EXPECT_GE(fail_at, 3);
+        break;
+      }
+      for (int r = 0; r < 2; ++r) {
+        EXPECT_NE(said[r].find(" of engine two threads returned 2"), std::string::npos) << said[r];
+        EXPECT_NE(said[r].find("on rank " + std::to_string(r) + " of 2"), std::string::npos)
+            << said[r];
+      }
     }
   }
 }

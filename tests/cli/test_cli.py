@@ -146,6 +146,12 @@ class Loss(Case):
         self.loss("--outputs", "loss,dx", "--out", "o.safetensors")
         self.assertEqual(safetensors(self.at("o.safetensors"))["dx"][0], [1, 2, 1])
 
+    def test_tokens_in_other_places_are_refused(self):
+        floats(self.at("x.npy"), (2, 1, 1), [1, 2])
+        floats(self.at("t.npy"), (1, 2), [1, 1])
+        said = self.loss("--token-weight", "t.npy", code=5).stderr
+        self.assertIn("--token-weight: shape [1, 2] beside [2, 1] of the other tokens", said)
+
     def test_nan_values_are_data(self):
         floats(self.at("x.npy"), (2, 1), [math.nan, 2])
         self.assertIn('"NaN"', self.loss("--json").stdout)
@@ -235,6 +241,9 @@ class Failures(Case):
         self.talea(*small, "--also-plain", code=2)
         self.talea("repro", "--all", "none_backward", code=2)
         self.talea("train", "--resume", code=2)
+        floats(self.at("u.npy"), (2,), [1, 1])
+        for flag in ("--upstream", "--upstream-lse", "--upstream-entropy"):
+            self.expect(2, [flag, "needs dx, dw or db"], flag, "u.npy")
         self.expect(2, ["twice"], "--outputs", "topk:1,topk:2")
 
     def test_no_output_takes_the_place_of_an_input(self):

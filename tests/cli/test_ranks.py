@@ -70,6 +70,11 @@ class Ranks(test_cli.Case):
             self.talea(*self.command(*flags, "--sequence-parallel"))
             self.compare("one.safetensors", out)
 
+    def test_many_more_ranks_than_words(self):
+        self.talea(*self.command("--out", "one.safetensors"))
+        self.talea(*self.command("--out", "many.safetensors", "--ranks", "200"))
+        self.compare("one.safetensors", "many.safetensors")
+
     def test_tokens_that_do_not_divide_are_named(self):
         done = self.talea(*self.command("--ranks", "5", "--sequence-parallel"), code=2)
         self.assertIn("24 tokens do not divide among 5 ranks", done.stderr)

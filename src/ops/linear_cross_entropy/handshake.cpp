@@ -29,22 +29,40 @@ constexpr uint64_t hash_seed = 0xcbf29ce484222325u;
 // What a replicated host tensor holds; absent and device tensors have no hash.
 std::string content(const Tensor& t) {
   if (!t) return "absent";
-  if (t.device != DeviceKind::cpu || t.rank == 0) return "present";
+  if (t.device != DeviceKind::cpu) return "present";
   uint64_t h = hash_seed;
-  for (int64_t i = 0; i < t.shape[0]; ++i) {
-    const double value = is_floating(t.dtype) ? at(t, i) : static_cast<double>(index_at(t, i));
-    h = hash(h, &value, sizeof value);
-  }
+  const int64_t rows = t.rank > 0 ? t.shape[0] : 1, columns = t.rank > 1 ? t.shape[1] : 1;
+  for (int64_t i = 0; i < rows; ++i)
+    for (int64_t j = 0; j < columns; ++j) {
+      const double value =
+          is_floating(t.dtype) ? at(t, i, j) : static_cast<double>(index_at(t, i, j));
+      h = hash(h, &value, sizeof value);
+    }
   return fmt::format("content hash {:016x}", h);
+}
+
+// As the options are written.
+const char* word(Reduction r) {
+  return r == Reduction::mean ? "mean" : r == Reduction::sum ? "sum" : "none";
+}
+const char* word(Denominator d) {
+  return d == Denominator::valid ? "valid" : d == Denominator::weighted ? "weighted" : "given";
+}
+const char* word(DenominatorScope s) { return s == DenominatorScope::local ? "local" : "global"; }
+const char* word(OnEmpty e) { return e == OnEmpty::nan ? "nan" : "zero"; }
+const char* word(TargetCheck c) {
+  return c == TargetCheck::automatic ? "automatic"
+         : c == TargetCheck::checked ? "checked"
+                                     : "poison";
 }
 
 void add_options(std::vector<Field>& f, const Options& o) {
   auto add = [&](const char* name, auto value) { f.push_back({name, fmt::format("{}", value)}); };
-  add("reduction", static_cast<int>(o.reduction));
-  add("denominator", static_cast<int>(o.denominator));
+  add("reduction", word(o.reduction));
+  add("denominator", word(o.denominator));
   add("denominator_value", o.denominator_value);
-  add("denominator_scope", static_cast<int>(o.denominator_scope));
-  add("on_empty", static_cast<int>(o.on_empty));
+  add("denominator_scope", word(o.denominator_scope));
+  add("on_empty", word(o.on_empty));
   add("ignore_index", o.ignore_index);
   add("label_smoothing", o.label_smoothing);
   add("z_loss", o.z_loss);
@@ -64,12 +82,11 @@ std::vector<Field> vocabulary_fields(const Problem& p, const Inputs& in, const s
   add("weight dtype", name_of(p.weight_dtype));
   add("lane", lane);
   add_options(f, p.options);
-  add("target_check", static_cast<int>(p.options.target_check));
+  add("target_check", word(p.options.target_check));
   add("soft targets", static_cast<int>(p.soft_targets));
   add("soft target k", p.soft_k);
   add("top-k", p.top_k);
   add("bias", p.has_bias);
-  add("token_scale", p.has_token_scale);
   add("upstream", p.has_upstream);
   add("upstream_lse", p.has_upstream_lse);
   add("upstream_entropy", p.has_upstream_entropy);
@@ -85,9 +102,12 @@ std::vector<Field> vocabulary_fields(const Problem& p, const Inputs& in, const s
     add("accumulate_dw", p.accumulate_dw);
     add("output db", p.wants_db);
   }
-  f.push_back({"targets", content(in.targets)});
-  f.push_back({"token_weight", content(in.token_weight)});
-  f.push_back({"class_weight", content(in.class_weight)});
+  // Upstream gradients and distributions are results of the caller's, whose last bits may differ.
+  for (const auto& [name, tensor] :
+       {std::pair("targets", &in.targets), std::pair("token_weight", &in.token_weight),
+        std::pair("class_weight", &in.class_weight), std::pair("token_scale", &in.token_scale),
+        std::pair("soft_target_ids", &in.soft_target_ids)})
+    f.push_back({name, content(*tensor)});
   return f;
 }
 

@@ -198,6 +198,8 @@ def linear_cross_entropy(
     )  # fmt: skip
     if token_weight is not None:
         token_weight = _per_token("token_weight", token_weight, leading, hidden)
+    if weight is not None:
+        weight = _widened(weight)
     rest = (targets, weight, token_weight, token_scale, ids, probs)
     plain_rest = weight is token_weight is token_scale is ids is probs is None
     if not plain_rest and torch.is_grad_enabled():
@@ -225,12 +227,18 @@ def _alike(name: str, shape, leading):
 
 def _per_token(name: str, t: torch.Tensor, leading, hidden) -> torch.Tensor:
     """A value a token, or one for all."""
+    t = _widened(t)
     if t.dim() == 1:
         return t
     if t.dim() == 0:
         return t.expand(hidden.shape[0])
     _alike(name, t.shape, leading)
     return t.reshape(-1)
+
+
+def _widened(t: torch.Tensor) -> torch.Tensor:
+    """16-bit weights as fp32, exactly: beside 16-bit logits PyTorch wants them in 16 bits."""
+    return t.float() if t.dtype in (torch.bfloat16, torch.float16) else t
 
 
 def _refuse_gradients(weight, token_weight, logit_scale, target) -> None:

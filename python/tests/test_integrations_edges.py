@@ -11,6 +11,7 @@ from conftest import close
 from talea.integrations import megatron
 from talea.integrations import transformers as talea_hf
 from talea.integrations import trl as talea_trl
+from talea.integrations import verl as talea_verl
 from test_integrations import PlainColumnParallel
 
 SIZE = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
@@ -113,6 +114,20 @@ def test_temperature_divides_a_bias_too():
     assert close(fused.log_probs[:, -5:], ours)
 
 
+def test_verl_takes_its_words_and_no_other_order():
+    hidden, weight = torch.randn(3, 4, 8), torch.randn(11, 8)
+    labels = torch.randint(0, 11, (3, 4))
+    logps, _ = talea_verl.linear_cross_entropy(hidden, weight, labels, 0.5, "NONE")
+    want = (hidden @ weight.t() / 0.5).log_softmax(-1).gather(-1, labels[..., None]).flatten()
+    assert close(logps, want)
+    mean, _ = talea_verl.linear_cross_entropy(hidden, weight, labels, 0.5, "Mean")
+    assert close(mean, want.mean())
+    with pytest.raises(ValueError, match=r"labels: shape \[4, 3\]"):
+        talea_verl.linear_cross_entropy(hidden, weight, labels.t())
+    with pytest.raises(ValueError, match="temperature = 0"):
+        talea_verl.linear_cross_entropy(hidden, weight, labels, 0.0)
+
+
 def _output_layer(**more):
     model = torch.nn.Module()
     model.output_layer = PlainColumnParallel(112, 24)
@@ -153,6 +168,8 @@ def test_megatron_calls_its_own_way():
     assert close(layer(hidden, labels=labels, **call), kept, 5e-6)
     with pytest.raises(ValueError, match="needs labels"):
         layer(hidden, output_cross_entropy_loss=True)
+    with pytest.raises(ValueError, match=r"shape \[6, 3\] where \[b, s\] = \[3, 6\]"):
+        layer(hidden, labels=labels.t())
 
 
 def test_megatron_swaps_before_main_grad_is_there():

@@ -36,6 +36,18 @@ def test_one_scale_for_all_may_be_a_tensor():
         assert close(a, b, 5e-6)
 
 
+def test_weights_in_16_bits_beside_16_bit_logits():
+    """There PyTorch takes class weights in no other type."""
+    x, w, y, _ = problem(dtype=torch.bfloat16)
+    c = torch.rand(101).bfloat16()
+    t = torch.rand(33).bfloat16()
+    ours = talea.linear_cross_entropy(x, w, y, weight=c, token_weight=t)
+    theirs = talea.linear_cross_entropy(x, w, y, weight=c.float(), token_weight=t.float())
+    assert torch.equal(ours, theirs)
+    eager_loss = eager(x, w, y, weight=c)
+    assert close(talea.linear_cross_entropy(x, w, y, weight=c), eager_loss.float(), 2e-2)
+
+
 @pytest.mark.parametrize("name", ("target", "token_weight", "logit_scale", "probabilities"))
 def test_tokens_in_other_places(name):
     """[S, B] beside [B, S] holds as many values, each of another token."""

@@ -41,12 +41,18 @@ class LinearCrossEntropyModule:
         """hidden [s or s / tp, b, D]; labels [b, s] with global ids; the loss is [s, b]."""
         group = getattr(self, "tp_group", None)
         size = group.size() if group is not None else 1
+        spread = size > 1 and bool(self.sequence_parallel)
+        tokens = [hidden.shape[1], hidden.shape[0] * (size if spread else 1)]
+        if list(labels.shape) != tokens:
+            raise ValueError(
+                f"labels: shape {list(labels.shape)} where [b, s] = {tokens} is needed"
+            )
         rows = weight.shape[0]
         ranks = {"vocab": self.talea_vocab or rows * size}
         if size > 1:
             ranks["tp_group"] = group
             ranks["vocab_begin"] = rows * group.rank()
-            ranks["sequence_parallel"] = bool(self.sequence_parallel)
+            ranks["sequence_parallel"] = spread
         main_grad = None
         wanted = torch.is_grad_enabled() and weight.requires_grad
         if wanted and getattr(self, "gradient_accumulation_fusion", False):

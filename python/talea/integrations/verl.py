@@ -23,6 +23,12 @@ def linear_cross_entropy(
 
     reduction: of the log-probabilities ("none", "sum", "mean"); the entropy stays per token.
     """
+    if labels.dim() > 1 and hidden.dim() > 2 and labels.shape != hidden.shape[:-1]:
+        raise ValueError(
+            f"labels: shape {list(labels.shape)} beside {list(hidden.shape)} of hidden"
+        )
+    if not temperature or not temperature > 0:
+        raise ValueError(f"temperature = {temperature}: must be positive")
     ranks = {}
     if dist_process_group is not None:
         import torch.distributed as dist
@@ -40,6 +46,7 @@ def linear_cross_entropy(
         **ranks,
     )
     logprobs = out.target_logprob
+    reduction = str(reduction).lower()
     if reduction == "sum":
         logprobs = logprobs.sum()
     elif reduction == "mean":

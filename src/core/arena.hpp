@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "core/fail.hpp"
+#include "core/mutant.hpp"
 #include "talea/linear_cross_entropy.hpp"
 
 namespace talea {
@@ -31,7 +32,7 @@ class Arena {
         (count * static_cast<int64_t>(sizeof(T)) + alignment - 1) / alignment * alignment;
     const int64_t begin = used_;
     used_ += bytes;
-    if (!base_ || count == 0) return nullptr;
+    if (!base_ || (count == 0 && !mutant(Mutant::empty_piece_has_address))) return nullptr;
     require(used_ <= given_, ErrorKind::runtime,
             "workspace: {} bytes given, {} needed at this point", given_, used_);
     return reinterpret_cast<T*>(base_ + begin);

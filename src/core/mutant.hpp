@@ -40,7 +40,8 @@ namespace talea {
   X(topk_tie_highest, "ties of top-k go to the highest id")                                \
   X(main_grad_overwritten, "dW overwrites the main gradient instead of adding")            \
   X(workspace_overrun, "more than the declared workspace is written")                      \
-  X(logits_rounded, "logits are rounded to 16 bits before the softmax")
+  X(logits_rounded, "logits are rounded to 16 bits before the softmax")                    \
+  X(empty_piece_has_address, "a buffer of no bytes has the address of the next one")
 
 enum class Mutant : int32_t {
   off = 0,

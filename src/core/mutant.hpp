@@ -4,6 +4,9 @@
 #pragma once
 
 #include <cstdint>
+#ifdef TALEA_MUTANTS
+#include <vector>
+#endif
 
 namespace talea {
 
@@ -50,17 +53,35 @@ enum class Mutant : int32_t {
 #undef TALEA_MUTANT_ENUM
 };
 
+#ifndef TALEA_MUTANTS
 #ifdef __CUDACC__
-// Device code has no switches; the formulas it shares with the host are mutated there.
-#ifdef TALEA_MUTANTS
-#error "TALEA_MUTANTS is for host builds"
+__host__ __device__
 #endif
-__host__ __device__ constexpr bool mutant(Mutant) { return false; }
-#elif defined(TALEA_MUTANTS)
+    constexpr bool
+    mutant(Mutant) {
+  return false;
+}
+#else
 inline Mutant planted_mutant = Mutant::off;  // set by the test program before any call
+// One a file of kernels: each has a switch of its own on the device. They report a failure.
+inline std::vector<bool (*)(Mutant)> device_switches;
+#ifndef __CUDACC__
 inline bool mutant(Mutant m) { return planted_mutant == m; }
 #else
-constexpr bool mutant(Mutant) { return false; }
+static __device__ Mutant planted_on_device = Mutant::off;
+static const bool switch_is_known = [] {
+  device_switches.push_back(
+      [](Mutant m) { return cudaMemcpyToSymbol(planted_on_device, &m, sizeof m) == cudaSuccess; });
+  return true;
+}();
+static __host__ __device__ inline bool mutant(Mutant m) {
+#ifdef __CUDA_ARCH__
+  return planted_on_device == m;
+#else
+  return planted_mutant == m;
+#endif
+}
+#endif
 #endif
 
 }  // namespace talea

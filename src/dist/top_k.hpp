@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "core/mutant.hpp"
 #include "dist/row_state.hpp"
 
 namespace talea {
@@ -17,7 +18,8 @@ struct Candidate {
 
 template <typename T>
 TALEA_HOST_DEVICE inline bool better(const Candidate<T>& a, const Candidate<T>& b) {
-  return a.value > b.value || (a.value == b.value && a.id < b.id);
+  const bool first = mutant(Mutant::topk_tie_highest) ? a.id > b.id : a.id < b.id;
+  return a.value > b.value || (a.value == b.value && first);
 }
 
 template <typename T>

@@ -5,12 +5,18 @@ Never: counts a refusal to start as a kill.
 
 usage: kill_table.py PROGRAM MUSEUM        plants every bug (PROGRAM is built with TALEA_MUTANTS)
        kill_table.py --names PROGRAM MUSEUM SOURCE   only checks that what the museum names exists
+       kill_table.py --device RECEIPT PROGRAM MUSEUM TOOL   plants in the lanes of a GPU what the
+         museum lists for them, on a machine that has one; TOOL says the revision and the device
 """
 
+import json
+import os
 import re
 import subprocess
 import sys
+import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 CASE = re.compile(r"[A-Z]\w+\.\w+")
@@ -34,6 +40,12 @@ def museum(page: str) -> dict[str, list[str]]:
     return named
 
 
+def of_devices(page: str) -> dict[str, list[str]]:
+    """The mutants that are planted in each lane of a GPU, from the page's table of two columns."""
+    rows = re.findall(r"^\| `(cuda|sm90)` \| (.*) \|$", Path(page).read_text(), re.MULTILINE)
+    return {lane: re.findall(r"`(\w+)`", mutants) for lane, mutants in rows}
+
+
 def gtest_cases(program: str) -> set[str]:
     """Suite.Case of every case that this program runs, without the instance it is run for."""
     cases, suite = set(), ""
@@ -45,16 +57,15 @@ def gtest_cases(program: str) -> set[str]:
     return cases
 
 
-def filter_of(tests: list[str]) -> str:
-    """The host lanes of the named cases."""
-    return ":".join(f"*{t}/cpu:*{t}/reference:{t}" for t in tests if CASE.fullmatch(t))
+def filter_of(tests: list[str], lane: str = "") -> str:
+    """The named cases on one lane, or on the host's."""
+    kinds = [f"*{{}}/{lane}"] if lane else ["*{}/cpu", "*{}/reference", "{}"]
+    return ":".join(kind.format(t) for t in tests if CASE.fullmatch(t) for kind in kinds)
 
 
-def killer(program: str, name: str, tests: list[str]) -> str:
-    """The first case that fails with the mutant planted; empty if it survives."""
-    done = run(
-        program, f"--mutant={name}", f"--gtest_filter={filter_of(tests)}", "--gtest_fail_fast"
-    )
+def killer(program: str, name: str, cases: str) -> str:
+    """The first of the cases that fails with the mutant planted; empty if it survives."""
+    done = run(program, f"--mutant={name}", f"--gtest_filter={cases}", "--gtest_fail_fast")
     failed = re.search(r"^\[  FAILED  \] ([\w/.]+)", done.stdout, re.MULTILINE)
     if done.returncode == 1 and failed:
         return failed.group(1)
@@ -74,6 +85,8 @@ def check_names(program: str, page: str, source: str) -> int:
     known = set(re.findall(r"X\((\w+),", header)) | set(re.findall(r'{"(\w+)", Compare', switches))
     wrong = [f"{m}: on the page, planted nowhere" for m in sorted(named.keys() - known)]
     wrong += [f"{m}: planted, not on the page" for m in sorted(known - named.keys())]
+    planted = {m for mutants in of_devices(page).values() for m in mutants}
+    wrong += [f"{m}: of a device, with no test" for m in sorted(planted - named.keys())]
     for mutant, tests in named.items():
         if not any(CASE.fullmatch(t) for t in tests):
             wrong.append(f"{mutant}: no test is named for it")
@@ -87,9 +100,62 @@ def check_names(program: str, page: str, source: str) -> int:
     return 1 if wrong else 0
 
 
+def provenance(tool: str) -> dict:
+    """Revision and device, as the tool itself names them in a receipt."""
+    with tempfile.TemporaryDirectory() as folder:
+        receipt = Path(folder) / "receipt.json"
+        shape = "--tokens 64 --hidden 64 --vocab 512 --dtype bf16 --repeats 1 --progress none"
+        subprocess.run(
+            [tool, "bench", *shape.split(), "--lanes", "cuda", "--receipt", str(receipt)],
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
+        return json.loads(receipt.read_text())["provenance"]
+
+
+def on_device(receipt: str, program: str, page: str, tool: str) -> int:
+    """Each lane without a bug, then with each of its bugs, many processes at a time."""
+    named, lanes, begin = museum(page), of_devices(page), time.monotonic()
+    jobs = [(lane, name) for lane, names in lanes.items() for name in names]
+
+    def clean(lane):
+        tests = sorted({t for name in lanes[lane] for t in named[name]})
+        return run(program, f"--gtest_filter={filter_of(tests, lane)}")
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for lane, done in zip(lanes, pool.map(clean, lanes), strict=True):
+            if done.returncode != 0 or "[  PASSED  ] 0 tests" in done.stdout:
+                sys.exit(f"{done.stdout[-4000:]}\nlane {lane}: without a bug the cases must pass")
+        killers = pool.map(lambda job: killer(program, job[1], filter_of(named[job[1]], job[0])), jobs)
+        table = [
+            {"lane": lane, "bug": name, "killed_by": by}
+            for (lane, name), by in zip(jobs, killers, strict=True)
+        ]
+    for row in table:
+        print(f"{row['lane']:5} {row['bug']:32} {row['killed_by'] or 'SURVIVES'}")
+    killed = sum(1 for row in table if row["killed_by"])
+    passed = bool(table) and killed == len(table)
+    said = {
+        "argv": sys.argv,
+        "provenance": provenance(tool),
+        "verdict": "passed" if passed else "failed",
+        "seconds": round(time.monotonic() - begin, 1),
+        "planted": len(table),
+        "killed": killed,
+        "bugs": table,
+    }
+    part = Path(receipt + ".part")
+    part.write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
+    part.replace(receipt)
+    print(f"{killed} of {len(table)} killed")
+    return 0 if passed else 1
+
+
 def main() -> int:
     if sys.argv[1] == "--names":
         return check_names(*sys.argv[2:5])
+    if sys.argv[1] == "--device":
+        return on_device(*sys.argv[2:6])
     program, named = sys.argv[1], museum(sys.argv[2])
     listed = [line.split("\t") for line in run(program, "--list-mutants").stdout.splitlines()]
     if len(listed) < 10:
@@ -102,7 +168,7 @@ def main() -> int:
     begin, survivors = time.monotonic(), []
     width = max(len(name) for name, _ in listed)
     for name, text in listed:
-        by = killer(program, name, named.get(name, []))
+        by = killer(program, name, filter_of(named.get(name, [])))
         print(f"{name:{width}}  {'killed by ' + by if by else 'SURVIVES: ' + text}", flush=True)
         if not by:
             survivors.append(name)

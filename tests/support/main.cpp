@@ -3,6 +3,7 @@
 // Never: part of the library; the library has no switch of this kind in a normal build.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <string>
@@ -56,7 +57,8 @@ bool plant(std::string_view wanted) {
   for (const Planted& m : planted)
     if (wanted == m.name) {
       talea::planted_mutant = m.mutant;
-      return true;
+      return std::all_of(talea::device_switches.begin(), talea::device_switches.end(),
+                         [&](auto plant_there) { return plant_there(m.mutant); });
     }
 #endif
   return false;

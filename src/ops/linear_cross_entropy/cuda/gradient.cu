@@ -22,7 +22,7 @@ template <typename T>
 __device__ T narrow(float x);
 template <>
 __device__ float narrow<float>(float x) {
-  return x;
+  return mutant(Mutant::b4_gradient_in_16_bits) ? __bfloat162float(__float2bfloat16(x)) : x;
 }
 template <>
 __device__ __nv_bfloat16 narrow<__nv_bfloat16>(float x) {

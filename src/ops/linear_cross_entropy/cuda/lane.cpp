@@ -57,6 +57,7 @@ class Run {
       convert_vector(s_.class_weights, p_.vocab_begin, b_.class_weight, p_.vocab_local, stream_);
     multiply_.prepare();
     if (!plan_.gather_tokens) x_ = View(c_.in.hidden);
+    if (mutant(Mutant::b3_transposed_as_contiguous)) x_.stride1 = 1;
     if (p_.wants_dx)
       blank_dx(p_.tokens, p_.hidden, b_.kind, !plan_.gather_tokens || p_.rank == 0, dx_target(),
                stream_);
@@ -187,7 +188,8 @@ class Run {
     if (behind) store_dx(rows, device::cuda_stream(behind));
     if (dx && !summed) store_dx(rows, stream_);
     if (dx && plan_.gather_tokens && last) scatter_ranks();
-    if (p_.wants_dw && multiply_.has_products())
+    const bool missing = mutant(Mutant::b19_dw_missing_when_dx_frozen) && !p_.wants_dx;
+    if (p_.wants_dw && multiply_.has_products() && !missing)
       multiply_.dw(rows, beside || scattered_ ? multiprocessors_left() : 0);
     if (beside) c_.vocab.join(c_.stream);
     if (summed && !behind) store_dx(rows, stream_);
@@ -219,6 +221,10 @@ class Run {
   float* own_dx() const { return b_.dx_all + p_.tokens * p_.hidden; }
 
   void finish() {
+    if (mutant(Mutant::workspace_overrun))
+      device::check(cudaMemsetAsync(static_cast<char*>(c_.workspace.data) + c_.workspace.bytes, 1,
+                                    1, stream_),
+                    "a byte too far");
     if (plan_.gather_tokens && p_.wants_dx) {
       if (!scattered_) scatter_ranks();  // no chunk had a row
       if (multiprocessors_beside() > 0) c_.vocab.join(c_.stream);

@@ -3,6 +3,7 @@
 // Never: stores it.
 #pragma once
 
+#include "core/mutant.hpp"
 #include "ops/linear_cross_entropy/cuda/chunk.hpp"
 
 namespace talea::lce::cuda {
@@ -14,7 +15,8 @@ __device__ inline float row_scale(const Shape& s, int64_t t) {
 // The logit before the softcap; bias 0 where there is none. Written out, so that every pass rounds
 // it alike.
 __device__ __forceinline__ float scaled_logit(float product, float scale, float bias) {
-  return __fmaf_rn(product, scale, bias);
+  const float logit = __fmaf_rn(product, scale, bias);
+  return mutant(Mutant::logits_rounded) ? __bfloat162float(__float2bfloat16(logit)) : logit;
 }
 
 // Four neighbours of a per-column vector of the workspace, whose columns are padded.
@@ -57,6 +59,7 @@ __device__ __forceinline__ Cap cap_of(const Shape& s, float a) {
     cap.logit = __fmul_rn(s.softcap, tanhf(a / s.softcap));
     cap.slope = e < 0x1p-62f ? 0.0f : 4.0f * e / ((1.0f + e) * (1.0f + e));
   }
+  if (mutant(Mutant::softcap_no_derivative)) cap.slope = 1;
   return cap;
 }
 

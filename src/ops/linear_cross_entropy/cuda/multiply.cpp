@@ -102,8 +102,10 @@ void Multiply::dx_part(int64_t row, const DxPart& part) const {
 }
 
 void Multiply::dw(const ChunkRows& rows, int multiprocessors) const {
-  const bool add = rows.begin > 0 || (plan_.dw_in_place && p_.accumulate_dw);
-  const auto scale = static_cast<float>(p_.options.logit_scale);
+  const bool main_grad = p_.accumulate_dw && !mutant(Mutant::main_grad_overwritten);
+  const bool add = rows.begin > 0 || (plan_.dw_in_place && main_grad);
+  const auto scale =
+      mutant(Mutant::scale_missing_in_dw) ? 1.0f : static_cast<float>(p_.options.logit_scale);
   if (plan_.scaled_rows) {
     balance_rows(rows, b_.factors, b_.scalars, add, scale, stream_);
     scale_rows(rows, b_.factors, p_.hidden, b_.x, plan_.x_stride, stream_);

@@ -48,6 +48,8 @@ Shape shape_of(const Call& call, const Plan& plan, const Buffers& b) {
   s.soft_ids = View(in.soft_target_ids);
   s.soft_probs = View(in.soft_target_probs);
   s.upstream = View(in.upstream);
+  if (mutant(Mutant::b1_upstream_first_only)) s.upstream.stride0 = 0;
+  if (mutant(Mutant::b2_upstream_stride_ignored)) s.upstream.stride0 = 1;
   s.upstream_lse = View(in.upstream_lse);
   s.upstream_entropy = View(in.upstream_entropy);
   s.loss = View(out.loss);

@@ -20,7 +20,10 @@ using device::whole_warp;
 
 enum Kind : int8_t { valid = 0, ignored = 1, poisoned = 2 };
 
-__device__ bool inside(const Shape& s, int64_t id) { return id >= 0 && id < s.vocab; }
+__device__ bool inside(const Shape& s, int64_t id) {
+  const int64_t end = mutant(Mutant::b8_sentinel_matches_padding) ? s.vocab_stored : s.vocab;
+  return id >= 0 && id < end;
+}
 
 __device__ Kind kind_of_target(const Shape& s, int64_t t) {
   if (s.has_targets) {
@@ -54,6 +57,7 @@ __global__ void examine_kernel(Shape s, TargetPartial* partials, int8_t* kinds, 
     if (bad_scale) kind = poisoned;
   }
   double c = kind == ignored ? 0 : 1;
+  if (mutant(Mutant::b24_invalid_leaves_denominator) && kind == poisoned) c = 0;
   bool mine = false;
   if (kind == valid && s.has_targets) {
     const int64_t y = s.targets.load_index(t);
@@ -171,6 +175,7 @@ __global__ void terms_kernel(Shape s, const Totals* totals, Terms* terms) {
   t.loss.label_smoothing = s.label_smoothing;
   t.loss.z_loss = s.z_loss;
   t.loss.vocab = static_cast<double>(s.vocab);
+  if (mutant(Mutant::b9_smoothing_local)) t.loss.vocab = static_cast<double>(s.vocab_stored);
   t.loss.class_weight_sum = totals->class_weight_sum;
   // A class weight out of contract reaches the gradient of every reduction.
   t.loss.inverse_denominator =

@@ -16,12 +16,15 @@ FinishParams finish_params(const Run& r, const Chunk& k) {
   f.range = k.range, f.facts = r.b.facts;
   f.terms.label_smoothing = o.label_smoothing;
   f.terms.z_loss = o.z_loss;
-  f.terms.vocab = static_cast<double>(r.p.vocab);
+  f.terms.vocab =
+      static_cast<double>(mutant(Mutant::b9_smoothing_local) ? r.p.vocab_stored : r.p.vocab);
   f.scale = o.logit_scale, f.softcap = o.softcap;
   f.soft = r.p.soft_targets != SoftTargets::none, f.has_targets = r.p.has_targets;
   f.f16 = r.c.f16;
   f.token_weight = device_vector(in.token_weight);
   f.upstream = device_vector(in.upstream);
+  if (mutant(Mutant::b1_upstream_first_only)) f.upstream.stride = 0;
+  if (mutant(Mutant::b2_upstream_stride_ignored)) f.upstream.stride = 1;
   f.upstream_lse = device_vector(in.upstream_lse);
   f.upstream_entropy = device_vector(in.upstream_entropy);
   if (o.reduction == Reduction::none) f.loss = device_vector(out.loss);
@@ -359,7 +362,8 @@ void dw_of(const Run& r, const Chunk& k, bool first) {
   q.x = r.x(k.begin);
   q.f16 = r.c.f16;
   q.undo = r.c.f16 ? r.b.undo : nullptr;
-  q.add = !first || (r.p.accumulate_dw && !r.c.round_dw);
+  const bool main_grad = r.p.accumulate_dw && !mutant(Mutant::main_grad_overwritten);
+  q.add = !first || (main_grad && !r.c.round_dw);
   q.beside_dx = r.p.wants_dx && !r.exchanged();
   q.rounds = r.c.direct_dw, q.sorted = r.b.sorted, q.rows = r.b.rows;
   q.hidden = r.hidden();
@@ -406,7 +410,8 @@ void run_chunk(const Run& r, int64_t begin, bool first) {
   else if (r.p.wants_dx)
     dx_of(r, k, r.c.dx_blocks);
   if (scatters_dx(r) && is_last(r, begin)) begin_dx_scatter(r);
-  if (r.multiplies() && r.p.wants_dw) dw_of(r, k, first);
+  const bool missing = mutant(Mutant::b19_dw_missing_when_dx_frozen) && !r.p.wants_dx;
+  if (r.multiplies() && r.p.wants_dw && !missing) dw_of(r, k, first);
   if (followed) logits_ahead(r, at(begin + r.c.chunk_rows));
   if (r.multiplies() && r.p.wants_db)
     add_bias_gradient({r.b.exp, r.c.exp_stride, r.c.f16, k.range, static_cast<int>(r.p.vocab_local),

@@ -70,6 +70,10 @@ void run(const Call& call) {
     run_chunk(r, begin, begin == 0);
   end(r);
   if (c.x_in_dx) blank(r);
+  if (mutant(Mutant::workspace_overrun))
+    device::check(cudaMemsetAsync(static_cast<char*>(call.workspace.data) + call.workspace.bytes, 1,
+                                  1, r.stream),
+                  "a byte too far");
   report(r);
 }
 

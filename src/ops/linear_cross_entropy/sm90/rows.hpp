@@ -7,6 +7,8 @@
 
 #include <cstdint>
 
+#include "core/mutant.hpp"
+
 namespace talea::lce {
 
 inline constexpr float kLog2E = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
@@ -104,7 +106,7 @@ struct LogitRule {
   // d z / d a at a logit given in log2 units.
   __device__ __forceinline__ float slope2(float x) const {
     const float t = x * kLn2 * inverse_softcap;
-    return 1.f - t * t;
+    return mutant(Mutant::softcap_no_derivative) ? 1.f : 1.f - t * t;
   }
   // z and d z / d a in natural units, for passes that read fp32 logits.
   __device__ __forceinline__ float capped(float a, float& slope) const {
@@ -113,6 +115,7 @@ struct LogitRule {
     // Near the cap 1 - tanh^2 would leave no digits; a saturated logit has no gradient.
     const float e = expf(-2.f * fabsf(a) * inverse_softcap), r = 1.f / (1.f + e);
     slope = e < 0x1p-62f ? 0.f : 4.f * e * r * r;
+    if (mutant(Mutant::softcap_no_derivative)) slope = 1.f;
     return softcap * tanhf(a * inverse_softcap);
   }
 #endif

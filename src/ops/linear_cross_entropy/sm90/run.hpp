@@ -63,7 +63,7 @@ struct Run {
             b.bias, p.options.softcap > 0 ? static_cast<float>(1 / p.options.softcap) : 0.f};
   }
   TargetRule target_rule() const {
-    TargetRule r{p.vocab,
+    TargetRule r{mutant(Mutant::b8_sentinel_matches_padding) ? p.vocab_stored : p.vocab,
                  p.vocab_begin,
                  p.vocab_local,
                  p.options.ignore_index,

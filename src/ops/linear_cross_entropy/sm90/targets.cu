@@ -56,6 +56,7 @@ struct Seen {
     }
     if (kind == TokenKind::ignored) return;
     double c = 1;
+    if (mutant(Mutant::b24_invalid_leaves_denominator) && kind == TokenKind::poisoned) c = 0;
     if (kind == TokenKind::valid && p.rule.targets.data) {
       c = read(p.class_weight, target, 1);
       const int64_t local = target - p.rule.vocab_begin;

@@ -32,7 +32,7 @@ __device__ __forceinline__ float gradient_of(const Folded& f, float e, float c) 
   const float x2 = __log2f(fmaxf(e, 0x1p-126f)), t = fmaf(x2, f.slope, f.base);
   float da = fmaf(f.prob, e, -f.smooth * c);
   if (kEntropy) da = fmaf(-f.entropy * e, fmaf(x2, kLn2, f.offset), da);
-  return da * fmaf(-t, t, 1.f);
+  return mutant(Mutant::softcap_no_derivative) ? da : da * fmaf(-t, t, 1.f);
 }
 
 template <bool kEntropy, bool kClasses>

@@ -126,7 +126,9 @@ def on_device(receipt: str, program: str, page: str, tool: str) -> int:
         for lane, done in zip(lanes, pool.map(clean, lanes), strict=True):
             if done.returncode != 0 or "[  PASSED  ] 0 tests" in done.stdout:
                 sys.exit(f"{done.stdout[-4000:]}\nlane {lane}: without a bug the cases must pass")
-        killers = pool.map(lambda job: killer(program, job[1], filter_of(named[job[1]], job[0])), jobs)
+        killers = pool.map(
+            lambda job: killer(program, job[1], filter_of(named[job[1]], job[0])), jobs
+        )
         table = [
             {"lane": lane, "bug": name, "killed_by": by}
             for (lane, name), by in zip(jobs, killers, strict=True)

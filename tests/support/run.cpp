@@ -108,13 +108,18 @@ std::map<std::string, Count>& counts() {
 namespace {
 
 // Dense, with the hidden columns filled up to a multiple of 8.
-Array filled_up(const Array& a) {
+Array filled_up(const Array& a, DType dtype) {
   if (!a.present()) return a;
   const int64_t rows = a.shape()[0], columns = a.shape()[1];
-  Array dense(a.dtype(), {rows, (columns + 7) / 8 * 8});
+  Array dense(dtype, {rows, (columns + 7) / 8 * 8});
   for (int64_t i = 0; i < rows; ++i)
     for (int64_t j = 0; j < dense.shape()[1]; ++j) dense.set(i, j, j < columns ? a.get(i, j) : 0);
   return dense;
+}
+
+bool fp32_types(const Case& c) {
+  return c.in.hidden.dtype() == DType::f32 && c.in.weight.dtype() == DType::f32 && c.tokens() > 0 &&
+         c.hidden() > 0;
 }
 
 bool tensor_core_types(const Case& c) {
@@ -125,9 +130,12 @@ bool tensor_core_types(const Case& c) {
 }  // namespace
 
 Case fitted(const std::string& lane, const Case& c) {
-  if (lane != "sm90" || !tensor_core_types(c)) return c;
+  const bool narrows = fp32_types(c);
+  if (lane != "sm90" || (!narrows && !tensor_core_types(c))) return c;
   Case f = c;
-  for (Array* a : {&f.in.hidden, &f.in.weight, &f.out.dx, &f.out.dw}) *a = filled_up(*a);
+  for (Array* a : {&f.in.hidden, &f.in.weight})
+    *a = filled_up(*a, narrows ? DType::bf16 : a->dtype());
+  for (Array* a : {&f.out.dx, &f.out.dw}) *a = filled_up(*a, a->dtype());
   return f;
 }
 

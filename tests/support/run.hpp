@@ -31,9 +31,10 @@ std::optional<std::string> declines(Place& place, const std::string& lane, const
 std::string verify(const std::string& lane, const Case& c, const Yardsticks& y);
 std::string verify(const std::string& lane, const Case& c);
 
-// The case as the lane can take it: lane sm90 multiplies rows of whole 16-byte pieces, so for it
-// the four matrices of a 16-bit case are laid out densely and the hidden columns filled up with
-// zeros, which changes no result. Every other lane and case: as it is.
+// The case as the lane can take it: lane sm90 multiplies 16-bit rows of whole 16-byte pieces. For
+// it hidden and weight of an fp32 case are rounded to bf16, the four matrices are laid out densely
+// and the hidden columns filled up with zeros, which changes no result. Else, and elsewhere, as it
+// is.
 Case fitted(const std::string& lane, const Case& c);
 
 // Lanes of this build: the table without what declines as "not built".

@@ -15,7 +15,7 @@ class Invariants : public LaneTest {
   // Skips what the lane may decline; everything else must run.
   void hold_for(void (*bend)(Spec&), std::function<std::string(const Case&, const Spec&)> check) {
     hold(cases, bend, [&](const Spec& s) -> std::string {
-      const Case c = make_case(s);
+      const Case c = fitted(lane(), make_case(s));
       if (!accepts(c)) return may_decline(lane(), c) ? "" : "declined";
       return check(c, s);
     });

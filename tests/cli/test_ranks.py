@@ -202,6 +202,28 @@ class Processes(Ranks):
         self.assertEqual(done.stdout.count("exit 4"), 2, done.stdout + done.stderr)
         self.assertEqual(done.stderr.count("talea: rank 2: "), 2, done.stderr)
 
+    def test_a_rank_that_dies_or_stops_is_named_with_exit_code_4(self):
+        """In the middle of a run; a stopped rank is ended once the others have spoken."""
+        with open(self.at("text"), "w") as text:
+            text.write("the quick brown fox jumps over the lazy dog; " * 400)
+        train = ["train", "--text", "text", "--preset", "smoke", "--max-steps", "100000"]
+        check = ["check", "--preset", "full", "--lane", "cpu"]
+        bad = """
+            "$@" & pid=$!
+            if [ "$OMPI_COMM_WORLD_RANK" = 1 ]; then
+              sleep 2; kill -$SIGNAL $pid; [ $SIGNAL = KILL ] || { sleep 4; kill -KILL $pid; }
+            fi
+            wait $pid; echo "rank $OMPI_COMM_WORLD_RANK exit $?"
+        """
+        for signal in ("KILL", "STOP"):
+            for command in (train, check):
+                us = ["-n", "3", "env", f"SIGNAL={signal}", "sh", "-c", bad, "sh", TALEA]
+                quiet = ["--quiet", "--rank-timeout", "1"]
+                done = self.mpirun(["--enable-recovery", *us, *command, *quiet], 0)
+                for rank in (0, 2):
+                    self.assertIn(f"rank {rank} exit 4\n", done.stdout + "\n", done.stderr)
+                self.assertEqual(done.stderr.count("talea: rank 1: did not arrive"), 2, done.stderr)
+
     def test_a_wrong_number_of_ranks_is_refused(self):
         done = self.mpirun(["-n", "2", TALEA, *self.command("--ranks", "3")], 2)
         self.assertIn("mpirun started 2 processes", done.stderr)

@@ -115,7 +115,8 @@ def apply(config: Config, tensors, main_grad=None) -> tuple[Tensor, ...]:
             "main_grad: not supported under torch.compile; call it outside the graph"
         )
     need = [False] * 3
-    if torch.is_grad_enabled() and _operator.forms_gradient_early(config, None, tensors[0]):
+    scalar = _operator.scalar_upstream  # without its cache, of which Dynamo would warn
+    if torch.is_grad_enabled() and _operator.forms_gradient_early(config, None, tensors[0], scalar):
         need = [t is not None and t.requires_grad for t in tensors[:3]]
     found = forward(*tensors, config.text(), *need)
     names = RESULTS

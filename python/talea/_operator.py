@@ -75,17 +75,21 @@ def in_places(made, need) -> list:
     return [next(made) if n else None for n in need]
 
 
-def forms_gradient_early(config: Config, main_grad, hidden: torch.Tensor) -> bool:
-    """fp16 never: a loss scale must enter before its small gradients underflow, not after."""
-    return main_grad is None and hidden.dtype != torch.float16 and _scalar_upstream(config)
-
-
-@lru_cache(maxsize=1024)
-def _scalar_upstream(config: Config) -> bool:
+def scalar_upstream(config: Config) -> bool:
     """Whether nothing but a scalar can multiply the gradients."""
     if config.outputs == ("loss",):
         return config.reduction != "none"
     return config.reduction != "none" and not any(n in config.outputs for n in PER_TOKEN)
+
+
+_kept_scalar_upstream = lru_cache(maxsize=1024)(scalar_upstream)
+
+
+def forms_gradient_early(
+    config: Config, main_grad, hidden: torch.Tensor, scalar=_kept_scalar_upstream
+) -> bool:
+    """fp16 never: a loss scale must enter before its small gradients underflow, not after."""
+    return main_grad is None and hidden.dtype != torch.float16 and scalar(config)
 
 
 def exact_scale(gradients, scalar: torch.Tensor) -> float | torch.Tensor | None:

@@ -161,7 +161,14 @@ def linear_cross_entropy(
         raise UsageError(
             "linear_weight: a DTensor; pass the full weight (or this rank's shard with tp_group)"
         )
-    device = "cpu" if input.is_cpu else "cuda"  # of another, the call itself says so
+    try:
+        device = "cpu" if input.is_cpu else "cuda"  # of another, the call itself says so
+        floating = target is not None and target.is_floating_point()
+    except AttributeError:
+        raise DataError(
+            f"input, target: {type(input).__name__}, {type(target).__name__} where tensors of torch "
+            "are needed; talea.arrays takes NumPy's"
+        ) from None
     if torch.is_autocast_enabled(device):
         input, linear_weight, linear_bias = _autocast(device, input, linear_weight, linear_bias)
     targets = ids = probs = token_scale = None
@@ -173,7 +180,7 @@ def linear_cross_entropy(
         hidden, leading = input.reshape(-1, input.shape[-1]), input.shape[:-1]
     if target is None:
         pass
-    elif target.is_floating_point():
+    elif floating:
         if target.dim() > 2:
             leading = _alike("target", target.shape[:-1], leading)
         probs = target.reshape(-1, target.shape[-1]).to(_torch.wide(hidden))

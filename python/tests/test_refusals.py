@@ -66,6 +66,13 @@ def test_tokens_in_other_places(name):
         talea.linear_cross_entropy(x, w, torch.rand(101, 12))
 
 
+def test_what_is_no_tensor_is_named():
+    x, w, y, _ = problem()
+    for wrong in ((x.detach().numpy(), w, y), (x, w, y.tolist())):
+        with pytest.raises(talea.DataError, match="where tensors of torch are needed"):
+            talea.linear_cross_entropy(*wrong)
+
+
 def test_flat_tokens_stay_welcome():
     x, w, y, _ = problem(n=12)
     want = talea.linear_cross_entropy(x, w, y)

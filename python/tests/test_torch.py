@@ -21,6 +21,7 @@ from talea._call import Config
 from torch.utils.checkpoint import checkpoint
 
 
+@pytest.mark.filterwarnings("error:.*lru_cache")
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("reduction", ("mean", "none"))
 def test_compile(device, reduction):

@@ -12,6 +12,8 @@
 namespace talea {
 namespace {
 
+constexpr int64_t largest_element_bytes = 8;
+
 template <typename T>
 void sum_in_order(const std::vector<const char*>& parts, char* into, int64_t count, int first) {
   const int ranks = static_cast<int>(parts.size());
@@ -46,7 +48,7 @@ HostCommunicator::HostCommunicator(int rank, int size)
       size_(size),
       block_bytes_(block_bytes(size)),
       scratch_(static_cast<size_t>(size * block_bytes_)),
-      own_(static_cast<size_t>(block_bytes_)) {}
+      own_(static_cast<size_t>(std::max(block_bytes_, size * largest_element_bytes))) {}
 
 void HostCommunicator::all_gather(const void* send, void* recv, int64_t bytes, Stream) {
   // Own bytes go to their place first: `send` may lie anywhere inside `recv`.

@@ -293,6 +293,7 @@ void run_on_device(Context& context, const Flags& f, const std::vector<std::stri
 }
 
 void run(Context& context, const Flags& f) {
+  require_other_file("--receipt", f.receipt, {f.runs_from});
   if (!f.runs_from.empty()) return record(context, ReceiptKind::bench, f.runs_from, f.receipt);
   require(f.options.lane == "auto", ErrorKind::usage, "--lane {}: here the lanes are --lanes",
           f.options.lane);

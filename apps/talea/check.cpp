@@ -261,6 +261,7 @@ void print_people(const Run& run, const std::vector<Subject>& lanes, int64_t fai
 }
 
 void execute(Context& context, const Flags& f) {
+  require_other_file("--receipt", f.receipt, {f.results_from});
   if (!f.results_from.empty())
     return record(context, ReceiptKind::check, f.results_from, f.receipt);
   auto cases = chosen_cases(f);

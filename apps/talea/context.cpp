@@ -117,6 +117,9 @@ void require_other_file(const std::string& flag, const std::string& out,
   namespace fs = std::filesystem;
   std::error_code none;
   if (out.empty() || (fs::exists(out, none) && !fs::is_regular_file(out, none))) return;
+  const fs::path folder = fs::path(out).parent_path();
+  require(folder.empty() || fs::is_directory(folder, none), ErrorKind::runtime,
+          "{} {}: {} is no folder", flag, out, folder.string());
   for (const std::string& argument : others) {
     const size_t key = argument.find(".safetensors:");
     const std::string other =

@@ -51,7 +51,8 @@ double parse_number(const std::string& flag, const std::string& text);
 std::vector<std::string> split(const std::string& text, char mark);
 
 // An output must not take the place of a file that is read, or written beside it. Error(usage)
-// naming both; an empty name is no file, and devices (/dev/null) are no place to take.
+// naming both; an empty name is no file, and devices (/dev/null) are no place to take. Its folder
+// must be there before hours of work, not after: Error(runtime).
 void require_other_file(const std::string& flag, const std::string& out,
                         const std::vector<std::string>& others);
 // Numbers of an INT or UINT flag as they are written: no wrapping, no octal, no clamping.

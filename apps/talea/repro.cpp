@@ -102,6 +102,7 @@ void write(const Context& context, const std::string& path, const std::string& d
 }
 
 void run(Context& context, const Flags& f) {
+  require_other_file("--receipt", f.receipt, {});
   if (f.name == "list" && !f.all) return list(context);
   require(f.name == "list" || !f.all, ErrorKind::usage, "repro {} --all: one of the two", f.name);
   const auto device = open_device(f.device);

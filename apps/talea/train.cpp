@@ -28,6 +28,7 @@ class TrainCommand {
 
   void run() {
     settle_train_flags(flags_);
+    check_files();
     const RankWorld world(flags_.ranks);
     join(world);
     receipt_.emplace(ReceiptKind::train, provenance_of(context_));
@@ -41,6 +42,16 @@ class TrainCommand {
   }
 
  private:
+  void check_files() const {
+    std::vector<std::string> taken = flags_.run.config.data.text_files;
+    for (const auto& [flag, file] :
+         {std::pair("--json-out", &flags_.json_out), std::pair("--report", &flags_.report),
+          std::pair("--initial-parameters-out", &flags_.run.initial_parameters_out)}) {
+      require_other_file(flag, *file, taken);
+      taken.push_back(*file);
+    }
+  }
+
   // Every rank trains the whole model and holds the loss' shard; rank 0 alone speaks and writes.
   void join(const RankWorld& world) {
     if (world.size() == 1) return;

@@ -143,7 +143,8 @@ void bind_train_flags(CLI::App& c, TrainFlags& f) {
   auto* folder =
       c.add_option("--checkpoint", f.run.checkpoint_dir, "directory of checkpoint and journal");
   c.add_option("--checkpoint-every", f.run.checkpoint_every, "updates between checkpoints")
-      ->check(CLI::PositiveNumber);
+      ->check(CLI::PositiveNumber)
+      ->needs(folder);
   c.add_flag("--resume", f.run.resume, "continue from the checkpoint, if there is one")
       ->needs(folder);
   c.add_option("--initial-parameters-out", f.run.initial_parameters_out,

@@ -241,6 +241,7 @@ class Failures(Case):
         self.talea(*small, "--also-plain", code=2)
         self.talea("repro", "--all", "none_backward", code=2)
         self.talea("train", "--resume", code=2)
+        self.talea("train", "--checkpoint-every", "2", code=2)
         floats(self.at("u.npy"), (2,), [1, 1])
         for flag in ("--upstream", "--upstream-lse", "--upstream-entropy"):
             self.expect(2, [flag, "needs dx, dw or db"], flag, "u.npy")
@@ -252,6 +253,22 @@ class Failures(Case):
         self.expect_kept(["--out", "o.npy"], ["--out", "o"])
         self.expect_kept(["--out", "o.safetensors", "--receipt", "o.safetensors"])
         self.assertEqual(pathlib.Path(self.at("x.npy")).read_bytes(), raw)
+        text = "as the tally is split " * 20
+        pathlib.Path(self.at("t.txt")).write_text(text)
+        train = "train --text t.txt --preset smoke --max-steps 1 --twins 0".split()
+        outputs = ("--json-out", "--report", "--initial-parameters-out")
+        for flag in outputs:
+            self.assertIn(flag, self.talea(*train, flag, "./t.txt", code=2).stderr)
+        self.talea(*train, "--json-out", "a", "--report", "a", code=2)
+        self.assertEqual(pathlib.Path(self.at("t.txt")).read_text(), text)
+        for line in ("check --results-from t.txt", "bench --runs-from t.txt"):
+            self.talea(*line.split(), "--receipt", "t.txt", code=2)
+        # Nor is a place that cannot be found out after the work.
+        for line in [*([*train, flag] for flag in outputs), ["check", "--preset", "full", "--receipt"],
+                     ["bench", "--receipt"], ["repro", "--all", "--receipt"]]:  # fmt: skip
+            done = self.talea(*line, "missing/r", code=4)
+            self.assertIn(f"{line[-1]} missing/r: missing is no folder", done.stderr)
+            self.assertEqual(done.stdout, "")
         self.loss("--receipt", "r.json")
         self.talea("report", "r.json", "--out", "r.json", code=2)
         self.talea("report", "r.json")

@@ -157,6 +157,7 @@ std::string run_ranks(const Case& whole, const Layout& shards, bool sequence,
     linear_cross_entropy(call.in, call.out, call.part.options, call.workspace, ranks,
                          place->stream());
   });
+  count_run(lane);
   Case joined = whole;
   std::string wrong;
   for (int r = 0; r < size; ++r) {

@@ -170,7 +170,7 @@ Outcome run_lane(Place& place, const std::string& lane, const Case& given,
   if (result.workspace_bytes != bytes)
     o.damage += fmt::format("result: workspace_bytes {} where {} were declared\n",
                             result.workspace_bytes, bytes);
-  ++counts()[lane].runs;
+  count_run(lane);
   if (result.lane != lane) o.damage += "result: lane " + result.lane + " ran, not " + lane + "\n";
   return o;
 }
@@ -246,6 +246,7 @@ bool may_decline(const std::string& lane, const Case& c) {
 }
 
 int64_t runs_of(const std::string& lane) { return counts()[lane].runs; }
+void count_run(const std::string& lane) { ++counts()[lane].runs; }
 
 std::string tally() {
   std::string text;

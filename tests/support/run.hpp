@@ -47,8 +47,9 @@ Standing standing_of(const std::string& lane);
 // Why this lane may decline this case; nothing: it has to accept.
 bool may_decline(const std::string& lane, const Case& c);
 
-// Calls of run_lane that came back, of this process.
+// Calls that came back, of this process: run_lane counts its own.
 int64_t runs_of(const std::string& lane);
+void count_run(const std::string& lane);
 
 // One line a lane: accepted, declined, and each reason with its count.
 std::string tally();

@@ -110,9 +110,11 @@ void explain_ranks(const Context& context, const PlanFlags& plan,
   require(!plan.sequence_parallel || problem.tokens % plan.ranks == 0, ErrorKind::usage,
           "--sequence-parallel: {} tokens do not divide among {} ranks", problem.tokens,
           plan.ranks);
-  for (const double rate :
-       {plan.product_tflops, plan.link_gb, plan.link_us, plan.node_gb, plan.node_us})
-    require(std::isfinite(rate), ErrorKind::usage, "a rate of the plan is {}", rate);
+  for (const auto& [flag, rate] :
+       {std::pair("--product-tflops", plan.product_tflops), std::pair("--link-gb", plan.link_gb),
+        std::pair("--link-us", plan.link_us), std::pair("--node-gb", plan.node_gb),
+        std::pair("--node-us", plan.node_us)})
+    require(std::isfinite(rate), ErrorKind::usage, "{} {}: not a finite number", flag, rate);
   const lce::RankRates rates{plan.product_tflops * 1e12, plan.link_gb * 1e9, plan.link_us * 1e-6,
                              plan.node_gb * 1e9, plan.node_us * 1e-6};
   const int64_t each = plan.ranks / plan.nodes;

@@ -3,6 +3,7 @@
 // Never: blocks inside MPI; never throws (it is a plug-in behind a C interface).
 #include <mpi.h>
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <cstdio>
@@ -61,7 +62,7 @@ bool initialise(double timeout_s) {
     start->changed.notify_all();
   }).detach();
   std::unique_lock lock(start->mutex);
-  return start->changed.wait_for(lock, std::chrono::duration<double>(timeout_s),
+  return start->changed.wait_for(lock, std::chrono::duration<double>(std::min(timeout_s, 1e9)),
                                  [&] { return start->done; });
 }
 

@@ -87,7 +87,8 @@ class ThreadCommunicator final : public HostCommunicator {
           names += fmt::format("{}{}", names.empty() ? "" : ", ", r);
       return names;
     };
-    const auto limit = std::chrono::duration<double>(timeout_s_);
+    // For ever is a number of nanoseconds, too: some thirty years.
+    const auto limit = std::chrono::duration<double>(std::min(timeout_s_, 1e9));
     world_->changed.wait_for(lock, limit, [&] { return missing(false).empty() || gone(); });
     const std::string late = missing(false);
     if (late.empty()) return;

@@ -231,6 +231,9 @@ class Failures(Case):
     def test_flags_that_would_do_nothing(self):
         for flags in ["--nodes 4", "--sequence-parallel", "--link-gb 9", "--ranks 8 --link-gb nan"]:
             self.talea("explain", *flags.split(), code=2)
+        for rate in ("--product-tflops", "--link-gb", "--link-us", "--node-gb", "--node-us"):
+            said = self.talea("explain", "--ranks", "8", rate, "nan", code=2).stderr
+            self.assertIn(f"{rate} nan: not a finite number", said)
         uneven = "explain --ranks 8 --tokens 9 --sequence-parallel"
         self.assertIn("9 tokens", self.talea(*uneven.split(), code=2).stderr)
         small = "bench --tokens 8 --hidden 8 --vocab 32 --repeats 1".split()

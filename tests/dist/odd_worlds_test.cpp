@@ -3,7 +3,9 @@
 // late. Never: measures time beyond the bound that the contract gives.
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <functional>
+#include <limits>
 #include <thread>
 
 #include "dist/host_collectives.hpp"
@@ -78,6 +80,15 @@ TEST(Threads, ManyRanksShareLittleMemory) {
       for (size_t i = 0; i < all.size(); ++i)
         ASSERT_EQ(all[i], static_cast<int64_t>(i) / count + 1);
     });
+}
+
+TEST(Threads, ATimeoutMayBeForEver) {
+  run_thread_ranks(3, std::numeric_limits<double>::infinity(), [](Communicator& c) {
+    if (c.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    double value = 1;
+    c.all_reduce_sum(&value, 1, DType::f64, nullptr);
+    EXPECT_EQ(value, 3);
+  });
 }
 
 // What each rank of four says when rank 2 calls with `bent` and the others with `plain`.

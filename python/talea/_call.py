@@ -92,7 +92,10 @@ def _options(config: Config) -> _abi.Options:
         "workspace_limit_bytes",
         "threads",
     ):
-        setattr(options, name, getattr(config, name))
+        value = getattr(config, name)
+        if isinstance(value, int) and not -(2**63) <= value < 2**63:  # C would cut it
+            raise _abi.UsageError(f"{name} = {value}: does not fit into 64 bits")
+        setattr(options, name, value)
     options.lane = config.lane.encode()
     return options
 

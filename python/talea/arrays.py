@@ -21,6 +21,13 @@ def _fill(slot: _abi.Tensor, array: np.ndarray, name: str) -> None:
     dtype = _DTYPES.get(array.dtype.name)
     if dtype is None:
         raise _abi.DataError(f"{name}: dtype {array.dtype} is not supported")
+    if not array.dtype.isnative:
+        raise _abi.DataError(f"{name}: dtype {array.dtype.str}: bytes in another order than here")
+    if any(stride % array.itemsize for stride in array.strides):
+        raise _abi.DataError(
+            f"{name}: strides of {array.strides} bytes: no multiple of the {array.itemsize} of "
+            f"{array.dtype}"
+        )
     if array.ndim > 4:
         raise _abi.DataError(f"{name}: {array.ndim} dimensions; at most 4")
     slot.data = array.ctypes.data

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import talea
 import torch
 from conftest import close, eager, problem
 from talea import arrays
@@ -32,3 +33,18 @@ def test_strides_and_outputs():
     assert a["loss"] == b["loss"] and np.array_equal(a["topk_ids"], b["topk_ids"])
     with pytest.raises(ValueError, match="outputs"):
         arrays.linear_cross_entropy(x, w, y, outputs=("logits",))
+
+
+def test_arrays_that_lie_otherwise_are_named():
+    """Their bytes would be read as other numbers."""
+    x, w, y, _ = problem(n=32)
+    x, w, y = x.detach().numpy(), w.detach().numpy(), y.numpy()
+    with pytest.raises(talea.DataError, match="hidden: dtype >f4: bytes in another order"):
+        arrays.linear_cross_entropy(x.astype(">f4"), w, y)
+    packed = np.zeros(32, dtype=[("target", "<i8"), ("flag", "i1")])
+    packed["target"] = y
+    with pytest.raises(talea.DataError, match="targets: strides of"):
+        arrays.linear_cross_entropy(x, w, packed["target"])
+    for name in ("ignore_index", "vocab", "workspace_limit_bytes"):
+        with pytest.raises(talea.UsageError, match=f"{name} = {1 << 64}: does not fit"):
+            arrays.linear_cross_entropy(x, w, y, **{name: 1 << 64})

@@ -130,8 +130,9 @@ bool tensor_core_types(const Case& c) {
 }  // namespace
 
 Case fitted(const std::string& lane, const Case& c) {
+  if (lane != "sm90") return c;
   const bool narrows = fp32_types(c);
-  if (lane != "sm90" || (!narrows && !tensor_core_types(c))) return c;
+  if (!narrows && !tensor_core_types(c)) return c;
   Case f = c;
   for (Array* a : {&f.in.hidden, &f.in.weight})
     *a = filled_up(*a, narrows ? DType::bf16 : a->dtype());

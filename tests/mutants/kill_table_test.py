@@ -1,0 +1,91 @@
+"""What: kill_table.py --device over a program that only pretends to have bugs planted.
+Why: its receipt is what the documents cite, and no machine of the CI has a GPU to run it on.
+Never: needs a device or a compiler.
+
+usage: kill_table_test.py
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+SCRIPT = Path(__file__).with_name("kill_table.py")
+MUSEUM = """
+| B1 | a cause | `Options.Each` | `b1_first` |
+| B2 | another | `Edges.Each`, `Options.Each` | `b2_second` |
+
+| lane | planted |
+|---|---|
+| `cuda` | `b1_first`, `b2_second` |
+| `sm90` | `b2_second` |
+"""
+PROGRAM = """#!{python}
+import sys
+words = dict(word.lstrip("-").split("=", 1) for word in sys.argv[1:] if "=" in word)
+lane = words["gtest_filter"].rsplit("/", 1)[1]
+kind = {kinds!r}.get((lane, words.get("mutant", "")), "")
+if kind == "refuses":
+    sys.exit(2)
+if kind == "fails":
+    print("[  FAILED  ] Lanes/Options.Each/" + lane)
+    sys.exit(1)
+print("[  PASSED  ] 0 tests." if kind == "empty" else "[  PASSED  ] 1 test.")
+"""
+TOOL = """#!{python}
+import json, sys
+keys = ("version", "git_revision", "git_dirty", "build", "host", "libraries")
+said = dict.fromkeys(keys, "pretended") | {{"argv": ["/a/folder"], "device": {{"clocks": 1}}}}
+json.dump({{"provenance": said}}, open(sys.argv[sys.argv.index("--receipt") + 1], "w"))
+"""
+KILLED = {("cuda", "b1_first"): "fails", ("cuda", "b2_second"): "fails"}
+KILLED |= {("sm90", "b2_second"): "fails"}
+
+
+class OnDevice(unittest.TestCase):
+    def run_with(self, kinds):
+        with tempfile.TemporaryDirectory() as folder:
+            at = {name: Path(folder) / name for name in ("program", "tool", "page", "receipt")}
+            at["page"].write_text(MUSEUM)
+            for name, text in (("program", PROGRAM), ("tool", TOOL)):
+                at[name].write_text(text.format(python=sys.executable, kinds=kinds))
+                at[name].chmod(0o755)
+            order = (at["receipt"], at["program"], at["page"], at["tool"])
+            done = subprocess.run(
+                [sys.executable, SCRIPT, "--device", *order],
+                capture_output=True,
+                text=True,
+                timeout=60,
+            )
+            receipt = at["receipt"]
+            return done, json.loads(receipt.read_text()) if receipt.exists() else None
+
+    def test_all_are_killed(self):
+        done, receipt = self.run_with(KILLED)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertEqual([receipt[k] for k in ("verdict", "planted", "killed")], ["passed", 3, 3])
+        self.assertEqual(receipt["bugs"][2]["killed_by"], "Lanes/Options.Each/sm90")
+        self.assertNotIn("argv", receipt["provenance"])
+
+    def test_a_survivor_fails_the_table(self):
+        done, receipt = self.run_with(KILLED | {("sm90", "b2_second"): ""})
+        self.assertEqual(done.returncode, 1)
+        self.assertEqual((receipt["verdict"], receipt["killed"]), ("failed", 2))
+        self.assertIn("SURVIVES", done.stdout)
+
+    def test_a_refusal_is_no_kill(self):
+        done, receipt = self.run_with(KILLED | {("cuda", "b1_first"): "refuses"})
+        self.assertNotEqual(done.returncode, 0)
+        self.assertIsNone(receipt)
+
+    def test_without_a_bug_the_cases_must_run_and_pass(self):
+        for kind in ("fails", "empty"):
+            done, receipt = self.run_with(KILLED | {("sm90", ""): kind})
+            self.assertNotEqual(done.returncode, 0, kind)
+            self.assertIsNone(receipt, kind)
+
+
+if __name__ == "__main__":
+    unittest.main()

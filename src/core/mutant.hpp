@@ -55,12 +55,10 @@ enum class Mutant : int32_t {
 
 #ifndef TALEA_MUTANTS
 #ifdef __CUDACC__
-__host__ __device__
+__host__ __device__ constexpr bool mutant(Mutant) { return false; }
+#else
+constexpr bool mutant(Mutant) { return false; }
 #endif
-    constexpr bool
-    mutant(Mutant) {
-  return false;
-}
 #else
 inline Mutant planted_mutant = Mutant::off;  // set by the test program before any call
 // One a file of kernels: each has a switch of its own on the device. They report a failure.

@@ -42,8 +42,8 @@ class HostCommunicator : public Communicator {
   int rank_, size_;
   int64_t block_bytes_;
   std::vector<char> scratch_;  // one block for each rank
-  std::vector<char>
-      own_;  // the slice that this rank sums, or the last elements, one less than ranks
+  // The slice that this rank sums, or the last elements, one less than ranks.
+  std::vector<char> own_;
 };
 
 }  // namespace talea

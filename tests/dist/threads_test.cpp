@@ -16,18 +16,6 @@ namespace {
 constexpr double timeout_s = 20;
 constexpr int worlds[] = {1, 2, 3, 4, 8};
 
-std::string run_world(const Case& whole, const Layout& shards, bool sequence_parallel,
-                      const std::string& lane) {
-  const CaseOutputs single = run_single(whole, lane);
-  std::vector<std::string> wrong(shards.size());
-  run_thread_ranks(static_cast<int>(shards.size()), timeout_s, [&](Communicator& c) {
-    wrong[c.rank()] = check_rank(whole, single, shards, sequence_parallel, lane, c);
-  });
-  std::string all;
-  for (const std::string& w : wrong) all += w;
-  return all;
-}
-
 class RankLanes : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(RankLanes, OptionMatrixEqualsTheWorldOfOne) {

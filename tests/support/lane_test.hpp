@@ -20,9 +20,8 @@ class LaneTest : public ::testing::TestWithParam<std::string> {
 
   // A test whose every case was declined, or that had none, has shown nothing.
   void TearDown() override {
-    if (!place_ || runs_of(lane()) > runs_before_) return;
-    if (is_device_lane(lane())) GTEST_SKIP() << "lane " << lane() << " ran no case of this test";
-    FAIL() << "lane " << lane() << " ran no case of this test";
+    if (!place_ || IsSkipped()) return;
+    EXPECT_GT(runs_of(lane()), runs_before_) << "lane " << lane() << " ran no case of this test";
   }
 
   const std::string& lane() const { return GetParam(); }

@@ -237,6 +237,19 @@ std::string check_rank(const Case& whole, const CaseOutputs& single, const Layou
   return wrong.empty() ? "" : fmt::format("rank {} of {}: {}", rank, vocab.size(), wrong);
 }
 
+std::string run_world(const Case& whole, const Layout& layout, bool sequence_parallel,
+                      const std::string& lane) {
+  const CaseOutputs single = run_single(whole, lane);
+  std::vector<std::string> wrong(layout.size());
+  run_thread_ranks(static_cast<int>(layout.size()), 20, [&](Communicator& c) {
+    wrong[static_cast<size_t>(c.rank())] =
+        check_rank(whole, single, layout, sequence_parallel, lane, c);
+  });
+  std::string all;
+  for (const std::string& w : wrong) all += w;
+  return all;
+}
+
 namespace {
 
 void add_cases(Types types, const char* type_name, std::vector<std::pair<std::string, Case>>& all) {

@@ -47,6 +47,10 @@ std::string check_rank(const Case& whole, const CaseOutputs& single, const Layou
                        bool sequence_parallel, const std::string& lane, Communicator& vocab,
                        Place& place = host_place());
 
+// check_rank of every rank, as threads of this process that wait 20 s for each other.
+std::string run_world(const Case& whole, const Layout& layout, bool sequence_parallel,
+                      const std::string& lane);
+
 // The option matrix of the rank tests, in fp32, then bf16, fp16 and bf16 with fp32 weights.
 std::vector<std::pair<std::string, Case>> rank_matrix();
 

@@ -77,7 +77,7 @@ class LinearCrossEntropyModule:
 class _Told(torch.autograd.Function):
     """Tells Megatron's data parallelism of a gradient that lies in main_grad already.
 
-    Its hook waits for weight.grad, which is then a placeholder, and adds it unless told not to.
+    Its hook needs a weight.grad, zeros here, and adds it to main_grad unless told not to.
     """
 
     @staticmethod

@@ -39,7 +39,7 @@ set_property(SOURCE ${PROJECT_SOURCE_DIR}/src/core/provenance.cpp
 target_include_directories(talea_internal PUBLIC ${PROJECT_SOURCE_DIR}/include
                                                  ${PROJECT_SOURCE_DIR}/src)
 find_package(hwy REQUIRED)
-find_package(dnnl REQUIRED)
+include(cmake/onednn.cmake)
 target_link_libraries(talea_internal PUBLIC OpenMP::OpenMP_CXX fmt::fmt-header-only
                                             ${CMAKE_DL_LIBS}
                                      PRIVATE hwy::hwy DNNL::dnnl)

@@ -5,7 +5,7 @@ JOBS ?= $(shell nproc)
 OUT ?= out
 SECONDS_EACH ?= 60
 
-.PHONY: help setup build demo test mutants asan tsan fuzz python format lint cuda clean
+.PHONY: help setup build demo test mutants asan tsan fuzz python fresh format lint cuda clean
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 10
@@ -57,6 +57,9 @@ cuda: ## build the CUDA lanes (needs nvcc, no GPU)
 python: ## build the wheel and test it in a venv of its own (installs PyTorch there)
 	@tools/setup build test
 	@tools/wheel --test
+
+fresh: ## `make demo` and `make test` on a bare Debian 12 and 13 (needs root and mmdebstrap)
+	@tools/fresh
 
 format: ## clang-format everything
 	@git ls-files '*.cpp' '*.hpp' '*.cu' '*.cuh' '*.h' '*.c' | xargs clang-format -i

@@ -2,6 +2,7 @@
 //       the fused boundary: the same scalar, another class of memory.
 // Why: "fused" is a word in a config; what ran shows in the receipt and in measured peaks.
 // Never: infers memory from a formula where it claims a saving.
+#include <algorithm>
 #include <cstdio>
 
 #include "repro/support/peak.hpp"

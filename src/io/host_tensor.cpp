@@ -4,6 +4,7 @@
 #include "io/host_tensor.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cstdlib>
 #include <cstring>
 #include <vector>

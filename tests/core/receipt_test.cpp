@@ -7,6 +7,7 @@
 
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <tuple>
 
 #include "io/receipt_file.hpp"
 #include "support/expect_error.hpp"

@@ -2,6 +2,7 @@
 // Why: they need no oracle, so they hold where an oracle and a lane could be wrong alike.
 // Never: compares with a tolerance where the contract says bitwise.
 #include <cmath>
+#include <functional>
 
 #include "support/hold.hpp"
 

@@ -7,6 +7,8 @@
 
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <stdexcept>
+#include <tuple>
 
 #include "report/axis.hpp"
 #include "report/charts.hpp"

@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <tuple>
 #include <vector>
 
 #include "report/report.hpp"

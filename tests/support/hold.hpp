@@ -5,6 +5,7 @@
 
 #include <rapidcheck.h>
 
+#include <cstdio>
 #include <functional>
 #include <sstream>
 

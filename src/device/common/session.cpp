@@ -1,6 +1,7 @@
 // What: the device session of a CUDA build, and the three plain products.
 // Why: tools time every lane and the library's products by the same events on the same stream.
 // Never: used by a lane.
+#include <functional>
 #include <vector>
 
 #include "core/device_session.hpp"

@@ -5,7 +5,7 @@ JOBS ?= $(shell nproc)
 OUT ?= out
 SECONDS_EACH ?= 60
 
-.PHONY: help setup build demo test mutants asan tsan fuzz python fresh format lint cuda clean
+.PHONY: help setup build demo test mutants asan tsan fuzz python fresh site format lint cuda clean
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 10
@@ -60,6 +60,9 @@ python: ## build the wheel and test it in a venv of its own (installs PyTorch th
 
 fresh: ## `make demo` and `make test` on a bare Debian 12 and 13 (needs root and mmdebstrap)
 	@tools/fresh
+
+site: ## the documentation as a site, offline, in build/site/html
+	@tools/site
 
 format: ## clang-format everything
 	@git ls-files '*.cpp' '*.hpp' '*.cu' '*.cuh' '*.h' '*.c' | xargs clang-format -i

@@ -5,10 +5,10 @@ JOBS ?= $(shell nproc)
 OUT ?= out
 SECONDS_EACH ?= 60
 
-.PHONY: help setup build demo test mutants asan tsan fuzz python fresh site format lint cuda clean
+.PHONY: help setup build demo test figures-attack mutants asan tsan fuzz python fresh site format lint cuda clean
 
 help: ## this list
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 10
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 10
 
 setup: ## install what the build and the tests need (apt)
 	@tools/setup build test
@@ -26,6 +26,9 @@ test: ## build and pass the tests
 	@cmake --preset release -DTALEA_TESTS=ON >/dev/null
 	@cmake --build build --parallel $(JOBS)
 	@ctest --test-dir build --output-on-failure --parallel $(JOBS) -LE gpu
+
+figures-attack: ## plant wrong figures in the pages and watch tools/check_figures refuse each
+	@python3 tests/figures/attack.py
 
 mutants: ## plant every known bug and watch the suite kill it
 	@tools/setup build test

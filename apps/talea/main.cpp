@@ -7,6 +7,7 @@
 #include <exception>
 #include <filesystem>
 #include <new>
+#include <string_view>
 #include <system_error>
 
 #include "context.hpp"
@@ -16,11 +17,53 @@
 namespace talea::cli {
 namespace {
 
+using Register = void (*)(CLI::App&, Context&);
+
 // One line a subcommand.
-constexpr void (*subcommands[])(CLI::App&, Context&) = {
-    register_loss,   register_check,   register_bench, register_explain, register_doctor,
-    register_report, register_compare, register_train, register_repro,
+constexpr Register subcommands[] = {
+    register_loss,    register_doctor, register_report,
+    register_compare, register_train,  register_repro,
 };
+
+// The subcommands that every operator has, each with flags of its own; --operator says whose. One
+// line an operator; the first is the default.
+struct OperatorCommands {
+  const char* name;
+  Register check, bench, explain;
+};
+constexpr OperatorCommands operators[] = {
+    {"linear_cross_entropy", register_check, register_bench, register_explain},
+};
+
+// The value of --operator, which decides what flags there are; of a name that is none, the default,
+// whose flag says so.
+const OperatorCommands& operator_of(int argc, char** argv) {
+  std::string_view name;
+  for (int i = 1; i < argc; ++i) {
+    const std::string_view word = argv[i];
+    constexpr std::string_view flag = "--operator", joined = "--operator=";
+    if (word == flag && i + 1 < argc) name = argv[i + 1];
+    if (word.substr(0, joined.size()) == joined) name = word.substr(joined.size());
+  }
+  for (const OperatorCommands& o : operators)
+    if (name == o.name) return o;
+  return operators[0];
+}
+
+void add_operator_commands(CLI::App& app, Context& context, const OperatorCommands& chosen) {
+  static std::string name;
+  name = chosen.name;
+  std::vector<std::string> names;
+  for (const OperatorCommands& o : operators) names.emplace_back(o.name);
+  for (const Register add : {chosen.check, chosen.bench, chosen.explain}) {
+    add(app, context);
+    app.get_subcommands({})
+        .back()
+        ->add_option("--operator", name, "whose flags these are")
+        ->check(CLI::IsMember(names))
+        ->capture_default_str();
+  }
+}
 
 int say(int code, const char* what) {
   fmt::print(stderr, "talea: {}\n", what);
@@ -35,7 +78,8 @@ int run(int argc, char** argv) {
   context.argv.assign(argv, argv + argc);
   // Where the tool lies on this machine is nobody's business in a receipt.
   if (argc > 0) context.argv[0] = std::filesystem::path(argv[0]).filename();
-  for (auto* add : subcommands) add(app, context);
+  for (const Register add : subcommands) add(app, context);
+  add_operator_commands(app, context, operator_of(argc, argv));
   check_whole_numbers(app);
   try {
     app.parse(argc, argv);

@@ -200,6 +200,11 @@ class Failures(Case):
             self.assertIn(word, done.stderr)
         self.assertEqual(sorted(os.listdir(self.folder.name)), before, "something was written")
 
+    def test_an_operator_that_is_none(self):
+        for subcommand in ("check", "bench", "explain"):
+            done = self.talea(subcommand, "--operator", "convolution", code=2)
+            self.assertIn("convolution", done.stderr + done.stdout)
+
     def test_usage(self):
         self.talea(code=2)
         self.talea("frobnicate", code=2)

@@ -5,6 +5,8 @@ install(TARGETS talea EXPORT talea_targets
   LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
   RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 install(FILES include/talea/talea.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/talea)
+install(DIRECTORY include/talea/c DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/talea
+        FILES_MATCHING PATTERN "*.h")
 install(EXPORT talea_targets NAMESPACE talea:: FILE talea-targets.cmake
   DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/talea)
 configure_package_config_file(cmake/talea-config.cmake.in ${PROJECT_BINARY_DIR}/talea-config.cmake

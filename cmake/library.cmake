@@ -52,15 +52,23 @@ if(TALEA_CUDA)
   include(cmake/cuda.cmake)
 endif()
 
+# One number: the header's TALEA_ABI_VERSION is that of the SONAME and of the symbols.
+file(STRINGS ${PROJECT_SOURCE_DIR}/include/talea/talea.h talea_abi
+     REGEX "^#define TALEA_ABI_VERSION [0-9]+$")
+string(REGEX MATCH "[0-9]+$" talea_abi "${talea_abi}")
+set_property(DIRECTORY ${PROJECT_SOURCE_DIR} APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS
+             ${PROJECT_SOURCE_DIR}/include/talea/talea.h)
+configure_file(${PROJECT_SOURCE_DIR}/src/capi/exports.map.in ${talea_generated}/exports.map @ONLY)
+
 add_library(talea SHARED ${talea_door_sources})
 add_library(talea::talea ALIAS talea)
 target_include_directories(talea PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>
                                         $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
 target_link_libraries(talea PRIVATE $<BUILD_INTERFACE:talea_internal>)
 target_compile_definitions(talea PRIVATE TALEA_BUILDING)
-set_target_properties(talea PROPERTIES VERSION ${PROJECT_VERSION} SOVERSION 1
+set_target_properties(talea PROPERTIES VERSION ${PROJECT_VERSION} SOVERSION ${talea_abi}
   LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/lib
-  LINK_DEPENDS ${PROJECT_SOURCE_DIR}/src/capi/exports.map)
+  LINK_DEPENDS ${talea_generated}/exports.map)
 target_link_options(talea PRIVATE
-  LINKER:--version-script=${PROJECT_SOURCE_DIR}/src/capi/exports.map LINKER:--no-undefined)
+  LINKER:--version-script=${talea_generated}/exports.map LINKER:--no-undefined)
 include(cmake/install.cmake)

@@ -77,13 +77,14 @@ int main(void) {
   args.inputs = &inputs;
   args.outputs = &outputs;
   args.options = &options;
-  if (talea_workspace_bytes(&args, &args.workspace_bytes)) return failed("workspace");
+  if (talea_linear_cross_entropy_workspace_bytes(&args, &args.workspace_bytes))
+    return failed("workspace");
   args.workspace = malloc((size_t)args.workspace_bytes);
 
   for (int step = 0; step < STEPS; ++step) {
     talea_result* result = NULL;
     if (talea_linear_cross_entropy(&args, &result)) return failed("linear_cross_entropy");
-    const talea_linear_cross_entropy_facts* facts = talea_result_facts(result);
+    const talea_linear_cross_entropy_facts* facts = talea_linear_cross_entropy_result_facts(result);
     if (step == 0) {
       first_loss = loss;
       printf("lane %s, %lld bytes of workspace, %lld of %d tokens count\n", facts->lane,

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "talea/call.hpp"
 #include "talea/communicator.hpp"
 #include "talea/error.hpp"
 #include "talea/tensor.hpp"
@@ -145,11 +146,6 @@ struct VocabShard {
   int64_t stored = 0;          // rows of its weight, padding included
 };
 
-struct LaneDecline {
-  std::string lane;
-  std::string reason;
-};
-
 // What ran, how, and at what cost: the library's half of a receipt.
 struct LinearCrossEntropyResult {
   std::string lane;
@@ -182,25 +178,11 @@ LinearCrossEntropyProblem describe(const LinearCrossEntropyInputs& inputs,
 // What the lane that would run needs; exact, and what the call verifies. Throws as the call would.
 int64_t workspace_bytes(const LinearCrossEntropyProblem& problem);
 
-struct LaneChoice {
-  std::string lane;  // empty: none accepts
-  std::string lane_kind;
-  std::vector<LaneDecline> declined;
-  int64_t workspace_bytes = 0;
-  double flops = 0;
-  std::vector<std::string> details;  // tile, chunk, schedule: one "name = value" a line
-};
-
 // Which lane would take the problem and why the others decline; touches no data.
 LaneChoice explain(const LinearCrossEntropyProblem& problem);
 
 // Names of the lanes, best first.
 std::vector<std::string> linear_cross_entropy_lanes();
-
-struct Workspace {
-  void* data = nullptr;
-  int64_t bytes = 0;
-};
 
 // One call: forward, and backward where dx, dw or db is requested. An absent upstream counts as 1.
 // A second backward on one forward is a second call with the new upstream. With device tensors all

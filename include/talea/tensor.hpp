@@ -9,11 +9,23 @@
 
 namespace talea {
 
-enum class DType : int32_t { f32 = 0, bf16 = 1, f16 = 2, f64 = 3, i32 = 4, i64 = 5 };
+enum class DType : int32_t {
+  f32 = 0,
+  bf16 = 1,
+  f16 = 2,
+  f64 = 3,
+  i32 = 4,
+  i64 = 5,
+  f8_e4m3 = 6,
+  u8 = 7
+};
 enum class DeviceKind : int32_t { cpu = 0, cuda = 1 };
 
 constexpr int64_t size_of(DType dtype) {
   switch (dtype) {
+    case DType::f8_e4m3:
+    case DType::u8:
+      return 1;
     case DType::bf16:
     case DType::f16:
       return 2;
@@ -41,14 +53,20 @@ constexpr const char* name_of(DType dtype) {
       return "int32";
     case DType::i64:
       return "int64";
+    case DType::f8_e4m3:
+      return "fp8_e4m3";
+    case DType::u8:
+      return "uint8";
   }
   return "unknown";
 }
 
-constexpr bool is_floating(DType dtype) { return dtype != DType::i32 && dtype != DType::i64; }
+constexpr bool is_floating(DType dtype) {
+  return dtype != DType::i32 && dtype != DType::i64 && dtype != DType::u8;
+}
 constexpr bool is_16bit(DType dtype) { return dtype == DType::bf16 || dtype == DType::f16; }
 
-inline constexpr int max_rank = 4;
+inline constexpr int max_rank = 5;
 
 // Strides count elements, not bytes; 0 (an expanded dimension) and negative strides are legal for
 // inputs. A default-constructed Tensor is absent: an optional argument not given.

@@ -10,9 +10,10 @@ import ctypes as c
 import os
 from pathlib import Path
 
-ABI_VERSION = 2
+ABI_VERSION = 3
 
-F32, BF16, F16, F64, I32, I64 = range(6)
+F32, BF16, F16, F64, I32, I64, F8_E4M3, U8 = range(8)
+MAX_RANK = 5
 CPU, CUDA = 0, 1
 REDUCTION = {"none": 0, "sum": 1, "mean": 2}
 DENOMINATOR = {"valid": 0, "weighted": 1, "given": 2}
@@ -53,8 +54,8 @@ class Tensor(c.Structure):
         ("data", c.c_void_p),
         ("dtype", c.c_int32),
         ("rank", c.c_int32),
-        ("shape", c.c_int64 * 4),
-        ("stride", c.c_int64 * 4),
+        ("shape", c.c_int64 * MAX_RANK),
+        ("stride", c.c_int64 * MAX_RANK),
         ("device", c.c_int32),
         ("device_index", c.c_int32),
         ("present", c.c_int32),
@@ -153,6 +154,8 @@ class Ranks(c.Structure):
         ("vocab_begin", c.c_int64),
         ("sequence_parallel", c.c_int32),
         ("skip_handshake", c.c_int32),
+        ("dx_sum", c.c_int32),
+        ("reserved", c.c_int32),
     ]
 
 
@@ -205,12 +208,19 @@ def _find() -> str:
 def _load() -> c.CDLL:
     library = c.CDLL(_find())
     library.talea_version.restype = c.c_char_p
+    library.talea_build_revision.restype = c.c_char_p
     library.talea_last_error.restype = c.c_char_p
     library.talea_linear_cross_entropy_lanes.restype = c.c_char_p
-    library.talea_workspace_bytes.argtypes = [c.POINTER(Args), c.POINTER(c.c_int64)]
+    library.talea_linear_cross_entropy_workspace_bytes.argtypes = [
+        c.POINTER(Args),
+        c.POINTER(c.c_int64),
+    ]
     library.talea_linear_cross_entropy.argtypes = [c.POINTER(Args), c.POINTER(c.c_void_p)]
     library.talea_linear_cross_entropy_options_init.argtypes = [c.POINTER(Options), c.c_int64]
-    library.talea_phases_begin.argtypes = [c.POINTER(Args), c.POINTER(c.c_void_p)]
+    library.talea_linear_cross_entropy_phases_begin.argtypes = [
+        c.POINTER(Args),
+        c.POINTER(c.c_void_p),
+    ]
     library.talea_phases_next.argtypes = [c.c_void_p, c.POINTER(Exchange)]
     library.talea_phases_finish.argtypes = [c.c_void_p, c.POINTER(c.c_void_p)]
     library.talea_phases_free.argtypes = [c.c_void_p]
@@ -219,7 +229,7 @@ def _load() -> c.CDLL:
     library.talea_result_json.restype = c.c_char_p
     library.talea_result_free.argtypes = [c.c_void_p]
     library.talea_result_free.restype = None
-    library.talea_explain.argtypes = [
+    library.talea_linear_cross_entropy_explain.argtypes = [
         c.POINTER(Args),
         c.c_int32,
         c.c_char_p,

@@ -61,7 +61,7 @@ class Groups:
         phases, exchange, result = c.c_void_p(), _abi.Exchange(), c.c_void_p()
         exchange.struct_bytes = c.sizeof(exchange)
         lib = _abi.lib
-        _abi.check(lib.talea_phases_begin(plan.ref, c.byref(phases)))
+        _abi.check(lib.talea_linear_cross_entropy_phases_begin(plan.ref, c.byref(phases)))
         try:
             while True:
                 _abi.check(lib.talea_phases_next(phases, c.byref(exchange)))

@@ -23,6 +23,8 @@ _DTYPES = {
     torch.float64: _abi.F64,
     torch.int32: _abi.I32,
     torch.int64: _abi.I64,
+    torch.float8_e4m3fn: _abi.F8_E4M3,
+    torch.uint8: _abi.U8,
 }
 PER_TOKEN = ("lse", "target_logprob", "entropy")
 # What a call can return, in this order; then the gradients of hidden, weight and bias.
@@ -92,8 +94,8 @@ def _fill(slot: _abi.Tensor, tensor: torch.Tensor, name: str) -> None:
     if dtype is None:
         raise _abi.DataError(f"{name}: dtype {tensor.dtype} is not supported")
     rank = tensor.dim()
-    if rank > 4:
-        raise _abi.DataError(f"{name}: {rank} dimensions; at most 4")
+    if rank > _abi.MAX_RANK:
+        raise _abi.DataError(f"{name}: {rank} dimensions; at most {_abi.MAX_RANK}")
     slot.data = tensor.data_ptr()
     slot.dtype = dtype
     slot.rank = rank

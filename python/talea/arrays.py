@@ -14,6 +14,8 @@ _DTYPES = {
     "float64": _abi.F64,
     "int32": _abi.I32,
     "int64": _abi.I64,
+    "float8_e4m3fn": _abi.F8_E4M3,  # ml_dtypes
+    "uint8": _abi.U8,
 }
 
 
@@ -28,8 +30,8 @@ def _fill(slot: _abi.Tensor, array: np.ndarray, name: str) -> None:
             f"{name}: strides of {array.strides} bytes: no multiple of the {array.itemsize} of "
             f"{array.dtype}"
         )
-    if array.ndim > 4:
-        raise _abi.DataError(f"{name}: {array.ndim} dimensions; at most 4")
+    if array.ndim > _abi.MAX_RANK:
+        raise _abi.DataError(f"{name}: {array.ndim} dimensions; at most {_abi.MAX_RANK}")
     slot.data = array.ctypes.data
     slot.dtype = dtype
     slot.rank = array.ndim

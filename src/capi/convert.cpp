@@ -26,7 +26,7 @@ Enum checked_enum(const char* name, int32_t value, int32_t last) {
 Tensor tensor(const char* name, const talea_tensor& from, uintptr_t* next_address) {
   Tensor t;
   if (!from.present) return t;
-  t.dtype = checked_enum<DType>(fmt::format("{}: dtype", name).c_str(), from.dtype, TALEA_I64);
+  t.dtype = checked_enum<DType>(fmt::format("{}: dtype", name).c_str(), from.dtype, TALEA_U8);
   t.device =
       checked_enum<DeviceKind>(fmt::format("{}: device", name).c_str(), from.device, TALEA_CUDA);
   require(from.rank >= 0 && from.rank <= max_rank, usage, "{}: rank = {}: must lie in [0, {}]",
@@ -121,6 +121,8 @@ void copy_ranks(const talea_linear_cross_entropy_ranks* from, Purpose purpose, A
   to.ranks.vocab_begin = from->vocab_begin;
   to.ranks.sequence_parallel = from->sequence_parallel != 0;
   to.ranks.handshake = from->skip_handshake == 0;
+  to.ranks.dx_sum = checked_enum<DType>("ranks.dx_sum", from->dx_sum, TALEA_U8);
+  require(from->reserved == 0, usage, "ranks: reserved = {}: must be 0", from->reserved);
 }
 
 }  // namespace

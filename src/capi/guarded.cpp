@@ -8,6 +8,8 @@
 #include <mutex>
 #include <new>
 
+#include "core/provenance.hpp"
+
 namespace talea::capi {
 namespace {
 
@@ -70,6 +72,14 @@ talea_status status_of_current_exception() noexcept {
 extern "C" {
 
 const char* talea_version(void) { return TALEA_VERSION; }
+
+const char* talea_build_revision(void) {
+  static const std::string revision = [] {
+    const talea::BuildInfo& build = talea::build_info();
+    return build.git_revision + (build.git_dirty == 1 ? "-dirty" : "");
+  }();
+  return revision.c_str();
+}
 
 int32_t talea_abi_version(void) { return TALEA_ABI_VERSION; }
 

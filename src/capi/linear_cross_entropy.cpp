@@ -45,7 +45,8 @@ talea_status talea_linear_cross_entropy_options_init(talea_linear_cross_entropy_
   return capi::guarded([&] { capi::write_defaults(options, struct_bytes); });
 }
 
-talea_status talea_workspace_bytes(const talea_linear_cross_entropy_args* args, int64_t* bytes) {
+talea_status talea_linear_cross_entropy_workspace_bytes(const talea_linear_cross_entropy_args* args,
+                                                        int64_t* bytes) {
   return capi::guarded([&] {
     require(bytes, ErrorKind::usage, "bytes: null pointer");
     *bytes = talea::workspace_bytes(capi::problem_of(capi::convert(args, capi::Purpose::question)));
@@ -64,8 +65,9 @@ talea_status talea_linear_cross_entropy(const talea_linear_cross_entropy_args* a
   });
 }
 
-talea_status talea_explain(const talea_linear_cross_entropy_args* args, int32_t format,
-                           char* buffer, int64_t buffer_bytes, int64_t* needed_bytes) {
+talea_status talea_linear_cross_entropy_explain(const talea_linear_cross_entropy_args* args,
+                                                int32_t format, char* buffer, int64_t buffer_bytes,
+                                                int64_t* needed_bytes) {
   return capi::guarded([&] {
     require(format == TALEA_TEXT || format == TALEA_JSON, ErrorKind::usage,
             "format = {}: must be 0 (text) or 1 (JSON)", format);

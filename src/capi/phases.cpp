@@ -61,8 +61,8 @@ void talea_phases::start() {
 
 extern "C" {
 
-talea_status talea_phases_begin(const talea_linear_cross_entropy_args* args,
-                                talea_phases** phases) {
+talea_status talea_linear_cross_entropy_phases_begin(const talea_linear_cross_entropy_args* args,
+                                                     talea_phases** phases) {
   if (phases) *phases = nullptr;
   return capi::guarded([&] {
     require(phases, ErrorKind::usage, "phases: null pointer");

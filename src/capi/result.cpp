@@ -100,7 +100,8 @@ std::string explain_text(const LaneChoice& choice) {
 
 extern "C" {
 
-const talea_linear_cross_entropy_facts* talea_result_facts(const talea_result* result) {
+const talea_linear_cross_entropy_facts* talea_linear_cross_entropy_result_facts(
+    const talea_result* result) {
   return result ? &result->facts : nullptr;
 }
 

@@ -8,7 +8,7 @@
 
 #include "core/fail.hpp"
 #include "core/mutant.hpp"
-#include "talea/linear_cross_entropy.hpp"
+#include "talea/call.hpp"
 
 namespace talea {
 

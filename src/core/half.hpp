@@ -1,5 +1,5 @@
-// What: host conversions of bf16 and fp16, and typed loads and stores of single tensor elements.
-// Why: the reference lane, the tests and the readers share one definition of rounding.
+// What: host conversions of bf16, fp16 and FP8, and typed loads and stores of single tensor
+// elements. Why: the reference lane, the tests and the readers share one definition of rounding.
 // Never: used in a hot loop; lanes convert whole tiles themselves.
 #pragma once
 
@@ -46,6 +46,29 @@ inline uint16_t float_to_f16(float value) {
   return static_cast<uint16_t>(sign | ((rounded - 0x38000000u) >> 13));
 }
 
+// OCP E4M3: bias 7, no infinity, 0x7f and 0xff are NaN, the largest number is 448.
+inline float e4m3_to_float(uint8_t bits) {
+  const uint32_t exponent = (bits >> 3) & 0xfu, mantissa = bits & 7u;
+  float magnitude = NAN;
+  if ((bits & 0x7fu) != 0x7fu)
+    magnitude = exponent == 0
+                    ? std::ldexp(static_cast<float>(mantissa), -9)
+                    : std::ldexp(static_cast<float>(8 + mantissa), static_cast<int>(exponent) - 10);
+  return bits & 0x80u ? -magnitude : magnitude;
+}
+
+// Round to nearest even; what rounds beyond 448 is NaN, as in PyTorch.
+inline uint8_t float_to_e4m3(float value) {
+  const uint8_t sign = std::signbit(value) ? 0x80 : 0;
+  const float magnitude = std::abs(value);
+  if (!(magnitude <= 464.0f)) return sign | 0x7f;
+  if (magnitude < 0x1p-6f)  // below the smallest normal: one rounding on a grid of 2^-9
+    return static_cast<uint8_t>(sign | static_cast<uint8_t>(std::nearbyint(magnitude * 512.0f)));
+  const uint32_t bits = std::bit_cast<uint32_t>(magnitude);
+  const uint32_t rounded = bits + 0x7ffffu + ((bits >> 20) & 1u);
+  return static_cast<uint8_t>(sign | ((rounded - 0x3c000000u) >> 20));
+}
+
 // A double rounded once to bf16 or fp16 (through odd-rounded float, so that no double rounding).
 inline float round_to_odd_float(double value) {
   const float nearest = static_cast<float>(value);
@@ -70,6 +93,10 @@ inline double load_element(const void* data, DType dtype, int64_t index) {
       return static_cast<const int32_t*>(data)[index];
     case DType::i64:
       return static_cast<double>(static_cast<const int64_t*>(data)[index]);
+    case DType::f8_e4m3:
+      return e4m3_to_float(static_cast<const uint8_t*>(data)[index]);
+    case DType::u8:
+      return static_cast<const uint8_t*>(data)[index];
   }
   return NAN;
 }
@@ -93,6 +120,12 @@ inline void store_element(void* data, DType dtype, int64_t index, double value) 
       break;
     case DType::i64:
       static_cast<int64_t*>(data)[index] = static_cast<int64_t>(value);
+      break;
+    case DType::f8_e4m3:
+      static_cast<uint8_t*>(data)[index] = float_to_e4m3(round_to_odd_float(value));
+      break;
+    case DType::u8:
+      static_cast<uint8_t*>(data)[index] = static_cast<uint8_t>(value);
       break;
   }
 }

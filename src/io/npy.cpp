@@ -147,8 +147,10 @@ DType dtype_of(const std::string& file, const std::string& descr) {
   if (descr == "<f2") return DType::f16;
   if (descr == "<i4") return DType::i32;
   if (descr == "<i8") return DType::i64;
+  if (descr == "|u1") return DType::u8;
   fail(ErrorKind::invalid_data,
-       "{}: descr: dtype '{}' is not supported; one of <f4, <f8, <f2, <i4, <i8 (bf16: use "
+       "{}: descr: dtype '{}' is not supported; one of <f4, <f8, <f2, <i4, <i8, |u1 (bf16 and FP8: "
+       "use "
        ".safetensors)",
        file, descr);
 }
@@ -165,7 +167,10 @@ const char* descr_of(const std::string& file, DType dtype) {
       return "<i4";
     case DType::i64:
       return "<i8";
+    case DType::u8:
+      return "|u1";
     case DType::bf16:
+    case DType::f8_e4m3:
       break;
   }
   fail(ErrorKind::usage, "{}: dtype {} has no .npy form; write .safetensors", file, name_of(dtype));

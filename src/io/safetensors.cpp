@@ -31,13 +31,13 @@ constexpr Spelling spellings[] = {{"F32", 4, int(DType::f32)},
                                   {"I32", 4, int(DType::i32)},
                                   {"I64", 8, int(DType::i64)},
                                   {"BOOL", 1, -1},
-                                  {"U8", 1, -1},
+                                  {"U8", 1, int(DType::u8)},
                                   {"I8", 1, -1},
                                   {"U16", 2, -1},
                                   {"I16", 2, -1},
                                   {"U32", 4, -1},
                                   {"U64", 8, -1},
-                                  {"F8_E4M3", 1, -1},
+                                  {"F8_E4M3", 1, int(DType::f8_e4m3)},
                                   {"F8_E5M2", 1, -1}};
 
 const Spelling* spelling_of(const std::string& name) {
@@ -170,7 +170,7 @@ HostTensor SafetensorsFile::read(const std::string& key) const {
   const std::string where = fmt::format("{}: {}", source_.name(), quote(entry.name));
   const Spelling* spelling = spelling_of(entry.dtype);
   require(spelling && spelling->dtype >= 0, bad,
-          "{}.dtype: {} is not supported; one of F32, F64, BF16, F16, I32, I64", where,
+          "{}.dtype: {} is not supported; one of F32, F64, BF16, F16, F8_E4M3, I32, I64, U8", where,
           quote(entry.dtype));
   require(entry.shape.size() <= max_rank, bad, "{}.shape: {} has more than {} dimensions", where,
           shape_text(entry.shape), max_rank);

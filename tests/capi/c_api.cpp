@@ -53,7 +53,7 @@ TEST_F(CApi, TwoTokensByHand) {
   EXPECT_NEAR(loss, (std::log(4.0 / 3.0) + std::log(10.0)) / 2, 1e-6);
   EXPECT_NEAR(dx[1], 0.9 * std::log(3.0) / 2, 1e-6);
   EXPECT_NEAR(dw[1], (-0.25 + 0.9 * 2) / 2, 1e-6);
-  const talea_linear_cross_entropy_facts* facts = talea_result_facts(result);
+  const talea_linear_cross_entropy_facts* facts = talea_linear_cross_entropy_result_facts(result);
   ASSERT_NE(facts, nullptr);
   EXPECT_EQ(facts->struct_bytes, static_cast<int64_t>(sizeof *facts));
   EXPECT_EQ(facts->valid_tokens, 2);
@@ -81,7 +81,7 @@ TEST_F(CApi, AnotherLayoutIsRefused) {
   expect_error(call(), TALEA_USAGE, "args: struct_bytes");
   args.struct_bytes += 8;
   args.abi_version = TALEA_ABI_VERSION + 1;
-  expect_error(call(), TALEA_USAGE, "abi_version = 3");
+  expect_error(call(), TALEA_USAGE, "abi_version = 4");
   args.abi_version = TALEA_ABI_VERSION;
   inputs.struct_bytes = 0;
   expect_error(call(), TALEA_USAGE, "inputs: struct_bytes = 0");
@@ -103,11 +103,14 @@ TEST_F(CApi, AnotherLayoutIsRefused) {
 
 TEST_F(CApi, NullPointersAreErrors) {
   int64_t bytes = 0;
-  expect_error(talea_workspace_bytes(nullptr, &bytes), TALEA_USAGE, "args: null");
-  expect_error(talea_workspace_bytes(&args, nullptr), TALEA_USAGE, "bytes: null");
+  expect_error(talea_linear_cross_entropy_workspace_bytes(nullptr, &bytes), TALEA_USAGE,
+               "args: null");
+  expect_error(talea_linear_cross_entropy_workspace_bytes(&args, nullptr), TALEA_USAGE,
+               "bytes: null");
   args.inputs = nullptr;
-  expect_error(talea_workspace_bytes(&args, &bytes), TALEA_USAGE, "inputs: null");
-  EXPECT_EQ(talea_result_facts(nullptr), nullptr);
+  expect_error(talea_linear_cross_entropy_workspace_bytes(&args, &bytes), TALEA_USAGE,
+               "inputs: null");
+  EXPECT_EQ(talea_linear_cross_entropy_result_facts(nullptr), nullptr);
   EXPECT_EQ(talea_result_json(nullptr), nullptr);
   talea_result_free(nullptr);
 }
@@ -115,9 +118,17 @@ TEST_F(CApi, NullPointersAreErrors) {
 TEST_F(CApi, ErrorsNameArgumentAndValue) {
   inputs.hidden.dtype = 77;
   expect_error(call(), TALEA_USAGE, "hidden: dtype = 77");
+  for (const int32_t narrow : {TALEA_F8_E4M3, TALEA_U8}) {  // of other operators
+    inputs.hidden.dtype = narrow;
+    expect_error(call(), TALEA_INVALID_DATA,
+                 narrow == TALEA_U8 ? "hidden: dtype uint8 is not supported here"
+                                    : "hidden: dtype fp8_e4m3 is not supported here");
+  }
   inputs.hidden.dtype = TALEA_F32;
+  inputs.weight.rank = 6;
+  expect_error(call(), TALEA_USAGE, "weight: rank = 6");
   inputs.weight.rank = 5;
-  expect_error(call(), TALEA_USAGE, "weight: rank = 5");
+  expect_error(call(), TALEA_INVALID_DATA, "weight: needed, with shape [vocab, hidden]");
   inputs.weight.rank = 2;
   inputs.weight.shape[0] = -2;
   expect_error(call(), TALEA_USAGE, "weight: shape[0] = -2");
@@ -148,7 +159,7 @@ TEST_F(CApi, ErrorsNameArgumentAndValue) {
 
 TEST_F(CApi, TooSmallAWorkspaceNamesTheBytes) {
   int64_t needed = 0;
-  ASSERT_EQ(talea_workspace_bytes(&args, &needed), TALEA_OK);
+  ASSERT_EQ(talea_linear_cross_entropy_workspace_bytes(&args, &needed), TALEA_OK);
   workspace.resize(static_cast<size_t>(needed));
   args.workspace = workspace.data();
   args.workspace_bytes = needed - 1;
@@ -163,17 +174,20 @@ TEST_F(CApi, ExplainNeedsNoData) {
        {&inputs.hidden, &inputs.weight, &inputs.targets, &outputs.loss, &outputs.dx, &outputs.dw})
     t->data = nullptr;
   int64_t needed = 0;
-  ASSERT_EQ(talea_explain(&args, TALEA_TEXT, nullptr, 0, &needed), TALEA_OK) << talea_last_error();
+  ASSERT_EQ(talea_linear_cross_entropy_explain(&args, TALEA_TEXT, nullptr, 0, &needed), TALEA_OK)
+      << talea_last_error();
   std::string text(static_cast<size_t>(needed), '?');
-  ASSERT_EQ(talea_explain(&args, TALEA_TEXT, text.data(), needed, nullptr), TALEA_OK);
+  ASSERT_EQ(talea_linear_cross_entropy_explain(&args, TALEA_TEXT, text.data(), needed, nullptr),
+            TALEA_OK);
   EXPECT_EQ(std::strlen(text.c_str()) + 1, static_cast<size_t>(needed));
   EXPECT_EQ(text.rfind("lane = ", 0), 0u) << text;
   char cut[8];
   std::memset(cut, '#', sizeof cut);
-  ASSERT_EQ(talea_explain(&args, TALEA_JSON, cut, 5, &needed), TALEA_OK);
+  ASSERT_EQ(talea_linear_cross_entropy_explain(&args, TALEA_JSON, cut, 5, &needed), TALEA_OK);
   EXPECT_STREQ(cut, "{\"op");
   EXPECT_EQ(cut[5], '#');
-  expect_error(talea_explain(&args, 3, cut, 5, &needed), TALEA_USAGE, "format = 3");
+  expect_error(talea_linear_cross_entropy_explain(&args, 3, cut, 5, &needed), TALEA_USAGE,
+               "format = 3");
 }
 
 TEST_F(CApi, LogSpeaksOfCallsAndErrors) {
@@ -270,11 +284,13 @@ TEST_F(CApi, PhasesLeaveTheExchangesToTheCaller) {
     two[r].vocab = &group[r];
     two[r].vocab_begin = r;
     args.ranks = &two[r];
-    ASSERT_EQ(talea_workspace_bytes(&args, &args.workspace_bytes), TALEA_OK) << talea_last_error();
+    ASSERT_EQ(talea_linear_cross_entropy_workspace_bytes(&args, &args.workspace_bytes), TALEA_OK)
+        << talea_last_error();
     workspaces[r].assign(static_cast<size_t>(args.workspace_bytes), static_cast<char>(0xff));
     args.workspace = workspaces[r].data();
     expect_error(talea_linear_cross_entropy(&args, nullptr), TALEA_USAGE, "all_gather: null");
-    ASSERT_EQ(talea_phases_begin(&args, &phases[r]), TALEA_OK) << talea_last_error();
+    ASSERT_EQ(talea_linear_cross_entropy_phases_begin(&args, &phases[r]), TALEA_OK)
+        << talea_last_error();
     expect_error(talea_phases_finish(phases[r], nullptr), TALEA_USAGE, "has not ended");
   }
   talea_exchange e[2]{};
@@ -307,7 +323,8 @@ TEST_F(CApi, PhasesLeaveTheExchangesToTheCaller) {
     EXPECT_NEAR(dxs[r][1], 0.9 * std::log(3.0) / 2, 1e-6);
     talea_result* result = nullptr;
     ASSERT_EQ(talea_phases_finish(phases[r], &result), TALEA_OK) << talea_last_error();
-    EXPECT_NE(std::string(talea_result_facts(result)->merges).find("phases"), std::string::npos);
+    EXPECT_NE(std::string(talea_linear_cross_entropy_result_facts(result)->merges).find("phases"),
+              std::string::npos);
     talea_result_free(result);
     expect_error(talea_phases_finish(phases[r], nullptr), TALEA_USAGE, "taken before");
     talea_phases_free(phases[r]);
@@ -320,13 +337,14 @@ TEST(CApiConstants, VersionAndLanes) {
   EXPECT_STREQ(talea_version(), TALEA_VERSION);
   EXPECT_EQ(talea_abi_version(), TALEA_ABI_VERSION);
   EXPECT_STREQ(talea_linear_cross_entropy_lanes(), "sm90,cuda,cpu,unfused,reference");
-  // The layout that ABI version 1 promises; a change here needs another TALEA_ABI_VERSION.
-  EXPECT_EQ(sizeof(talea_tensor), 96u);
+  EXPECT_GT(std::strlen(talea_build_revision()), 0u);
+  // The layout that ABI version 3 promises; a change here needs another TALEA_ABI_VERSION.
+  EXPECT_EQ(sizeof(talea_tensor), 112u);
   EXPECT_EQ(sizeof(talea_communicator), 72u);
-  EXPECT_EQ(sizeof(talea_linear_cross_entropy_inputs), 8u + 14 * 96);
-  EXPECT_EQ(sizeof(talea_linear_cross_entropy_outputs), 8u + 12 * 96 + 8);
+  EXPECT_EQ(sizeof(talea_linear_cross_entropy_inputs), 8u + 14 * 112);
+  EXPECT_EQ(sizeof(talea_linear_cross_entropy_outputs), 8u + 12 * 112 + 8);
   EXPECT_EQ(sizeof(talea_linear_cross_entropy_options), 104u);
-  EXPECT_EQ(sizeof(talea_linear_cross_entropy_ranks), 40u);
+  EXPECT_EQ(sizeof(talea_linear_cross_entropy_ranks), 48u);
   EXPECT_EQ(sizeof(talea_linear_cross_entropy_args), 72u);
   EXPECT_EQ(sizeof(talea_exchange), 64u);
 }

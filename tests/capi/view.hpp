@@ -37,7 +37,8 @@ inline talea_linear_cross_entropy_args args_of(const talea_linear_cross_entropy_
 // The workspace holds what no call may rely on.
 inline talea_status call_in(std::vector<char>& workspace, talea_linear_cross_entropy_args& args,
                             talea_result** result = nullptr) {
-  const talea_status status = talea_workspace_bytes(&args, &args.workspace_bytes);
+  const talea_status status =
+      talea_linear_cross_entropy_workspace_bytes(&args, &args.workspace_bytes);
   if (status != TALEA_OK) return status;
   workspace.assign(static_cast<size_t>(args.workspace_bytes), static_cast<char>(0xff));
   args.workspace = workspace.data();

@@ -6,6 +6,8 @@
 #include <gtest/gtest.h>
 
 #include <bit>
+#include <cmath>
+#include <vector>
 
 #include "support/array.hpp"
 
@@ -50,6 +52,36 @@ TEST(Half, OverflowsToInfinityAndKeepsNaN) {
     store_element(cell, dtype, 0, NAN);
     EXPECT_TRUE(std::isnan(testing::decode(dtype, cell, 0)));
   }
+}
+
+// Every code comes back as itself; between two codes the nearer one, on a tie the even one.
+TEST(Half, Fp8RoundsOnceToNearestEven) {
+  std::vector<double> values;  // of the codes 0 to 0x7e, rising
+  for (int code = 0; code < 0x7f; ++code) {
+    const int exponent = code >> 3, mantissa = code & 7;
+    values.push_back(exponent == 0 ? std::ldexp(mantissa, -9)
+                                   : std::ldexp(1 + mantissa / 8.0, exponent - 7));
+  }
+  ASSERT_EQ(values.back(), 448);
+  const auto stored = [](double value) {
+    uint8_t cell = 0;
+    store_element(&cell, DType::f8_e4m3, 0, value);
+    return static_cast<int>(cell);
+  };
+  for (int code = 0; code < 0x7f; ++code) {
+    const auto bits = static_cast<uint8_t>(code);
+    ASSERT_EQ(load_element(&bits, DType::f8_e4m3, 0), values[code]) << code;
+    ASSERT_EQ(stored(values[code]), code);
+    ASSERT_EQ(stored(-values[code]), code == 0 ? stored(-0.0) : code | 0x80);
+    if (code == 0x7e) break;
+    const double middle = (values[code] + values[code + 1]) / 2;
+    ASSERT_EQ(stored(middle), code % 2 == 0 ? code : code + 1) << middle;
+    ASSERT_EQ(stored(middle * (1 - 1e-9)), code) << middle;
+    ASSERT_EQ(stored(middle * (1 + 1e-9)), code + 1) << middle;
+  }
+  EXPECT_EQ(stored(464), 0x7e);  // a tie with the code that is NaN: 0x7e is even
+  for (const double out : {464.1, 1e39, static_cast<double>(INFINITY), static_cast<double>(NAN)})
+    EXPECT_TRUE(std::isnan(e4m3_to_float(static_cast<uint8_t>(stored(out))))) << out;
 }
 
 }  // namespace

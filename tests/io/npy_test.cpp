@@ -40,12 +40,14 @@ std::string floats(std::initializer_list<float> values) {
 
 TEST(Npy, RoundTripsEveryDtypeAndRank) {
   const TempDir dir;
-  for (const DType dtype : {DType::f32, DType::f64, DType::f16, DType::i32, DType::i64}) {
-    for (const std::vector<int64_t>& shape :
-         std::vector<std::vector<int64_t>>{{}, {0}, {5}, {2, 3}, {0, 7}, {2, 3, 4}, {2, 1, 3, 2}}) {
+  for (const DType dtype :
+       {DType::f32, DType::f64, DType::f16, DType::i32, DType::i64, DType::u8}) {
+    for (const std::vector<int64_t>& shape : std::vector<std::vector<int64_t>>{
+             {}, {0}, {5}, {2, 3}, {0, 7}, {2, 3, 4}, {2, 1, 3, 2}, {1, 2, 3, 1, 2}}) {
       HostTensor tensor = allocate_tensor(dtype, shape);
       for (int64_t i = 0; i < tensor.view.elements(); ++i)
-        store_element(tensor.view.data, dtype, i, static_cast<double>(i) - 3);
+        store_element(tensor.view.data, dtype, i,
+                      static_cast<double>(i) - (dtype == DType::u8 ? 0 : 3));
       const std::string path = dir.file("t.npy");
       write_npy(path, tensor.view);
       const HostTensor back = read_npy(path);
@@ -134,7 +136,7 @@ TEST(Npy, HostileFilesNameFileAndField) {
       {"product overflow", npy(dict("<f4", "(4294967296, 4294967296)"), one), "shape"},
       {"overflow to one element", npy(dict("<f4", "(4294967296, 4294967296, 1)"), one), "shape"},
       {"overflow behind a zero", npy(dict("<f4", "(0, 4294967296, 4294967296)"), ""), "shape"},
-      {"rank 5", npy(dict("<f4", "(1, 1, 1, 1, 1)"), one), "shape"},
+      {"rank 6", npy(dict("<f4", "(1, 1, 1, 1, 1, 1)"), one), "shape"},
       {"not a tuple", npy(dict("<f4", "1"), one), "shape"},
       {"not a number", npy(dict("<f4", "(a,)"), one), "shape"},
       {"float extent", npy(dict("<f4", "(1.5,)"), one), "shape"},

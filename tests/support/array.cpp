@@ -71,6 +71,9 @@ double decode(DType dtype, const void* data, int64_t index) {
       return static_cast<const int32_t*>(data)[index];
     case DType::i64:
       return static_cast<double>(static_cast<const int64_t*>(data)[index]);
+    case DType::f8_e4m3:  // not of this operator
+    case DType::u8:
+      break;
   }
   return std::nan("");
 }
@@ -94,6 +97,9 @@ void encode(DType dtype, void* data, int64_t index, long double value) {
       return;
     case DType::i64:
       static_cast<int64_t*>(data)[index] = static_cast<int64_t>(value);
+      return;
+    case DType::f8_e4m3:
+    case DType::u8:
       return;
   }
 }

@@ -24,6 +24,9 @@ __device__ __forceinline__ double read(const DeviceVector& v, int64_t i, double 
       return static_cast<const int32_t*>(v.data)[at];
     case DType::i64:
       return static_cast<double>(static_cast<const int64_t*>(v.data)[at]);
+    case DType::f8_e4m3:  // refused by the contract
+    case DType::u8:
+      break;
   }
   return absent;
 }

@@ -1,0 +1,52 @@
+// What: the checks of the sparse attention contract, and the facts of its index lists.
+// Why: every lane starts from the same checked problem and the same rule of what is valid.
+// Never: computes a score.
+#pragma once
+
+#include "ops/sparse_attention/lane.hpp"
+
+namespace talea::sparse_attention {
+
+// A checked call: the problem as a value, and its tensors in their places.
+struct Planned {
+  Problem problem;
+  Args args;
+};
+Planned plan(Pass pass, const Inputs& in, const Outputs& out, const Options& o, const Ranks& ranks);
+Planned plan(const SelectInputs& in, const SelectOutputs& out, const SelectOptions& o,
+             const Ranks& ranks);
+Planned plan(const IndexLossInputs& in, const IndexLossOutputs& out, const IndexLossOptions& o,
+             const Ranks& ranks);
+
+inline constexpr int64_t packed_bytes = 656, packed_dim = 576, packed_value_dim = 512;
+inline constexpr int64_t packed_scales = 512, packed_rope = 528;  // byte offsets in a row
+inline constexpr int64_t scale_tile = 128;                       // columns of one kv_scale
+inline constexpr int most_threads = 4096;
+
+// What the index lists of a call hold. Host tensors only.
+struct SlotFacts {
+  int64_t given = 0, valid = 0, foreign = 0;
+  int64_t first_slot = -1, first_value = 0;  // of the foreign ones, the lowest flat slot
+};
+// Throws Error under IndexCheck::checked, naming batch, query, slot and value; adds to status.
+SlotFacts examine(const Problem& p, const Args& a);
+void add_to_status(const View& status, const SlotFacts& facts, int64_t nan_scores);
+// cu_seqlens that run backwards or beyond the rows; scales that are no positive finite number.
+void check_data(const Problem& p, const Args& a);
+
+// Group of local head h.
+inline int64_t group_of(const Problem& p, int64_t h) {
+  return (p.head_begin + h) / (p.total_heads / p.groups);
+}
+// Local heads [first, last) of a group.
+struct HeadRange {
+  int64_t first = 0, last = 0;
+};
+HeadRange heads_of(const Problem& p, int64_t group);
+
+// ln(e^lse + e^sink) and what follows from it. sink -Inf: none.
+double log_add(double lse, double sink);
+
+double product_flops(const Problem& p);
+
+}  // namespace talea::sparse_attention

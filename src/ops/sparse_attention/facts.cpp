@@ -1,0 +1,143 @@
+// What: counts the slots of host index lists and checks the data a host can read.
+// Why: foreign indices are counted by one rule, and checked before anything is written.
+// Never: reads a key, or a slot at or behind topk_length.
+#include <cmath>
+
+#include "core/mutant.hpp"
+#include "ops/sparse_attention/contract.hpp"
+
+namespace talea::sparse_attention {
+namespace {
+
+constexpr auto bad = ErrorKind::invalid_data;
+
+int64_t groups_of_lists(const Problem& p) {
+  return p.pass == Pass::index_loss ? 1 : p.groups;
+}
+
+void check_cu(const char* name, const View& cu, int64_t n, int64_t rows) {
+  int64_t before = 0;
+  for (int64_t i = 0; i <= n; ++i) {
+    const int64_t at = cu.integer(i);
+    require(at >= before, bad, "{}: entry {} = {}: runs backwards from {}", name, i, at, before);
+    require(at <= rows, bad, "{}: entry {} = {}: beyond the {} rows", name, i, at, rows);
+    before = at;
+  }
+}
+
+void check_scale(const char* name, double x, int64_t outer, int64_t row, int64_t tile) {
+  require(std::isfinite(x) && x > 0, bad,
+          "{}: {} at row {}, tile {} of entry {}: must be finite and > 0", name, x, row, tile,
+          outer);
+}
+
+void check_scales(const Problem& p, const Args& a) {
+  const int64_t outer = is_paged(p) ? p.pages : p.batch;
+  const int64_t rows = is_paged(p) ? p.page_rows : p.keys_stored;
+  const int64_t tiles = (p.dim + scale_tile - 1) / scale_tile;
+  if (a.kv_scale)
+    for (int64_t o = 0; o < (p.kv_scale_rank ? outer : 1); ++o)
+      for (int64_t r = 0; r < (p.kv_scale_rank ? rows : 1); ++r)
+        for (int64_t t = 0; t < (p.kv_scale_rank == 2 ? tiles : 1); ++t)
+          check_scale("kv_scale", a.kv_scale.get(o, r, t), o, r, t);
+  if (a.q_scale)
+    for (int64_t b = 0; b < (p.q_scale_rank ? p.batch : 1); ++b)
+      for (int64_t s = 0; s < (p.q_scale_rank ? p.queries : 1); ++s)
+        for (int64_t h = 0; h < (p.q_scale_rank == 2 ? p.heads : 1); ++h)
+          check_scale("q_scale", a.q_scale.get(b, s, h), b, s, h);
+  for (int64_t b = 0; b < p.batch; ++b) {
+    for (int64_t s = 0; a.index_q_scale && s < p.queries; ++s)
+      for (int64_t h = 0; h < p.index_heads; ++h)
+        check_scale("index_q_scale", a.index_q_scale.get(b, s, h), b, s, h);
+    for (int64_t j = 0; a.index_k_scale && j < p.keys_stored; ++j)
+      check_scale("index_k_scale", a.index_k_scale.get(b, j), b, j, 0);
+  }
+}
+
+void check_packed_scales(const Problem& p, const Args& a) {
+  const int64_t outer = is_paged(p) ? p.pages : p.batch;
+  const int64_t rows = is_paged(p) ? p.page_rows : p.keys_stored;
+  for (int64_t o = 0; o < outer; ++o)
+    for (int64_t r = 0; r < rows; ++r)
+      for (int64_t g = 0; g < p.groups; ++g)
+        for (int64_t t = 0; t < 4; ++t) {
+          float scale;
+          std::memcpy(&scale, a.kv.address(a.kv.at(o, r, g)) + packed_scales + 4 * t, 4);
+          check_scale("kv", scale, o, r, t);
+        }
+}
+
+}  // namespace
+
+HeadRange heads_of(const Problem& p, int64_t group) {
+  const int64_t each = p.total_heads / p.groups;
+  const int64_t first = std::max(group * each - p.head_begin, int64_t{0});
+  const int64_t last = std::min((group + 1) * each - p.head_begin, p.heads);
+  return {first, std::max(first, last)};
+}
+
+double log_add(double lse, double sink) {
+  const double most = lse > sink || std::isnan(lse) ? lse : sink;
+  if (std::isinf(most) || std::isnan(lse) || std::isnan(sink))
+    return std::isnan(lse) || std::isnan(sink) ? NAN : most;
+  return most + std::log1p(std::exp((lse > sink ? sink : lse) - most));
+}
+
+void check_data(const Problem& p, const Args& a) {
+  if (p.sequences > 0) {
+    check_cu("cu_seqlens_q", a.cu_seqlens_q, p.sequences, p.queries);
+    check_cu("cu_seqlens_k", a.cu_seqlens_k, p.sequences, p.keys);
+  }
+  check_scales(p, a);
+  if (p.options.kv_storage == KvStorage::fp8_656 && a.kv) check_packed_scales(p, a);
+}
+
+SlotFacts examine(const Problem& p, const Args& a) {
+  SlotFacts facts;
+  if (!a.indices) return facts;
+  const KeyRule rule = key_rule(p);
+  const int64_t groups = groups_of_lists(p);
+  facts.given = p.batch * p.queries * groups * p.slots;
+  int64_t valid = 0, foreign = 0, first = INT64_MAX;
+  const int64_t rows = p.batch * p.queries;
+#pragma omp parallel for reduction(+ : valid, foreign) reduction(min : first) schedule(static) \
+    if (facts.given > 100000)
+  for (int64_t row = 0; row < rows; ++row) {
+    const int64_t b = row / p.queries, s = row % p.queries;
+    const QueryRule query = query_rule(p, a, b, s);
+    for (int64_t g = 0; g < groups; ++g)
+      for (int64_t k = 0; k < query.slots; ++k) {
+        const SlotKind kind = find_key(rule, query, k, a.indices.integer(b, s, g, k)).kind;
+        valid += kind == SlotKind::valid;
+        if (kind != SlotKind::foreign) continue;
+        ++foreign;
+        first = std::min(first, (row * groups + g) * p.slots + k);
+      }
+  }
+  facts.valid = valid;
+  facts.foreign = foreign;
+  if (foreign > 0) {
+    facts.first_slot = first;
+    const int64_t k = first % p.slots, g = first / p.slots % groups, row = first / p.slots / groups;
+    facts.first_value = a.indices.integer(row / p.queries, row % p.queries, g, k);
+    require(p.options.index_check != IndexCheck::checked, bad,
+            "indices: {} at batch {}, query {}, slot {} lies outside its space ({} such)",
+            facts.first_value, row / p.queries, row % p.queries, g * p.slots + k, foreign);
+  }
+  return facts;
+}
+
+void add_to_status(const View& status, const SlotFacts& facts, int64_t nan_scores) {
+  if (!status) return;
+  const auto at = [&](int64_t i) -> int64_t& {
+    return static_cast<int64_t*>(status.data)[i * status.stride[0]];
+  };
+  at(0) += facts.foreign;
+  if (facts.first_slot >= 0 && (at(1) < 0 || facts.first_slot < at(1))) {
+    at(1) = facts.first_slot;
+    at(2) = facts.first_value;
+  }
+  at(3) += nan_scores;
+}
+
+}  // namespace talea::sparse_attention

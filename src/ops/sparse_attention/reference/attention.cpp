@@ -1,0 +1,196 @@
+// What: forward and backward of the contract in fp64 loops over slots.
+// Why: a formula that can be read beside section 4 of the contract.
+// Never: fast.
+#include <algorithm>
+#include <cmath>
+
+#include "ops/sparse_attention/reference/reference.hpp"
+
+namespace talea::sparse_attention::reference {
+namespace {
+
+// All that one query and group share: the keys of its valid slots.
+struct Keys {
+  std::vector<ValidSlot> slots;
+  std::vector<double> rows;  // [valid, dim]
+};
+
+void load_keys(const Problem& p, const Args& a, int64_t b, int64_t s, int64_t g, Keys& keys) {
+  valid_slots(p, a, b, s, g, keys.slots);
+  keys.rows.resize(keys.slots.size() * static_cast<size_t>(p.dim));
+  for (size_t i = 0; i < keys.slots.size(); ++i)
+    load_key(p, a, keys.slots[i].row, g, keys.rows.data() + i * static_cast<size_t>(p.dim));
+}
+
+double dot(const double* x, const double* y, int64_t n) {
+  double sum = 0;
+  for (int64_t i = 0; i < n; ++i) sum += x[i] * y[i];
+  return sum;
+}
+
+struct Row {
+  std::vector<double> q, logits, o;
+  double max = -INFINITY, lse = INFINITY, sink = -INFINITY;
+};
+
+// lse and row_max never feel the sink; a NaN row has lse NaN.
+void softmax(const Problem& p, const Keys& keys, Row& r) {
+  const size_t n = keys.slots.size();
+  r.o.assign(static_cast<size_t>(p.value_dim), 0);
+  r.max = -INFINITY;
+  r.lse = INFINITY;
+  if (n == 0) return;
+  for (const double s : r.logits) r.max = s > r.max || std::isnan(s) ? s : r.max;
+  const bool weightless = r.max == -INFINITY && r.sink > -INFINITY;
+  if (weightless) {
+    r.lse = -INFINITY;
+    return;
+  }
+  double sum = 0;
+  for (const double s : r.logits) sum += std::exp(s - r.max);
+  r.lse = r.max + std::log(sum);
+  if (std::isnan(sum)) r.lse = NAN;
+  const double whole = log_add(r.lse, r.sink);
+  for (size_t i = 0; i < n; ++i) {
+    const double weight = std::exp(r.logits[i] - whole);
+    const double* v = keys.rows.data() + i * static_cast<size_t>(p.dim);
+    for (int64_t c = 0; c < p.value_dim; ++c) r.o[static_cast<size_t>(c)] += weight * v[c];
+  }
+  if (!std::isnan(whole)) return;
+  std::fill(r.o.begin(), r.o.end(), NAN);
+}
+
+void logits(const Call& c, const Keys& keys, int64_t b, int64_t s, int64_t h, Row& r) {
+  const Problem& p = c.problem;
+  r.q.resize(static_cast<size_t>(p.dim));
+  load_query(p, c.args, b, s, h, r.q.data());
+  r.sink = c.args.sink ? c.args.sink.get(h) : -INFINITY;
+  r.logits.resize(keys.slots.size());
+  for (size_t i = 0; i < r.logits.size(); ++i)
+    r.logits[i] =
+        p.scale * dot(r.q.data(), keys.rows.data() + i * static_cast<size_t>(p.dim), p.dim);
+}
+
+void write_row(const Args& a, int64_t b, int64_t s, int64_t h, const Row& r) {
+  for (size_t c = 0; c < r.o.size(); ++c) {
+    const auto column = static_cast<int64_t>(c);
+    if (a.o) a.o.put(r.o[c], b, s, h, column);
+    if (a.o_residual) a.o_residual.put(r.o[c] - a.o.get(b, s, h, column), b, s, h, column);
+  }
+  if (a.lse) a.lse.put(r.lse, b, s, h);
+  if (a.row_max) a.row_max.put(r.max, b, s, h);
+}
+
+// The sum of gradients of kv in fp64, [outer, inner, group, dim].
+struct KeyGradient {
+  int64_t outer = 0, inner = 0;
+  std::vector<double> sum;
+};
+
+struct Upstream {
+  std::vector<double> d_o;
+  double d_lse = 0;
+};
+
+// Adds one (query, head) to dkv and dq; returns its share of d_sink.
+double backward_row(const Problem& p, const Keys& keys, const Row& r, const Upstream& up, int64_t g,
+                    std::vector<double>& dq, KeyGradient& dkv) {
+  const int64_t d = p.dim, v = p.value_dim;
+  const double whole = log_add(r.lse, r.sink), delta = dot(r.o.data(), up.d_o.data(), v);
+  for (size_t i = 0; i < keys.slots.size(); ++i) {
+    const double* k = keys.rows.data() + i * static_cast<size_t>(d);
+    const double weight = std::exp(r.logits[i] - whole);
+    double ds = weight * (dot(up.d_o.data(), k, v) - delta);
+    if (p.has_d_lse) ds += std::exp(r.logits[i] - r.lse) * up.d_lse;
+    const KeyRow& row = keys.slots[i].row;
+    for (int64_t c = 0; c < d; ++c) dq[static_cast<size_t>(c)] += p.scale * ds * k[c];
+    if (dkv.sum.empty()) continue;
+    double* to = dkv.sum.data() + ((row.outer * dkv.inner + row.inner) * p.groups + g) * d;
+    for (int64_t c = 0; c < d; ++c) to[c] += p.scale * ds * r.q[static_cast<size_t>(c)];
+    for (int64_t c = 0; c < v; ++c) to[c] += weight * up.d_o[static_cast<size_t>(c)];
+  }
+  if (keys.slots.empty() || !(r.sink > -INFINITY || std::isnan(r.sink))) return 0;
+  return -(r.sink == INFINITY ? 1.0 : std::exp(r.sink - whole)) * delta;
+}
+
+void read_saved(const Args& a, int64_t b, int64_t s, int64_t h, Row& r) {
+  for (size_t c = 0; c < r.o.size(); ++c) {
+    const auto column = static_cast<int64_t>(c);
+    r.o[c] = a.saved_o.get(b, s, h, column);
+    if (a.saved_o_residual) r.o[c] += a.saved_o_residual.get(b, s, h, column);
+  }
+  r.lse = a.saved_lse.get(b, s, h);
+}
+
+void backward_query(const Call& c, int64_t b, int64_t s, int64_t g, const Keys& keys,
+                    std::vector<double>& d_sink, KeyGradient& dkv) {
+  const Problem& p = c.problem;
+  const Args& a = c.args;
+  Row r;
+  Upstream up;
+  std::vector<double> dq;
+  const HeadRange heads = heads_of(p, g);
+  for (int64_t h = heads.first; h < heads.last; ++h) {
+    logits(c, keys, b, s, h, r);
+    softmax(p, keys, r);
+    if (a.saved_o) read_saved(a, b, s, h, r);
+    up.d_o.assign(static_cast<size_t>(p.value_dim), 0);
+    if (a.d_o) load_vector(a.d_o, a.d_o.at(b, s, h), p.value_dim, up.d_o.data());
+    up.d_lse = a.d_lse ? a.d_lse.get(b, s, h) : 0;
+    dq.assign(static_cast<size_t>(p.dim), 0);
+    d_sink[static_cast<size_t>(h)] += backward_row(p, keys, r, up, g, dq, dkv);
+    for (int64_t i = 0; a.dq && i < p.dim; ++i) a.dq.put(dq[static_cast<size_t>(i)], b, s, h, i);
+  }
+}
+
+void write_dkv(const Problem& p, const Args& a, const KeyGradient& dkv) {
+  for (int64_t o = 0; o < dkv.outer; ++o)
+    for (int64_t r = 0; r < dkv.inner; ++r)
+      for (int64_t g = 0; g < p.groups; ++g)
+        for (int64_t c = 0; c < p.dim; ++c) {
+          const double sum =
+              dkv.sum[static_cast<size_t>(((o * dkv.inner + r) * p.groups + g) * p.dim + c)];
+          a.dkv.put(a.accumulate_dkv ? a.dkv.get(o, r, g, c) + sum : sum, o, r, g, c);
+        }
+}
+
+}  // namespace
+
+void forward(const Call& c) {
+  const Problem& p = c.problem;
+  Keys keys;
+  Row r;
+  for (int64_t b = 0; b < p.batch; ++b)
+    for (int64_t s = 0; s < p.queries; ++s)
+      for (int64_t g = 0; g < p.groups; ++g) {
+        load_keys(p, c.args, b, s, g, keys);
+        const HeadRange heads = heads_of(p, g);
+        for (int64_t h = heads.first; h < heads.last; ++h) {
+          logits(c, keys, b, s, h, r);
+          softmax(p, keys, r);
+          write_row(c.args, b, s, h, r);
+        }
+      }
+}
+
+void backward(const Call& c) {
+  const Problem& p = c.problem;
+  KeyGradient dkv;
+  dkv.outer = is_paged(p) ? p.pages : p.batch;
+  dkv.inner = is_paged(p) ? p.page_rows : p.keys_stored;
+  if (c.args.dkv)
+    dkv.sum.assign(static_cast<size_t>(dkv.outer * dkv.inner * p.groups * p.dim), 0);
+  std::vector<double> d_sink(static_cast<size_t>(p.heads), 0);
+  Keys keys;
+  for (int64_t b = 0; b < p.batch; ++b)
+    for (int64_t s = 0; s < p.queries; ++s)
+      for (int64_t g = 0; g < p.groups; ++g) {
+        load_keys(p, c.args, b, s, g, keys);
+        backward_query(c, b, s, g, keys, d_sink, dkv);
+      }
+  if (c.args.dkv) write_dkv(p, c.args, dkv);
+  for (int64_t h = 0; c.args.d_sink && h < p.heads; ++h)
+    c.args.d_sink.put(d_sink[static_cast<size_t>(h)], h);
+}
+
+}  // namespace talea::sparse_attention::reference

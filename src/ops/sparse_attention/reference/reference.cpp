@@ -1,0 +1,49 @@
+// What: the table entry of lane reference: fp64 loops that take everything.
+// Why: the oracle of every other lane; what it computes is the definition.
+// Never: chosen where another lane accepts.
+#include "ops/sparse_attention/reference/reference.hpp"
+
+namespace talea::sparse_attention {
+namespace {
+
+std::optional<std::string> decline(const Problem& p, const DeviceFacts&) {
+  if (p.device != DeviceKind::cpu) return "device tensors: this lane reads host memory";
+  if (p.options.dkv_sum == DkvSum::atomic)
+    return "dkv_sum = atomic: host lanes sum in a fixed order only";
+  return std::nullopt;
+}
+
+int64_t needed(const Problem&, const DeviceFacts&) { return 0; }
+
+std::vector<std::string> details(const Problem&, const DeviceFacts&) {
+  return {"numbers = fp64", "order = query, head, slot"};
+}
+
+void run(const Call& c) {
+  Result& r = c.result;
+  r.scores_home = "a row of one head in host memory";
+  r.scores_tile_rows = 1;
+  r.scores_tile_keys = c.problem.slots;
+  r.scores_tile_bytes = 8 * c.problem.slots;
+  r.kv_path = "rows of one query widened to fp64";
+  r.operands = "fp64";
+  r.delta_source = c.problem.has_saved ? "saved o" : "o of the repeated forward, fp64";
+  r.accumulator_o = r.accumulator_dq = r.accumulator_dkv = "fp64";
+  r.dkv_order = "query, head, slot";
+  switch (c.problem.pass) {
+    case Pass::forward:
+      return reference::forward(c);
+    case Pass::backward:
+      return reference::backward(c);
+    case Pass::select:
+      return reference::select(c);
+    case Pass::index_loss:
+      return reference::index_loss(c);
+  }
+}
+
+}  // namespace
+
+Lane reference_lane() { return {"reference", "reference", decline, needed, details, run}; }
+
+}  // namespace talea::sparse_attention

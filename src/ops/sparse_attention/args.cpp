@@ -26,8 +26,7 @@ Place place_of(const Problem& p, const Args& a, int64_t s) {
   }
   const int64_t i = low - 1;
   if (i < 0 || s >= a.cu_seqlens_q.integer(i + 1)) return {};
-  return {a.cu_seqlens_k.integer(i), a.cu_seqlens_k.integer(i + 1),
-          s - a.cu_seqlens_q.integer(i)};
+  return {a.cu_seqlens_k.integer(i), a.cu_seqlens_k.integer(i + 1), s - a.cu_seqlens_q.integer(i)};
 }
 
 int64_t floor_of(int64_t x, int64_t by) { return x >= 0 ? x / by : -((-x + by - 1) / by); }

@@ -3,6 +3,7 @@
 // Never: computes a score.
 #pragma once
 
+#include "core/fail.hpp"
 #include "ops/sparse_attention/lane.hpp"
 
 namespace talea::sparse_attention {
@@ -20,7 +21,7 @@ Planned plan(const IndexLossInputs& in, const IndexLossOutputs& out, const Index
 
 inline constexpr int64_t packed_bytes = 656, packed_dim = 576, packed_value_dim = 512;
 inline constexpr int64_t packed_scales = 512, packed_rope = 528;  // byte offsets in a row
-inline constexpr int64_t scale_tile = 128;                       // columns of one kv_scale
+inline constexpr int64_t scale_tile = 128;                        // columns of one kv_scale
 inline constexpr int most_threads = 4096;
 
 // What the index lists of a call hold. Host tensors only.

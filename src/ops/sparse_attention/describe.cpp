@@ -41,12 +41,10 @@ void check_dtypes(const Problem& p, const Inputs& in, const Outputs& out) {
   const DType own = in.q.dtype == f8_e4m3 ? bf16 : in.q.dtype;
   const DType kv_own = is_16bit(in.kv.dtype) || in.kv.dtype == f64 ? in.kv.dtype : own;
   check_dtype("indices", in.indices, {i32, i64});
-  for (const auto& [name, t] : {NamedTensor{"topk_length", &in.topk_length},
-                                NamedTensor{"cu_seqlens_q", &in.cu_seqlens_q},
-                                NamedTensor{"cu_seqlens_k", &in.cu_seqlens_k},
-                                NamedTensor{"q_positions", &in.q_positions},
-                                NamedTensor{"block_table", &in.block_table},
-                                NamedTensor{"kv_lengths", &in.kv_lengths}})
+  for (const auto& [name, t] :
+       {NamedTensor{"topk_length", &in.topk_length}, NamedTensor{"cu_seqlens_q", &in.cu_seqlens_q},
+        NamedTensor{"cu_seqlens_k", &in.cu_seqlens_k}, NamedTensor{"q_positions", &in.q_positions},
+        NamedTensor{"block_table", &in.block_table}, NamedTensor{"kv_lengths", &in.kv_lengths}})
     check_dtype(name, *t, {i32});
   check_dtype("sink", in.sink, {f32, wide});
   check_dtype("d_o", in.d_o, {own, f32, wide});
@@ -65,7 +63,8 @@ void check_dtypes(const Problem& p, const Inputs& in, const Outputs& out) {
   require(!out.accumulate_dkv || (out.dkv && !is_16bit(out.dkv.dtype)), bad,
           "dkv: accumulation needs an fp32 buffer, not {}", name_of(out.dkv.dtype));
   require(p.pass == Pass::forward || p.options.kv_storage != KvStorage::fp8_656,
-          ErrorKind::unavailable, "kv_storage = fp8_656: forward only; packed rows have no gradient");
+          ErrorKind::unavailable,
+          "kv_storage = fp8_656: forward only; packed rows have no gradient");
 }
 
 void fit_side(Planned& r, const Inputs& in) {
@@ -171,9 +170,8 @@ Planned plan(Pass pass, const Inputs& in, const Outputs& out, const Options& o,
   require(p.value_dim <= p.dim, bad, "value_dim = {}: a row has {} columns", p.value_dim, p.dim);
   p.options.scale = p.scale = o.scale == 0 ? 1 / std::sqrt(static_cast<double>(p.dim)) : o.scale;
   p.slots = in.indices.rank > 0 ? in.indices.shape[in.indices.rank - 1] : 0;
-  p.blocks = in.block_table && in.block_table.rank > 0
-                 ? in.block_table.shape[in.block_table.rank - 1]
-                 : 0;
+  p.blocks =
+      in.block_table && in.block_table.rank > 0 ? in.block_table.shape[in.block_table.rank - 1] : 0;
   p.has_block_table = in.block_table.present;
   check_spaces(p, in);
   fit_keys(r, {in.kv, in.kv_scale, in.q.rank, in.block_table.present}, ranks);

@@ -37,8 +37,8 @@ void fit_indexer(Planned& r, const Indexer& t, const Ranks& ranks) {
   require(t.k && (t.k.rank == 2 || t.k.rank == 3), bad,
           "index_k: needed, with shape [batch, keys, columns]{}",
           t.k ? fmt::format(", not {}", shape_of(t.k)) : "");
-  require(t.k.dtype == t.q.dtype, bad, "index_k: dtype {} where index_q has {}",
-          name_of(t.k.dtype), name_of(t.q.dtype));
+  require(t.k.dtype == t.q.dtype, bad, "index_k: dtype {} where index_q has {}", name_of(t.k.dtype),
+          name_of(t.q.dtype));
   p.keys = p.keys_stored = t.k.shape[t.k.rank - 2];
   if (p.gather_kv) {
     require(ranks.total_kv_rows >= p.row_begin + p.keys_stored, usage,
@@ -52,7 +52,8 @@ void fit_indexer(Planned& r, const Indexer& t, const Ranks& ranks) {
   a.index_k = fit("index_k", t.k, {b, k, {"1", 1, true}, d});
   check_rows("index_q", t.q);
   check_rows("index_k", t.k);
-  require(t.weights.present, bad, "index_weights: needed, with shape [batch, queries, index heads]");
+  require(t.weights.present, bad,
+          "index_weights: needed, with shape [batch, queries, index heads]");
   check_dtype("index_weights", t.weights,
               {f32, bf16, t.q.dtype == f64 ? f64 : f32, t.q.dtype == f16 ? f16 : f32});
   p.index_weights_dtype = t.weights.dtype;
@@ -90,8 +91,7 @@ void check_indexer(Activation act, int64_t key_stride, int64_t position_base) {
           "q_position_base = {}: must lie in [0, 2^31)", position_base);
 }
 
-void check_loss(const IndexLossInputs& in, const IndexLossOutputs& out,
-                const IndexLossOptions& o) {
+void check_loss(const IndexLossInputs& in, const IndexLossOutputs& out, const IndexLossOptions& o) {
   require(std::isfinite(o.coeff), usage, "coeff = {}: must be finite", o.coeff);
   require(o.denominator == LossDenominator::valid ||
               (std::isfinite(o.denominator_value) && o.denominator_value > 0),
@@ -228,8 +228,7 @@ Planned plan(const IndexLossInputs& in, const IndexLossOutputs& out, const Index
           "q: {} queries in {} batch entries where index_q has {} in {}", p.queries, p.batch,
           queries, batch);
   p.options.scale = p.scale = o.scale == 0 ? 1 / std::sqrt(static_cast<double>(p.dim)) : o.scale;
-  p.value_dim = p.options.value_dim =
-      o.kv_storage == KvStorage::fp8_656 ? packed_value_dim : p.dim;
+  p.value_dim = p.options.value_dim = o.kv_storage == KvStorage::fp8_656 ? packed_value_dim : p.dim;
   fit_keys(r, {in.kv, in.kv_scale, in.q.rank, false}, ranks);
   require(p.keys_stored == keys, bad, "kv: {} keys where index_k has {}", p.keys_stored, keys);
   require(p.groups == 1, bad, "kv: {} groups: the index loss takes one", p.groups);

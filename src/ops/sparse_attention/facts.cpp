@@ -11,9 +11,7 @@ namespace {
 
 constexpr auto bad = ErrorKind::invalid_data;
 
-int64_t groups_of_lists(const Problem& p) {
-  return p.pass == Pass::index_loss ? 1 : p.groups;
-}
+int64_t groups_of_lists(const Problem& p) { return p.pass == Pass::index_loss ? 1 : p.groups; }
 
 void check_cu(const char* name, const View& cu, int64_t n, int64_t rows) {
   int64_t before = 0;

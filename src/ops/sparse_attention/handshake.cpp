@@ -161,14 +161,11 @@ void check_cover(const char* what, const char* things, const std::vector<Shard>&
 }  // namespace
 
 void shake_hands(const Problem& p, const Args& a, const std::string& lane, Communicator& heads,
-                 Communicator& sequence, Result& result) {
+                 Communicator& sequence) {
   if (heads.size() > 1) {
     const auto all = agree(head_fields(p, a, lane), {0, p.head_begin, p.heads}, heads);
     if (p.pass != Pass::select)
       check_cover("head_begin", "heads", all, p.groups > 1 ? p.total_heads : 0);
-    result.notes.push_back(fmt::format("heads of the ranks: {} to {} each", 
-        std::min_element(all.begin(), all.end(), [](auto& x, auto& y) { return x.count < y.count; })->count,
-        std::max_element(all.begin(), all.end(), [](auto& x, auto& y) { return x.count < y.count; })->count));
   }
   if (sequence.size() > 1) {
     const auto all = agree(sequence_fields(p, lane), {0, p.row_begin, p.keys_stored}, sequence);

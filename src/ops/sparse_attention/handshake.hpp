@@ -10,6 +10,6 @@ namespace talea::sparse_attention {
 // Ranks that cut heads share everything but their heads; those that cut the sequence everything but
 // their rows. Shards must be disjoint and cover the whole.
 void shake_hands(const Problem& p, const Args& a, const std::string& lane, Communicator& heads,
-                 Communicator& sequence, Result& result);
+                 Communicator& sequence);
 
 }  // namespace talea::sparse_attention

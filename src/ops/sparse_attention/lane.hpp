@@ -14,7 +14,8 @@
 namespace talea::sparse_attention {
 
 // Everything a lane gets. All checks of contract.hpp have passed; the workspace is large enough.
-// Cuts over ranks are resolved around the lane; only the teacher of the index loss is summed inside.
+// Cuts over ranks are resolved around the lane; only the teacher of the index loss is summed
+// inside.
 struct Call {
   const Problem& problem;
   const DeviceFacts& device;

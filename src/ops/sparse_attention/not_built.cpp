@@ -10,7 +10,7 @@ Lane absent(const char* name) {
   return {name,
           "not built",
           [](const Problem&, const DeviceFacts&) -> std::optional<std::string> {
-            return "not built: sparse attention has no device lane in this version";
+            return "not built: this version has no such lane of sparse attention";
           },
           nullptr,
           nullptr,
@@ -21,5 +21,7 @@ Lane absent(const char* name) {
 
 Lane cuda_lane() { return absent("cuda"); }
 Lane sm90_lane() { return absent("sm90"); }
+Lane cpu_lane() { return absent("cpu"); }
+Lane unfused_lane() { return absent("unfused"); }
 
 }  // namespace talea::sparse_attention

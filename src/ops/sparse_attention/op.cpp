@@ -26,8 +26,7 @@ double product_flops(const Problem& p) {
     case Pass::forward:
       return pairs * d(p.dim + p.value_dim);
     case Pass::backward:
-      return pairs * d(3 * p.dim + 2 * p.value_dim +
-                       (p.has_saved ? 0 : p.dim + p.value_dim));
+      return pairs * d(3 * p.dim + 2 * p.value_dim + (p.has_saved ? 0 : p.dim + p.value_dim));
     case Pass::select:
       return index * d(p.keys);
     case Pass::index_loss: {
@@ -55,7 +54,8 @@ Choice choose(const Problem& p, const DeviceFacts& device) {
     known = known || named;
     if (choice.lane || (wanted != "auto" && !named)) continue;
     if (wanted == "auto" && std::string_view(lane.name) == "unfused") {
-      choice.declined.push_back({lane.name, "materialises the scores; only when asked for by name"});
+      choice.declined.push_back(
+          {lane.name, "materialises the scores; only when asked for by name"});
       continue;
     }
     if (auto reason = lane.decline(local, device)) {
@@ -115,7 +115,7 @@ Result call(const Planned& planned, const std::vector<NamedTensor>& tensors,
   Communicator& heads = ranks.heads ? *ranks.heads : self_communicator();
   Communicator& sequence = ranks.sequence ? *ranks.sequence : self_communicator();
   Communicator& batch = ranks.batch ? *ranks.batch : self_communicator();
-  if (ranks.handshake) shake_hands(p, planned.args, lane.name, heads, sequence, result);
+  if (ranks.handshake) shake_hands(p, planned.args, lane.name, heads, sequence);
   SlotFacts facts;
   if (p.device == DeviceKind::cpu) {
     check_data(p, planned.args);
@@ -129,8 +129,9 @@ Result call(const Planned& planned, const std::vector<NamedTensor>& tensors,
       result.first_foreign_value = facts.first_value;
     }
   }
-  run_sharded(lane, {p, device, planned.args, {workspace.data, bytes}, heads, sequence, batch,
-                     stream, result});
+  run_sharded(
+      lane,
+      {p, device, planned.args, {workspace.data, bytes}, heads, sequence, batch, stream, result});
   if (p.device == DeviceKind::cpu)
     add_to_status(planned.args.status, facts, std::max<int64_t>(result.nan_scores, 0));
   return result;

@@ -160,7 +160,9 @@ void check_memory(const std::vector<NamedTensor>& inputs, const std::vector<Name
       if (!*n.tensor) continue;
       check_view(n.name, *n.tensor);
       if (!leader) leader = &n;
-      const auto kind = [](const Tensor& t) { return t.device == DeviceKind::cpu ? "cpu" : "cuda"; };
+      const auto kind = [](const Tensor& t) {
+        return t.device == DeviceKind::cpu ? "cpu" : "cuda";
+      };
       require(n.tensor->device == leader->tensor->device &&
                   n.tensor->device_index == leader->tensor->device_index,
               data_error, "{}: lies on another device than {} ({} {} against {} {})", n.name,

@@ -23,8 +23,8 @@ DType sum_dtype(const Problem& p) {
 
 // A matrix of rows that ranks hold shares of.
 struct Shares {
-  int64_t entries = 0;     // batch
-  int64_t row_bytes = 0;   // of all groups
+  int64_t entries = 0;    // batch
+  int64_t row_bytes = 0;  // of all groups
   bool present = false;
 };
 
@@ -47,7 +47,8 @@ struct Layout {
 
   Layout(const Problem& p, Arena& arena) {
     const bool gathers = p.gather_kv;
-    const int64_t kv_row = p.pass == Pass::select ? 0 : p.groups * kv_columns(p) * size_of(p.kv_dtype);
+    const int64_t kv_row =
+        p.pass == Pass::select ? 0 : p.groups * kv_columns(p) * size_of(p.kv_dtype);
     const int64_t k_row = p.index_dim * size_of(p.index_q_dtype);
     const int64_t rows = p.batch * p.keys, element = size_of(sum_dtype(p));
     kv = arena.take<char>(gathers ? rows * kv_row : 0);
@@ -58,9 +59,9 @@ struct Layout {
     const bool sums = sums_dkv(p) || sums_dk(p);
     const int64_t stored = is_paged(p) ? p.pages * p.page_rows : rows;
     sum = arena.take<char>(sums ? stored * sum_columns(p) * element : 0);
-    const int64_t widest = std::max({gathers ? kv_row : 0, gathers ? k_row : 0,
-                                     gathers ? 4 * tiles(p) : 0,
-                                     sums ? sum_columns(p) * element : 0});
+    const int64_t widest =
+        std::max({gathers ? kv_row : 0, gathers ? k_row : 0, gathers ? 4 * tiles(p) : 0,
+                  sums ? sum_columns(p) * element : 0});
     const bool pieces = p.sequence_world > 1 && gathers;
     send = arena.take<char>(pieces ? p.sequence_world * piece_rows(p) * widest : 0);
     receive = arena.take<char>(pieces ? p.sequence_world * piece_rows(p) * widest : 0);
@@ -107,8 +108,8 @@ class Exchange {
           const Share& s = shares_[static_cast<size_t>(r)];
           const int64_t rows = std::clamp<int64_t>(s.rows - t * piece, 0, piece);
           if (rows > 0)
-            std::memcpy(to + (b * p_.keys + s.begin + t * piece) * row, w_.receive + r * piece * row,
-                        static_cast<size_t>(rows * row));
+            std::memcpy(to + (b * p_.keys + s.begin + t * piece) * row,
+                        w_.receive + r * piece * row, static_cast<size_t>(rows * row));
         }
       }
     c_.result.exchanges.push_back(
@@ -160,7 +161,8 @@ class Exchange {
           const Share& s = shares_[static_cast<size_t>(r)];
           const int64_t rows = std::clamp<int64_t>(s.rows - t * piece, 0, piece);
           if (rows > 0)
-            std::memcpy(w_.send + r * piece * row, w_.sum + (b * p_.keys + s.begin + t * piece) * row,
+            std::memcpy(w_.send + r * piece * row,
+                        w_.sum + (b * p_.keys + s.begin + t * piece) * row,
                         static_cast<size_t>(rows * row));
         }
         c_.sequence.reduce_scatter_sum(w_.send, w_.receive, piece * width, dtype, c_.stream);
@@ -183,8 +185,8 @@ void gather_inputs(const Problem& p, const Args& a, Exchange& exchange, const La
   if (!p.gather_kv) return;
   if (a.kv) local.kv = exchange.gather(a.kv, w.kv, p.groups, kv_columns(p), "rows of kv");
   if (a.kv_scale && p.kv_scale_rank > 0) {
-    local.kv_scale = exchange.gather(a.kv_scale, reinterpret_cast<char*>(w.kv_scale), tiles(p), 1,
-                                     "kv_scale");
+    local.kv_scale =
+        exchange.gather(a.kv_scale, reinterpret_cast<char*>(w.kv_scale), tiles(p), 1, "kv_scale");
     if (p.kv_scale_rank == 1) local.kv_scale.stride[2] = 0;
   }
   if (a.index_k) local.index_k = exchange.gather(a.index_k, w.index_k, 1, p.index_dim, "index_k");

@@ -178,8 +178,7 @@ void backward(const Call& c) {
   KeyGradient dkv;
   dkv.outer = is_paged(p) ? p.pages : p.batch;
   dkv.inner = is_paged(p) ? p.page_rows : p.keys_stored;
-  if (c.args.dkv)
-    dkv.sum.assign(static_cast<size_t>(dkv.outer * dkv.inner * p.groups * p.dim), 0);
+  if (c.args.dkv) dkv.sum.assign(static_cast<size_t>(dkv.outer * dkv.inner * p.groups * p.dim), 0);
   std::vector<double> d_sink(static_cast<size_t>(p.heads), 0);
   Keys keys;
   for (int64_t b = 0; b < p.batch; ++b)

@@ -72,7 +72,8 @@ struct Inputs {
   States d_final_states;  // backward: gradients of the final states
 };
 
-// Each as the tensor it belongs to; its dtype, or fp32.
+// Each as the tensor it belongs to; its dtype, or fp32. d_angles is [B, S, H, A], or [B, S, 1, A]
+// summed over the heads, as its shape says.
 struct Gradients {
   Tensor q, k, v, z, adt, dt, trap, angles;
   Tensor q_bias, k_bias, d, mimo_v, mimo_z, mimo_out, norm_weight;
@@ -100,13 +101,18 @@ struct StepArguments {
                   // ssm, k and v are needed, angle where A > 0
 };
 
-// With whom this call is shared. heads: each rank holds heads [head_begin, head_begin + H) and the
-// groups they read, or all groups. sequence: tokens [token_begin, token_begin + S) of each sequence
-// (of the pack, with cu_seqlens of the whole pack).
+// With whom this call is shared.
+// heads: each rank holds heads [head_begin, head_begin + H) of total_heads, and of total_groups
+// groups either all or those from the one that its first head reads on. Where ranks share a group,
+// d_q, d_k (and d_angles where shared) are summed over them; all else stays with its rank.
+// sequence: each rank holds tokens [token_begin, token_begin + S) of every sequence, or of the pack
+// with cu_seqlens of the whole pack. Initial and final states and their gradients are those of the
+// whole sequences, alike on all ranks; parameter gradients are the rank's own share.
 struct Ranks {
   Communicator* heads = nullptr;  // null: the world of one
   Communicator* sequence = nullptr;
   int64_t head_begin = 0;
+  int64_t total_heads = 0, total_groups = 0;  // 0: this rank's own are all that it needs to know
   int64_t token_begin = 0;
   bool handshake = true;  // compare shapes, options and pieces before any work
 };
@@ -121,9 +127,10 @@ struct Problem {
   int64_t sequences = 0;   // n: B, or that of cu_seqlens
   int64_t state_rows = 0;  // step: rows of the state caches
   bool packed = false;
-  bool rank_axis = false;                               // q is [B, S, R, G, N]
-  bool shared_angles = false;                           // angles are [B, S, 1, A]
-  bool reduce = true;                                   // out has no axis R
+  bool rank_axis = false;      // q is [B, S, R, G, N]
+  bool shared_angles = false;  // angles are [B, S, 1, A]
+  bool sum_angles = false;     // d_angles is [B, S, 1, A]: summed over the heads
+  bool reduce = true;          // out has no axis R
   RotaryPairs rotary_pairs = RotaryPairs::interleaved;  // never automatic
   DeviceKind device = DeviceKind::cpu;
   int device_index = 0;
@@ -136,8 +143,13 @@ struct Problem {
   States state;  // step
   int heads_rank = 0, heads_world = 1, sequence_rank = 0, sequence_world = 1;
   int64_t head_begin = 0, token_begin = 0;
+  int64_t total_heads = 0, total_groups = 0;
+  int64_t heads_per_group = 1, head_offset = 0;  // of the first head within the first group
   bool handshake = true;
   Options options;
+
+  // The group of this rank's q and k that its head h reads.
+  int64_t group_of(int64_t head) const { return (head_offset + head) / heads_per_group; }
 
   bool backward() const { return pass == Pass::backward; }
 };

@@ -1,0 +1,25 @@
+// What: the opaque tensor that forward hands to backward: a mark of whose it is, then checkpoints.
+// Why: a tensor of another lane, chunk or problem is an error, not wrong gradients.
+// Never: read by anyone but the lane that wrote it.
+#pragma once
+
+#include <string>
+
+#include "ops/mamba3/contract.hpp"
+
+namespace talea::mamba3 {
+
+// Bytes of the mark; a lane's own follow.
+inline constexpr int64_t saved_mark_bytes = 64;
+
+int64_t saved_size(const Problem& p, const Lane& lane, const DeviceFacts& device);
+
+// Checks sizes; on the host writes the mark of a forward, or holds a backward's against the
+// problem. The tensors in `full` then begin behind the mark.
+void take_saved(const Problem& p, const Lane& lane, const DeviceFacts& device, FullAxes& full,
+                Result& result);
+
+// Axes of q from the slowest to the fastest: "b s r g n".
+std::string memory_order_of(const Problem& p);
+
+}  // namespace talea::mamba3

@@ -1,0 +1,17 @@
+// What: the definition's recurrence and its adjoint in fp64, written down naively.
+// Why: an oracle that shares code with the library would share its mistakes; golden projections of
+//      definition.py, which holds itself against differences and autograd, hold this one.
+// Never: includes anything of src/.
+#pragma once
+
+#include "yardsticks/mamba3/case.hpp"
+
+namespace talea::yardsticks::mamba3 {
+
+using Values = std::map<std::string, std::vector<double>>;
+
+// Every output of forward and every gradient of the case, row-major in the shapes of shape_of().
+// Backward where the case has d_out or a d_final_*.
+Values oracle(const Case& c);
+
+}  // namespace talea::yardsticks::mamba3

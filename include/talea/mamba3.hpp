@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
+#include "talea/call.hpp"
 #include "talea/communicator.hpp"
 #include "talea/error.hpp"
-#include "talea/linear_cross_entropy.hpp"
 #include "talea/tensor.hpp"
 
 // B batch, S tokens, H heads, G groups of q and k (G divides H), N columns of q and k, P columns of

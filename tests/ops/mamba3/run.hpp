@@ -1,0 +1,56 @@
+// What: runs one lane of the scan on one case, with everything around the tensors watched.
+// Why: inputs unchanged, guards intact and the declared workspace are checked on every call.
+// Never: judges the values.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include "yardsticks/mamba3/draw.hpp"
+#include "yardsticks/mamba3/judge.hpp"
+
+namespace talea::yardsticks::mamba3 {
+
+struct Outcome {
+  Tensors out;
+  talea::mamba3::Result forward, backward;
+  std::string damage;  // what was written that must not be; empty: nothing
+};
+
+struct How {
+  bool forward = true, backward = true;
+  bool save = false;  // backward from what forward saved
+  talea::mamba3::Ranks ranks{};
+  std::set<std::string> only{};  // outputs; empty: all
+};
+
+// Runs the case; the workspace has exactly the declared size, lies at an odd multiple of 8 bytes
+// and holds 0xFF in every byte. Throws as the call does.
+Outcome run(const std::string& lane, const Case& c, const How& how = {});
+
+// Runs one step on the case (S = 1) whose initial states are the caches; `out` also has "state_*".
+Outcome run_step(const std::string& lane, const Case& c, const std::vector<int64_t>& slots);
+
+// Lanes of this build that take host tensors and are no yardstick.
+std::vector<std::string> host_lanes();
+
+// Judged against the oracle and lane unfused. Empty: right.
+std::string verify(const std::string& lane, Case c, const How& how = {});
+
+// Empty: the same bits in each tensor of both; at least one.
+std::string same_bits(const Tensors& a, const Tensors& b);
+
+class ScanLane : public ::testing::TestWithParam<std::string> {
+ protected:
+  const std::string& lane() const { return GetParam(); }
+  // The lane's chunk where the recurrence has one, else none.
+  void chunk(Case& c, int64_t tokens) const {
+    c.options.chunk = lane() == "reference" ? 0 : tokens;
+  }
+};
+
+#define TALEA_EVERY_SCAN_LANE(suite)                                                       \
+  INSTANTIATE_TEST_SUITE_P(Lanes, suite,                                                   \
+                           ::testing::ValuesIn(::talea::yardsticks::mamba3::host_lanes()), \
+                           [](const auto& info) { return info.param; })
+
+}  // namespace talea::yardsticks::mamba3

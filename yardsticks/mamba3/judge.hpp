@@ -1,0 +1,22 @@
+// What: the rule of "how right is right": a lane's tensors against the truth and the yardstick.
+// Why: one rule for every lane and test, written so that NaN fails.
+// Never: a tolerance that a test could choose.
+#pragma once
+
+#include <string>
+
+#include "yardsticks/mamba3/oracle.hpp"
+
+namespace talea::yardsticks::mamba3 {
+
+double relative_l2(const std::vector<double>& ours, const std::vector<double>& truth);
+
+// One tensor. `yardstick`: the same output of lane unfused on the same inputs. Empty: it holds.
+std::string judge_tensor(const Case& c, const std::string& name, const std::vector<double>& ours,
+                         const std::vector<double>& truth, const std::vector<double>& yardstick);
+
+// Every output that `ours` has; at least one.
+std::string judge(const Case& c, const Tensors& ours, const Values& truth,
+                  const Tensors& yardstick);
+
+}  // namespace talea::yardsticks::mamba3

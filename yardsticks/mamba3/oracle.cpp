@@ -80,6 +80,14 @@ class Head {
         w = old * s + w * c;
       }
   }
+  // How large the terms of a torque are, whatever their sum.
+  double arm(const Row& x, const Row& g, int64_t i) const {
+    double sum = 0;
+    for (int64_t r = 0; r < s_.R; ++r)
+      sum += std::abs(x[index(r * s_.N + left(i))] * g[index(r * s_.N + right(i))]) +
+             std::abs(x[index(r * s_.N + right(i))] * g[index(r * s_.N + left(i))]);
+    return sum;
+  }
   double torque(const Row& x, const Row& g, int64_t i) const {
     double sum = 0;
     for (int64_t r = 0; r < static_cast<int64_t>(x.size()) / s_.N; ++r)
@@ -89,6 +97,7 @@ class Head {
   }
 
   void prepare() {
+    noise_.assign(index(s_.A), 0);
     theta_.resize(index(T_ * s_.A));
     for (int64_t i = 0; i < s_.A; ++i) {
       double angle = in("initial_angle", 0, state(i, s_.A));
@@ -287,7 +296,10 @@ class Head {
     for (int64_t i = 0; i < s_.A; ++i) {
       dtheta[index(i)] += torque(q_[index(t)], dq, i) + torque(k_[index(t)], dk, i);
       const double rate = std::tanh(in("angles", 0, turned(t, i)));
+      const double arms = arm(q_[index(t)], dq, i) + arm(k_[index(t)], dk, i);
+      noise_[index(i)] = std::hypot(noise_[index(i)], arms);
       if (!c_.has("angles")) continue;
+      add("noise:d_angles", turned(t, i), noise_[index(i)] * dt * pi * (1 - rate * rate));
       ddt += dtheta[index(i)] * pi * rate;
       add("d_angles", turned(t, i), dtheta[index(i)] * dt * pi * (1 - rate * rate));
     }
@@ -314,7 +326,10 @@ class Head {
   }
 
   void initial(const Row& g, const Row& dtheta, const Row& dk, const Row& dv) {
-    for (int64_t i = 0; i < s_.A; ++i) add("d_initial_angle", state(i, s_.A), dtheta[index(i)]);
+    for (int64_t i = 0; i < s_.A; ++i) {
+      add("d_initial_angle", state(i, s_.A), dtheta[index(i)]);
+      add("noise:d_initial_angle", state(i, s_.A), noise_[index(i)]);
+    }
     for (int64_t i = 0; i < s_.P * s_.N; ++i)
       add("d_initial_ssm", state(i, s_.P * s_.N), g[index(i)]);
     for (int64_t r = 0; r < s_.R; ++r) {
@@ -350,7 +365,7 @@ class Head {
   Values& to_;
   const Sizes& s_;
   const int64_t n_, b_, lo_, hi_, h_, g_, T_;
-  Row theta_, dt_, lambda_, rest_, alpha_, k_in_, v_in_;
+  Row noise_, theta_, dt_, lambda_, rest_, alpha_, k_in_, v_in_;
   std::vector<Row> q_, k_, v_, y_, before_, after_;
 };
 
@@ -369,7 +384,10 @@ Values oracle(const Case& c) {
     backward = backward || c.has(std::string("d_final_") + state);
   for (const std::string& name : forward_outputs(c)) make_room(c, name, answers);
   if (backward)
-    for (const std::string& name : backward_outputs(c)) make_room(c, name, answers);
+    for (const std::string& name : backward_outputs(c)) {
+      make_room(c, name, answers);
+      if (name.find("angle") != std::string::npos) answers["noise:" + name] = answers[name];
+    }
   for (int64_t n = 0; n < c.sequences(); ++n) {
     const bool packed = c.has("cu_seqlens");
     for (int64_t h = 0; h < c.size.H; ++h)

@@ -45,6 +45,7 @@ struct Lane {
 // Best first, reference last. Lanes not built are in the table and decline with "not built".
 std::span<const Lane> lane_table();
 
+Lane unfused_lane();
 Lane reference_lane();
 
 }  // namespace talea::mamba3

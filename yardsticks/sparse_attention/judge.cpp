@@ -1,0 +1,110 @@
+// What: elementwise comparison against truth and yardstick, and the L2 of whole tensors.
+// Why: a factor, a dropped key or a stale tile shows in some element.
+// Never: lets NaN pass where the truth is a number, or the reverse.
+#include "yardsticks/sparse_attention/judge.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+namespace talea::yardsticks::sparse_attention {
+namespace {
+
+bool same_odd(double a, double b) { return (std::isnan(a) && std::isnan(b)) || a == b; }
+
+std::string number(double x) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.9g", x);
+  return text;
+}
+
+// lse and row_max: 1e-6 of the largest of |logit|, |lse|, 1.
+std::string compare_rows(const char* name, const std::vector<double>& ours,
+                         const std::vector<double>& truth, double largest) {
+  if (ours.size() != truth.size()) return std::string(name) + ": another size; ";
+  for (size_t i = 0; i < ours.size(); ++i) {
+    if (same_odd(ours[i], truth[i])) continue;
+    const double room = 1e-6 * std::max({largest, std::abs(truth[i]), 1.0});
+    if (!(std::abs(ours[i] - truth[i]) <= room))
+      return std::string(name) + "[" + std::to_string(i) + "] = " + number(ours[i]) + " for " +
+             number(truth[i]) + "; ";
+  }
+  return "";
+}
+
+}  // namespace
+
+double relative_l2(const std::vector<double>& ours, const std::vector<double>& truth) {
+  double error = 0, norm = 0;
+  for (size_t i = 0; i < truth.size(); ++i) {
+    if (!std::isfinite(truth[i])) continue;
+    error += (ours[i] - truth[i]) * (ours[i] - truth[i]);
+    norm += truth[i] * truth[i];
+  }
+  return norm > 0 ? std::sqrt(error / norm) : std::sqrt(error);
+}
+
+std::string compare(const Compared& t) {
+  const std::vector<double>&ours = *t.ours, &truth = *t.truth, &eager = *t.yardstick;
+  if (ours.size() != truth.size()) return std::string(t.name) + ": another size; ";
+  const bool half = size_of(t.dtype) == 2;
+  double largest = 0, worst_eager = 0;
+  for (size_t i = 0; i < truth.size(); ++i) {
+    if (!std::isfinite(truth[i])) continue;
+    largest = std::max(largest, std::abs(truth[i]));
+    if (std::isfinite(eager[i])) worst_eager = std::max(worst_eager, std::abs(eager[i] - truth[i]));
+  }
+  const double e = t.dtype == DType::f64 ? 1e-12 : (half ? 1e-4 : 1e-6) + t.growth;
+  for (size_t i = 0; i < truth.size(); ++i) {
+    if (same_odd(ours[i], truth[i])) continue;
+    double room = e * largest + (half ? 2 * worst_eager : std::abs(eager[i] - truth[i]));
+    if (!t.extra.empty()) room += t.extra[t.extra.size() == 1 ? 0 : i];
+    if (!(std::abs(ours[i] - truth[i]) <= room))
+      return std::string(t.name) + "[" + std::to_string(i) + "] = " + number(ours[i]) + " for " +
+             number(truth[i]) + ", eager " + number(eager[i]) + ", room " + number(room) + "; ";
+  }
+  if (!half || truth.empty()) return "";
+  const double rows = static_cast<double>(truth.size()) / static_cast<double>(t.row);
+  const double own = relative_l2(ours, truth), limit = relative_l2(eager, truth);
+  if (!(own <= limit * (1 + 4 / std::sqrt(rows)) + 1e-4))
+    return std::string(t.name) + ": relative L2 " + number(own) + " where eager has " +
+           number(limit) + "; ";
+  return "";
+}
+
+std::string judge(const Case& c, const Outcome& ours) {
+  const Numbers right = truth(c), rough = eager(c);
+  const double growth = std::ldexp(right.largest_logit, -22);
+  std::string complaints = ours.damage;
+  complaints += compare({"o", &ours.o, &right.o, &rough.o, c.value_dim(), c.o_dtype, growth, {}});
+  complaints += compare_rows("lse", ours.lse, right.lse, right.largest_logit);
+  complaints += compare_rows("row_max", ours.row_max, right.row_max, right.largest_logit);
+  if (right.valid != ours.forward.slots_valid || right.foreign != ours.forward.slots_foreign ||
+      right.first_foreign != ours.forward.first_foreign_slot)
+    complaints += "slots: " + std::to_string(ours.forward.slots_valid) + " valid, " +
+                  std::to_string(ours.forward.slots_foreign) + " foreign for " +
+                  std::to_string(right.valid) + ", " + std::to_string(right.foreign) + "; ";
+  for (size_t i = 0; i < ours.o_residual.size(); ++i) {
+    const double exact = right.o[i], both = ours.o[i] + ours.o_residual[i];
+    if (std::isfinite(exact) &&
+        !(std::abs(both - exact) <= 2e-5 * std::abs(exact) + 1e-5 * (1 + growth))) {
+      complaints += "o_residual[" + std::to_string(i) + "]: o + residual = " + number(both) +
+                    " for " + number(exact) + "; ";
+      break;
+    }
+  }
+  if (!c.backward()) return complaints;
+  complaints += compare({"dq", &ours.dq, &right.dq, &rough.dq, c.dim(), c.dq_dtype, growth, {}});
+  complaints +=
+      compare({"dkv", &ours.dkv, &right.dkv, &rough.dkv, c.dim(), c.dkv_dtype, growth, {}});
+  if (!c.sink) return complaints;
+  const double place = std::ldexp(1.0, c.o_dtype == DType::bf16  ? -8
+                                       : c.o_dtype == DType::f16 ? -11
+                                                                 : -24);
+  std::vector<double> room;
+  for (const double squares : right.d_sink_squares) room.push_back(4 * place * std::sqrt(squares));
+  complaints +=
+      compare({"d_sink", &ours.d_sink, &right.d_sink, &rough.d_sink, 1, DType::f32, growth, room});
+  return complaints;
+}
+
+}  // namespace talea::yardsticks::sparse_attention

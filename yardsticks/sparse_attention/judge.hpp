@@ -1,0 +1,34 @@
+// What: whether outputs are right: section 4 of the contract, "How right is right".
+// Why: elementwise, against the truth and no worse than eager code; NaN never passes.
+// Never: compares nothing and calls it right.
+#pragma once
+
+#include "yardsticks/sparse_attention/oracle.hpp"
+
+namespace talea::yardsticks::sparse_attention {
+
+// One tensor. width: bytes of an element as stored. extra: further absolute room, by element or
+// one for all; empty: none.
+struct Compared {
+  const char* name;
+  const std::vector<double>*ours, *truth, *yardstick;
+  int64_t row = 1;  // elements of a row, for the relative L2 of few rows
+  DType dtype = DType::f32;
+  double growth = 0;  // of e, from large logits
+  std::vector<double> extra;
+};
+// Empty: right. Otherwise the worst element.
+std::string compare(const Compared& t);
+
+// What a lane wrote; absent outputs are empty.
+struct Outcome {
+  sa::Result forward, backward;
+  std::vector<double> o, lse, row_max, o_residual, dq, dkv, d_sink;
+  std::vector<int64_t> status;
+  std::string damage;  // what was written that must not be, or changed under the call
+};
+std::string judge(const Case& c, const Outcome& ours);
+
+double relative_l2(const std::vector<double>& ours, const std::vector<double>& truth);
+
+}  // namespace talea::yardsticks::sparse_attention

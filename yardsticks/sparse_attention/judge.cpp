@@ -52,7 +52,10 @@ std::string compare(const Compared& t) {
     if (!std::isfinite(truth[i])) continue;
     largest = std::max(largest, std::abs(truth[i]));
     if (std::isfinite(eager[i])) worst_eager = std::max(worst_eager, std::abs(eager[i] - truth[i]));
+    if (t.stored && std::isfinite((*t.stored)[i]))
+      worst_eager = std::max(worst_eager, std::abs((*t.stored)[i] - truth[i]));
   }
+  largest = std::max(largest, t.term);
   const double e = t.dtype == DType::f64 ? 1e-12 : (half ? 1e-4 : 1e-6) + t.growth;
   for (size_t i = 0; i < truth.size(); ++i) {
     if (same_odd(ours[i], truth[i])) continue;
@@ -64,7 +67,9 @@ std::string compare(const Compared& t) {
   }
   if (!half || truth.empty()) return "";
   const double rows = static_cast<double>(truth.size()) / static_cast<double>(t.row);
-  const double own = relative_l2(ours, truth), limit = relative_l2(eager, truth);
+  const double own = relative_l2(ours, truth);
+  const double limit =
+      std::max(relative_l2(eager, truth), t.stored ? relative_l2(*t.stored, truth) : 0);
   if (!(own <= limit * (1 + 4 / std::sqrt(rows)) + 1e-4))
     return std::string(t.name) + ": relative L2 " + number(own) + " where eager has " +
            number(limit) + "; ";
@@ -73,9 +78,16 @@ std::string compare(const Compared& t) {
 
 std::string judge(const Case& c, const Outcome& ours) {
   const Numbers right = truth(c), rough = eager(c);
+  const DType in = size_of(c.q.dtype()) == 1 ? DType::bf16 : c.q.dtype();
   const double growth = std::ldexp(right.largest_logit, -22);
   std::string complaints = ours.damage;
-  complaints += compare({"o", &ours.o, &right.o, &rough.o, c.value_dim(), c.o_dtype, growth, {}});
+  complaints += compare({.name = "o",
+                         .ours = &ours.o,
+                         .truth = &right.o,
+                         .yardstick = &rough.o,
+                         .row = c.value_dim(),
+                         .dtype = in,
+                         .growth = growth});
   complaints += compare_rows("lse", ours.lse, right.lse, right.largest_logit);
   complaints += compare_rows("row_max", ours.row_max, right.row_max, right.largest_logit);
   if (right.valid != ours.forward.slots_valid || right.foreign != ours.forward.slots_foreign ||
@@ -93,17 +105,38 @@ std::string judge(const Case& c, const Outcome& ours) {
     }
   }
   if (!c.backward()) return complaints;
-  complaints += compare({"dq", &ours.dq, &right.dq, &rough.dq, c.dim(), c.dq_dtype, growth, {}});
-  complaints +=
-      compare({"dkv", &ours.dkv, &right.dkv, &rough.dkv, c.dim(), c.dkv_dtype, growth, {}});
+  const Numbers stored = truth(c, true);
+  complaints += compare({.name = "dq",
+                         .ours = &ours.dq,
+                         .truth = &right.dq,
+                         .yardstick = &rough.dq,
+                         .row = c.dim(),
+                         .dtype = in,
+                         .growth = growth,
+                         .term = right.dq_term,
+                         .stored = &stored.dq});
+  complaints += compare({.name = "dkv",
+                         .ours = &ours.dkv,
+                         .truth = &right.dkv,
+                         .yardstick = &rough.dkv,
+                         .row = c.dim(),
+                         .dtype = in,
+                         .growth = growth,
+                         .term = right.dkv_term,
+                         .stored = &stored.dkv});
   if (!c.sink) return complaints;
-  const double place = std::ldexp(1.0, c.o_dtype == DType::bf16  ? -8
-                                       : c.o_dtype == DType::f16 ? -11
-                                                                 : -24);
+  // Units of o's last place.
+  const double place = std::ldexp(1.0, in == DType::bf16 ? -8 : in == DType::f16 ? -11 : -24);
   std::vector<double> room;
   for (const double squares : right.d_sink_squares) room.push_back(4 * place * std::sqrt(squares));
-  complaints +=
-      compare({"d_sink", &ours.d_sink, &right.d_sink, &rough.d_sink, 1, DType::f32, growth, room});
+  complaints += compare({.name = "d_sink",
+                         .ours = &ours.d_sink,
+                         .truth = &right.d_sink,
+                         .yardstick = &rough.d_sink,
+                         .dtype = in,
+                         .growth = growth,
+                         .extra = room,
+                         .stored = &stored.d_sink});
   return complaints;
 }
 

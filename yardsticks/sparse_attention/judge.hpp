@@ -12,10 +12,12 @@ namespace talea::yardsticks::sparse_attention {
 struct Compared {
   const char* name;
   const std::vector<double>*ours, *truth, *yardstick;
-  int64_t row = 1;  // elements of a row, for the relative L2 of few rows
-  DType dtype = DType::f32;
-  double growth = 0;  // of e, from large logits
-  std::vector<double> extra;
+  int64_t row = 1;                 // elements of a row, for the relative L2 of few rows
+  DType dtype = DType::f32;        // of the problem: what its operands are rounded to
+  double growth = 0;               // of e, from large logits
+  double term = 0;                 // the largest summand, where sums cancel
+  std::vector<double> extra = {};  // further room of each element
+  const std::vector<double>* stored = nullptr;  // the truth, given o as it is stored
 };
 // Empty: right. Otherwise the worst element.
 std::string compare(const Compared& t);

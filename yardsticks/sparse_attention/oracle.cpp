@@ -149,13 +149,21 @@ void probabilities(const Case& c, const std::vector<Weighed>& keys, const std::v
 }
 
 void gradients(const Case& c, const std::vector<Weighed>& keys, const std::vector<double>& rows,
-               const Head& r, double d_lse, int64_t g, double* dq, Numbers& n, int64_t h) {
+               const Head& r, double d_lse, int64_t g, double* dq, Numbers& n, int64_t h,
+               bool stored_o) {
   const auto d = static_cast<size_t>(c.dim()), v = static_cast<size_t>(c.value_dim());
   double delta = 0;
-  for (size_t x = 0; x < v; ++x) delta += r.o[x] * r.d_o[x];
+  for (size_t x = 0; x < v; ++x)
+    delta += (stored_o ? rounded(c.o_dtype, r.o[x]) : r.o[x]) * r.d_o[x];
   for (size_t i = 0; i < keys.size(); ++i) {
     double dp = 0;
     for (size_t x = 0; x < v; ++x) dp += r.d_o[x] * rows[i * d + x];
+    const double term = std::abs(c.scale() * r.with_sink[i] * dp);
+    if (std::isfinite(term))
+      for (size_t x = 0; x < d; ++x) {
+        n.dq_term = std::max(n.dq_term, term * std::abs(rows[i * d + x]));
+        n.dkv_term = std::max(n.dkv_term, term * std::abs(r.q[x]));
+      }
     double ds = r.with_sink[i] * (dp - delta);
     if (c.d_lse) ds += r.p[i] * d_lse;
     ds *= keys[i].times * c.scale();
@@ -184,7 +192,7 @@ void size_numbers(const Case& c, Numbers& n) {
 
 }  // namespace
 
-Numbers truth(const Case& c) {
+Numbers truth(const Case& c, bool stored_o) {
   Numbers n;
   size_numbers(c, n);
   Head r;
@@ -213,7 +221,7 @@ Numbers truth(const Case& c) {
           for (size_t x = 0; x < v && c.d_o; ++x)
             r.d_o[x] = c.d_o.get(b, s, h, static_cast<int64_t>(x));
           gradients(c, keys, rows, r, c.d_lse ? c.d_lse.get(b, s, h) : 0, g, n.dq.data() + at * d,
-                    n, h);
+                    n, h, stored_o && c.saved && !c.residual);
         }
       }
   if (c.accumulate) {

@@ -13,10 +13,12 @@ struct Numbers {
   std::vector<double> d_sink_squares;   // sum of squares of what d_sink adds up
   int64_t valid = 0, foreign = 0, first_foreign = -1;
   double largest_logit = 0;
+  double dq_term = 0, dkv_term = 0;  // the largest summands, of which sums may cancel
 };
 
 // Dense over keys: each weighs as often as valid slots name it.
-Numbers truth(const Case& c);
+// stored_o: with Delta from o as it is stored, where backward gets no more than that.
+Numbers truth(const Case& c, bool stored_o = false);
 // Gathered, fp32 scores and softmax; P, dS, o, dq, dkv each rounded once to the input's dtype.
 Numbers eager(const Case& c);
 

@@ -9,11 +9,20 @@ namespace {
 class AttentionDrawn : public AttentionLane {};
 TALEA_ATTENTION_LANES(AttentionDrawn);
 
-TEST_P(AttentionDrawn, EveryPairOfOptions) {
-  const std::vector<Spec> specs = pairwise(1);
-  EXPECT_GT(specs.size(), 60u);
-  for (const Spec& s : specs) expect_right(make_case(s), describe(s));
-}
+class AttentionPairs : public AttentionLane {
+ protected:
+  void every_pair(uint64_t seed) {
+    const std::vector<Spec> specs = pairwise(seed);
+    EXPECT_GT(specs.size(), 60u);
+    for (const Spec& s : specs) expect_right(make_case(s), describe(s));
+  }
+};
+TALEA_ATTENTION_LANES(AttentionPairs);
+
+TEST_P(AttentionPairs, OfOptions) { every_pair(1); }
+TEST_P(AttentionPairs, OfOptionsAgain) { every_pair(2); }
+TEST_P(AttentionPairs, OfOptionsOnceMore) { every_pair(3); }
+TEST_P(AttentionPairs, OfOptionsAndAgain) { every_pair(4); }
 
 TEST_P(AttentionDrawn, OddDimensions) {
   uint64_t seed = 1;

@@ -1,0 +1,64 @@
+// What: the table entry of lane cpu: what it declines, needs and says.
+// Why: vectors of whatever CPU this is, threads over queries, rows gathered once for all heads.
+// Never: computes by itself; the passes have files of their own.
+#include "ops/sparse_attention/cpu/attention.hpp"
+
+namespace talea::sparse_attention {
+namespace {
+
+std::optional<std::string> decline(const Problem& p, const DeviceFacts& device) {
+  if (p.device != DeviceKind::cpu) return "device tensors: this lane reads host memory";
+  if (p.q_dtype == DType::f64 || p.index_q_dtype == DType::f64) return "fp64: lane reference only";
+  if (p.options.dkv_sum == DkvSum::atomic)
+    return "dkv_sum = atomic: host lanes sum in a fixed order only";
+  if (p.pass == Pass::select || p.pass == Pass::index_loss)
+    return "select and index_loss: lane reference only in this version";
+  const int64_t bytes = cpu::make_plan(p, device).bytes;
+  if (p.pass == Pass::backward && p.options.workspace_limit_bytes < bytes)
+    return fmt::format(
+        "workspace_limit = {} bytes: backward needs {} (thread tiles, a chunk of "
+        "weights, fp32 sums where dkv is narrower)",
+        p.options.workspace_limit_bytes, bytes);
+  return std::nullopt;
+}
+
+int64_t needed(const Problem& p, const DeviceFacts& device) {
+  return cpu::make_plan(p, device).bytes;
+}
+
+std::vector<std::string> details(const Problem& p, const DeviceFacts& device) {
+  const cpu::Plan plan = cpu::make_plan(p, device);
+  return {fmt::format("isa = {}", talea::cpu::isa_name()),
+          fmt::format("threads = {}", plan.threads), fmt::format("tile_keys = {}", plan.tile),
+          fmt::format("rows of kv = {}", plan.in_place ? "read in place" : "widened per tile"),
+          fmt::format("chunk_queries = {}", plan.chunk)};
+}
+
+void run(const Call& c) {
+  const Problem& p = c.problem;
+  const cpu::Plan plan = cpu::make_plan(p, c.device);
+  Result& r = c.result;
+  r.scores_home = "a tile of keys x heads in the second cache";
+  r.scores_tile_rows = plan.heads;
+  r.scores_tile_keys = plan.tile;
+  r.scores_tile_bytes = plan.tile * plan.padded * 4;
+  r.kv_path = plan.in_place ? "rows read where they lie, once for all heads"
+                            : "rows of a tile widened to fp32, once for all heads";
+  r.gathered_kv_bytes = plan.in_place ? 0 : plan.threads * plan.tile * p.dim * 4;
+  r.operands = p.options.operands == Operands::split
+                   ? "split: P and dS enter the products in fp32"
+                   : "native: P and dS enter the products in fp32";
+  r.accumulator_o = r.accumulator_dq = r.accumulator_dkv = "fp32";
+  r.delta_source = plan.repeats_forward ? "o of the repeated forward, fp32"
+                   : p.has_o_residual   ? "saved o and o_residual"
+                                        : "saved o";
+  r.dkv_order = "heads of a slot, then (query, slot) of each key";
+  cpu::Attention attention(c, plan);
+  p.pass == Pass::forward ? attention.forward() : attention.backward();
+}
+
+}  // namespace
+
+Lane cpu_lane() { return {"cpu", "native kernel", decline, needed, details, run}; }
+
+}  // namespace talea::sparse_attention

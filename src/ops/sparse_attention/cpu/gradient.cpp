@@ -1,0 +1,260 @@
+// What: the backward pass of lane cpu.
+// Why: threads own queries while weights are formed, then rows of kv while dkv is summed: each key
+//      takes its (query, slot) in one order, for any number of threads.
+// Never: adds into a row from two threads, or rounds a sum before it is whole.
+#include <omp.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/mutant.hpp"
+#include "ops/sparse_attention/cpu/attention.hpp"
+
+namespace talea::sparse_attention::cpu {
+namespace {
+
+enum HeadNumber { kMax, kLse, kFactor, kWhole, kDelta, kDLse };
+
+float* numbers(const ThreadBuffers& w, int64_t padded, int64_t which) {
+  return w.heads + which * padded;
+}
+
+}  // namespace
+
+// lse, Lt, Delta of each head, panels of d_o, and what the sink takes.
+void Attention::prepare_heads(const Cursor& at, int64_t place, const ThreadBuffers& w) const {
+  const int64_t heads = at.count(), wide = padded(at), v = p_.value_dim;
+  const float** rows = w.pointers + 2 * plan_.tile;
+  float *lse = numbers(w, wide, kLse), *whole = numbers(w, wide, kWhole);
+  float *delta = numbers(w, wide, kDelta), *d_lse = numbers(w, wide, kDLse);
+  for (int64_t i = heads; i < wide; ++i) lse[i] = whole[i] = delta[i] = d_lse[i] = 0;
+  for (int64_t i = 0; i < heads && a_.saved_o; ++i) {
+    const int64_t h = at.heads.first + i;
+    float* o = w.o + i * v;
+    talea::cpu::load_row(a_.saved_o.data, a_.saved_o.dtype, a_.saved_o.at(at.b, at.s, h), 1, v, o);
+    for (int64_t c = 0; a_.saved_o_residual && c < v; ++c)
+      o[c] += static_cast<float>(a_.saved_o_residual.get(at.b, at.s, h, c));
+    lse[i] = static_cast<float>(a_.saved_lse.get(at.b, at.s, h));
+  }
+  if (a_.d_o) {
+    head_rows(a_.d_o, at, v, w.rows, rows);
+    talea::cpu::transpose_to_panels(rows, heads, v, w.d_o, v * talea::cpu::lanes());
+  } else {
+    std::fill_n(w.d_o, wide * v, 0.0f);
+  }
+  for (int64_t i = 0; i < heads; ++i) {
+    const int64_t h = at.heads.first + i;
+    const double sink = a_.sink ? a_.sink.get(h) : -INFINITY;
+    const double all = log_add(static_cast<double>(lse[i]), sink);
+    const double d = a_.d_o ? dot(w.o + i * v, rows[i], v) : 0;
+    whole[i] = static_cast<float>(all);
+    delta[i] = static_cast<float>(d);
+    d_lse[i] = a_.d_lse ? static_cast<float>(a_.d_lse.get(at.b, at.s, h)) : 0;
+    const bool none = lse[i] == INFINITY || sink == -INFINITY;
+    layout_.chunk.sink[place * p_.heads + h] =
+        none ? 0 : -(sink == INFINITY ? 1 : std::exp(sink - all)) * d;
+  }
+}
+
+void Attention::keep_weights(const Cursor& at, int64_t list, int64_t first, int64_t n,
+                             const ThreadBuffers& w) const {
+  const int64_t heads = at.count(), wide = padded(at);
+  float* to = layout_.chunk.weights + (list * p_.slots + first) * 2 * plan_.heads;
+  for (int64_t j = 0; j < n; ++j, to += 2 * plan_.heads) {
+    std::copy_n(w.d_scores + j * wide, heads, to);
+    std::copy_n(w.scores + j * wide, heads, to + heads);
+  }
+}
+
+void Attention::backward_query(Cursor at, int64_t place, const ThreadBuffers& w) const {
+  const int64_t heads = at.count(), wide = padded(at), list = place * p_.groups + at.g;
+  layout_.chunk.count[list] = 0;
+  if (heads == 0) return;
+  const float** tile = w.pointers;
+  const float** ahead = tile + plan_.tile;
+  const float** rows = ahead + plan_.tile;
+  if (plan_.repeats_forward) {
+    forward_query(at, w);
+  } else {
+    head_rows(a_.q, at, p_.dim, w.rows, rows);
+    talea::cpu::transpose_to_panels(rows, heads, p_.dim, w.q, p_.dim * talea::cpu::lanes());
+  }
+  prepare_heads(at, place, w);
+  const bool direct = a_.dq && a_.dq.dtype == DType::f32;
+  for (int64_t i = 0; i < heads; ++i) {
+    rows[i] = w.d_scores + i;
+    w.targets[i] = direct
+                       ? static_cast<float*>(a_.dq.data) + a_.dq.at(at.b, at.s, at.heads.first + i)
+                       : w.dq + i * p_.dim;
+    if (a_.dq) std::fill_n(w.targets[i], p_.dim, 0.0f);
+  }
+  int64_t valid = 0, n = 0, more = 0;
+  int64_t* const named = p_.wants_dkv ? layout_.chunk.rows + list * p_.slots : nullptr;
+  if (p_.wants_dq || p_.wants_dkv) n = next_tile(at, tile, named, w.rows);
+  for (; n > 0; n = more) {
+    int64_t* const next_rows = named ? named + valid + n : nullptr;
+    more = plan_.in_place ? next_tile(at, ahead, next_rows, nullptr) : 0;
+    product(tile, n, wide, w.q, p_.dim, w.scores, ahead, more);
+    product(tile, n, wide, w.d_o, p_.value_dim, w.d_scores, nullptr, 0);
+    gradient_tile({{w.scores, n, wide, static_cast<float>(p_.scale)},
+                   w.d_scores,
+                   numbers(w, wide, kWhole),
+                   numbers(w, wide, kDelta),
+                   numbers(w, wide, kLse),
+                   a_.d_lse ? numbers(w, wide, kDLse) : nullptr});
+    if (p_.wants_dkv) keep_weights(at, list, valid, n, w);
+    if (a_.dq) {
+      talea::cpu::WeightedRows t;
+      t.w = rows;
+      t.w_step = wide;
+      t.b = tile;
+      t.c = w.targets;
+      t.rows = heads;
+      t.depth = n;
+      t.columns = p_.dim;
+      t.accumulate = valid > 0;
+      talea::cpu::multiply(t);
+    }
+    valid += n;
+    if (plan_.in_place)
+      std::swap(tile, ahead);
+    else
+      more = next_tile(at, tile, next_rows, w.rows);
+  }
+  layout_.chunk.count[list] = p_.wants_dkv ? valid : 0;
+  for (int64_t i = 0; a_.dq && !direct && i < heads; ++i)
+    talea::cpu::store_row(w.targets[i], p_.dim, a_.dq.data, a_.dq.dtype,
+                          a_.dq.at(at.b, at.s, at.heads.first + i), 1);
+}
+
+float* Attention::dkv_row(int64_t base, int64_t row, int64_t g) const {
+  if (plan_.dkv_in_workspace) return layout_.dkv + ((row - base) * p_.groups + g) * p_.dim;
+  return static_cast<float*>(a_.dkv.data) + a_.dkv.at(row / plan_.inner, row % plan_.inner, g);
+}
+
+// Ranges of rows with about equal numbers of contributions, one a thread.
+void Attention::cut_rows(int64_t first, int64_t queries, std::vector<int64_t>& cuts) const {
+  const Chunk& chunk = layout_.chunk;
+  const int64_t total = plan_.outer * plan_.inner;
+  const int64_t each = std::max<int64_t>((total + row_bins - 1) / row_bins, 1);
+  std::fill_n(chunk.bins, row_bins, 0);
+  int64_t all = 0;
+  for (int64_t list = first * p_.groups; list < (first + queries) * p_.groups; ++list) {
+    all += chunk.count[list];
+    for (int64_t i = 0; i < chunk.count[list]; ++i)
+      ++chunk.bins[chunk.rows[list * p_.slots + i] / each];
+  }
+  cuts.assign(static_cast<size_t>(plan_.threads) + 1, total);
+  cuts[0] = 0;
+  int64_t seen = 0;
+  size_t next = 1;
+  for (int64_t bin = 0; bin < row_bins && next < cuts.size() - 1; ++bin) {
+    seen += chunk.bins[bin];
+    while (next < cuts.size() - 1 && seen * plan_.threads >= all * static_cast<int64_t>(next))
+      cuts[next++] = std::min((bin + 1) * each, total);
+  }
+}
+
+// Adds the chunk's contributions to rows [low, high), in the order of (query, slot).
+void Attention::sum_keys(int64_t first, int64_t queries, int64_t low, int64_t high, int64_t base,
+                         const ThreadBuffers& w) const {
+  const Chunk& chunk = layout_.chunk;
+  for (int64_t q = 0; q < queries; ++q)
+    for (int64_t g = 0; g < p_.groups; ++g) {
+      const int64_t list = q * p_.groups + g;
+      const float** weights = w.pointers;
+      int64_t n = 0;
+      for (int64_t i = 0; i < chunk.count[list]; ++i) {
+        const int64_t row = chunk.rows[list * p_.slots + i];
+        if (row < low || row >= high) continue;
+        weights[n] = chunk.weights + (list * p_.slots + i) * 2 * plan_.heads;
+        w.targets[n++] = dkv_row(base, row, g);
+      }
+      if (n == 0) continue;
+      const int64_t at_row = first + q;
+      const Cursor at = start(at_row / p_.queries, at_row % p_.queries, g);
+      const int64_t heads = at.count();
+      const float** rows = w.pointers + n;
+      head_rows(a_.q, at, p_.dim, w.rows, rows);
+      if (a_.d_o) head_rows(a_.d_o, at, p_.value_dim, w.rows + heads * p_.dim, rows + heads);
+      talea::cpu::WeightedRows t;
+      t.w = weights;
+      t.b = rows;
+      t.c = w.targets;
+      t.rows = n;
+      t.depth = a_.d_o ? 2 * heads : heads;
+      t.columns = p_.value_dim;
+      t.accumulate = t.rows_outside = true;
+      talea::cpu::multiply(t);
+      t.depth = heads;
+      t.first = p_.value_dim;
+      t.columns = p_.dim - p_.value_dim;
+      if (t.columns > 0) talea::cpu::multiply(t);
+    }
+}
+
+void Attention::clear_dkv(int64_t base, int64_t rows, int thread) const {
+  if (a_.accumulate_dkv && !plan_.dkv_in_workspace) return;
+  const int64_t threads = omp_get_num_threads();
+  const int64_t low = rows * thread / threads, high = rows * (thread + 1) / threads;
+  for (int64_t row = low; row < high; ++row)
+    for (int64_t g = 0; g < p_.groups; ++g) std::fill_n(dkv_row(base, base + row, g), p_.dim, 0.0f);
+}
+
+void Attention::round_dkv(int64_t base, int64_t row) const {
+  for (int64_t g = 0; g < p_.groups; ++g)
+    talea::cpu::store_row(dkv_row(base, row, g), p_.dim, a_.dkv.data, a_.dkv.dtype,
+                          a_.dkv.at(row / plan_.inner, row % plan_.inner, g), 1);
+}
+
+// Queries [first, last), whose keys are the rows from base on.
+void Attention::backward_entry(int64_t base, int64_t first, int64_t last) {
+  const int64_t rows = plan_.entries * plan_.inner;
+  std::vector<int64_t> cuts;
+#pragma omp parallel num_threads(plan_.threads)
+  {
+    const int thread = omp_get_thread_num();
+    const ThreadBuffers& w = layout_.threads[thread];
+    if (a_.dkv) clear_dkv(base, rows, thread);
+    for (int64_t at = first; at < last; at += plan_.chunk) {
+      const int64_t queries = std::min(plan_.chunk, last - at);
+#pragma omp for schedule(static, 1)
+      for (int64_t q = 0; q < queries; ++q)
+        for (int64_t g = 0; g < p_.groups; ++g)
+          backward_query(start((at + q) / p_.queries, (at + q) % p_.queries, g), q, w);
+#pragma omp single
+      {
+        for (int64_t q = 0; q < queries; ++q)
+          for (int64_t h = 0; h < p_.heads; ++h)
+            d_sink_[static_cast<size_t>(h)] += layout_.chunk.sink[q * p_.heads + h];
+        if (a_.dkv) cut_rows(0, queries, cuts);
+      }
+      if (a_.dkv) {
+        // There may be fewer threads than were asked for.
+        for (auto own = static_cast<size_t>(thread); own + 1 < cuts.size();
+             own += static_cast<size_t>(omp_get_num_threads()))
+          sum_keys(at, queries, cuts[own], cuts[own + 1], base, w);
+      }
+#pragma omp barrier
+    }
+    if (plan_.dkv_in_workspace) {
+#pragma omp barrier
+#pragma omp for schedule(static)
+      for (int64_t row = base; row < base + rows; ++row) round_dkv(base, row);
+    }
+  }
+}
+
+void Attention::backward() {
+  d_sink_.assign(static_cast<size_t>(p_.heads), 0);
+  if (is_paged(p_)) {
+    backward_entry(0, 0, p_.batch * p_.queries);
+  } else {
+    for (int64_t b = 0; b < p_.batch; ++b)
+      backward_entry(b * plan_.inner, b * p_.queries, (b + 1) * p_.queries);
+  }
+  for (int64_t h = 0; a_.d_sink && h < p_.heads; ++h)
+    a_.d_sink.put(d_sink_[static_cast<size_t>(h)], h);
+}
+
+}  // namespace talea::sparse_attention::cpu

@@ -59,6 +59,8 @@ void require_other_file(const std::string& flag, const std::string& out,
 void check_whole_numbers(CLI::App& app);
 
 void register_loss(CLI::App& app, Context& context);
+void register_attend(CLI::App& app, Context& context);
+void register_index(CLI::App& app, Context& context);
 void register_check(CLI::App& app, Context& context);
 void register_bench(CLI::App& app, Context& context);
 void register_explain(CLI::App& app, Context& context);

@@ -19,7 +19,7 @@ using json = nlohmann::json;
 constexpr int max_depth = 32;
 
 const char* name_of(ReceiptKind kind) {
-  constexpr const char* names[] = {"loss", "check", "bench", "train", "repro"};
+  constexpr const char* names[] = {"loss", "check", "bench", "train", "repro", "attend", "index"};
   return names[static_cast<int>(kind)];
 }
 
@@ -151,6 +151,11 @@ Receipt& Receipt::title(const std::string& text) {
 
 Receipt& Receipt::call(const CallFacts& facts) {
   (*document_)["calls"].push_back(spelled_out(to_json(facts)));
+  return *this;
+}
+
+Receipt& Receipt::call(json entry) {
+  (*document_)["calls"].push_back(spelled_out(std::move(entry)));
   return *this;
 }
 

@@ -69,7 +69,7 @@ struct CallFacts {
   std::vector<std::pair<std::string, double>> values;  // "loss", "accuracy"
 };
 
-enum class ReceiptKind { loss, check, bench, train, repro };
+enum class ReceiptKind { loss, check, bench, train, repro, attend, index };
 enum class Verdict { passed, failed, not_checked };
 
 class Receipt {
@@ -83,6 +83,7 @@ class Receipt {
   Receipt& verdict(Verdict verdict);
   Receipt& title(const std::string& text);
   Receipt& call(const CallFacts& facts);      // appends to "calls"
+  Receipt& call(nlohmann::json entry);        // of another operator, as the schema has it
   Receipt& error(const ErrorFigure& figure);  // appends to "errors"
   Receipt& note(const std::string& text);     // appends to "notes"
   // Sets a section of the envelope: "check", "bench", "train", "repro", "gates", "mutants",

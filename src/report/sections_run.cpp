@@ -21,8 +21,41 @@ std::string card(const std::string& value_html, std::string_view label) {
   return fmt::format("<li><b>{}</b><span>{}</span></li>\n", value_html, escape(label));
 }
 
+std::string cost_cards(const json& call) {
+  const json& cost = call["cost"];
+  std::string html = card(inline_text(call["boundary"]["lane"]),
+                          "lane that ran: " + call["boundary"]["lane_kind"].get<std::string>());
+  html += card(human_bytes(cost["workspace_bytes"].get<double>()), "workspace declared");
+  if (cost["measured_peak_extra_bytes"].is_number())
+    html += card(human_bytes(cost["measured_peak_extra_bytes"].get<double>()),
+                 "peak extra memory, " + cost["measured_by"].get<std::string>());
+  if (cost["time"].is_object())
+    html += card(inline_text(cost["time"]["median_ms"]) + " ms",
+                 "median of " + cost["time"]["n"].dump() + " runs");
+  return html;
+}
+
+std::string attention_cards(const json& call) {
+  const json& p = call["problem"];
+  std::string html = "<ul class=\"cards\">\n" + card(inline_text(call["pass"]), "pass");
+  html +=
+      card(fmt::format("{} x {} of {}", p["queries"].dump(), p["slots"].dump(), p["keys"].dump()),
+           "queries x slots of keys, " + p["kv_storage"].get<std::string>());
+  if (call["slots"]["valid"].is_number())
+    html += card(inline_text(call["slots"]["valid"]), "valid slots");
+  if (call["slots"]["foreign"].is_number() && call["slots"]["foreign"] != 0)
+    html += card(inline_text(call["slots"]["foreign"]), "foreign indices");
+  if (call.contains("indexer") && call["pass"] == "index_loss")
+    html += card(inline_text(call["indexer"]["loss"]), "index loss");
+  html += cost_cards(call);
+  html += card(call["scores"]["full_scores_bytes"] == 0 ? "never" : "yes",
+               "full [queries, keys] scores existed");
+  return html + "</ul>\n";
+}
+
 std::string call_cards(const json& call) {
-  const json &p = call["problem"], &cost = call["cost"];
+  if (call["operator"] == "sparse_attention") return attention_cards(call);
+  const json& p = call["problem"];
   std::string html = "<ul class=\"cards\">\n";
   for (const auto& item : call["values"].items())
     html += card(item.value().is_number() ? fmt::format("{:.8g}", item.value().get<double>())
@@ -31,15 +64,7 @@ std::string call_cards(const json& call) {
   html +=
       card(fmt::format("{} x {} x {}", p["tokens"].dump(), p["hidden"].dump(), p["vocab"].dump()),
            "tokens x hidden x vocabulary, " + p["hidden_dtype"].get<std::string>());
-  html += card(inline_text(call["boundary"]["lane"]),
-               "lane that ran: " + call["boundary"]["lane_kind"].get<std::string>());
-  html += card(human_bytes(cost["workspace_bytes"].get<double>()), "workspace declared");
-  if (cost["measured_peak_extra_bytes"].is_number())
-    html += card(human_bytes(cost["measured_peak_extra_bytes"].get<double>()),
-                 "peak extra memory, " + cost["measured_by"].get<std::string>());
-  if (cost["time"].is_object())
-    html += card(inline_text(cost["time"]["median_ms"]) + " ms",
-                 "median of " + cost["time"]["n"].dump() + " runs");
+  html += cost_cards(call);
   html += card(call["logits"]["full_tensor"] == true ? "yes" : "never",
                "full [tokens, vocabulary] tensor existed");
   return html + "</ul>\n";
@@ -100,16 +125,14 @@ std::string loss_section(const json& document) {
   for (const json& call : document["calls"]) {
     html += "<h3>" + inline_text(call["operator"]) + "</h3>\n" + call_cards(call) +
             declined_table(call["boundary"]["declined"]);
-    json asked = {{"options", call["options"]},
-                  {"problem", call["problem"]},
-                  {"inputs", call["inputs"]},
-                  {"seed", call["seed"]}};
+    json asked = {
+        {"options", call["options"]}, {"problem", call["problem"]}, {"inputs", call["inputs"]}};
+    if (call.contains("seed")) asked["seed"] = call["seed"];
     html += details("What was asked: problem, options, inputs", fact_table(asked));
     json ran = call;
     for (const char* shown : {"options", "problem", "inputs", "seed", "operator", "values"})
       ran.erase(shown);
-    html += details("What ran: boundary, logits, accumulators, reductions, penalties, cost",
-                    fact_table(ran));
+    html += details("What ran, where it lived, what it cost", fact_table(ran));
   }
   return html;
 }

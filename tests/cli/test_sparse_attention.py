@@ -1,0 +1,317 @@
+# What: talea attend and talea index from outside: values, files, receipts, ranks, refusals.
+# Why: docs/cli.md is a contract with scripts; only a run of the program can prove it.
+# Never: needs more than the standard library; the truth is plain loops.
+# usage: test_sparse_attention.py TALEA_BINARY mpi|none [unittest arguments]
+import array
+import json
+import math
+import os
+import pathlib
+import random
+import struct
+import sys
+import unittest
+
+TALEA, ENGINE = os.path.abspath(sys.argv[1]), sys.argv[2]
+sys.argv[1:3] = [TALEA]
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import test_cli  # noqa: E402
+
+S, KEYS, H, D, DV, K = 7, 19, 4, 12, 8, 5
+HI, DI = 3, 6
+MPIRUN = ["mpirun", "--allow-run-as-root", "--oversubscribe"]
+MPIRUN += ["--mca", "btl", "self,vader", "--mca", "btl_vader_single_copy_mechanism", "none"]
+
+
+def ints(path, shape, values):
+    test_cli.npy(path, "<i4", shape, array.array("i", values).tobytes())
+
+
+def safetensors(path, entries):
+    header, raw = {}, b""
+    for name, (dtype, shape, data) in entries.items():
+        header[name] = {
+            "dtype": dtype,
+            "shape": shape,
+            "data_offsets": [len(raw), len(raw) + len(data)],
+        }
+        raw += data
+    text = json.dumps(header).encode()
+    pathlib.Path(path).write_bytes(struct.pack("<Q", len(text)) + text + raw)
+
+
+class SparseCase(test_cli.Case):
+    def setUp(self):
+        super().setUp()
+        draw = random.Random(3)
+
+        def normal(*shape):
+            return [draw.gauss(0, 1) for _ in range(math.prod(shape))]
+
+        self.q, self.kv = normal(S, H, D), normal(KEYS, D)
+        self.d_o, self.sink = normal(S, H, DV), normal(H)
+        self.lists = [sorted(draw.sample(range(KEYS), K)) for _ in range(S)]
+        self.lists[1] = [-1] * K
+        self.lists[2][3:] = [-1, -1]
+        test_cli.floats(self.at("q.npy"), (S, H, D), self.q)
+        test_cli.floats(self.at("kv.npy"), (KEYS, D), self.kv)
+        test_cli.floats(self.at("do.npy"), (S, H, DV), self.d_o)
+        test_cli.floats(self.at("sink.npy"), (H,), self.sink)
+        ints(self.at("i.npy"), (S, K), sum(self.lists, []))
+        self.iq, self.ik, self.iw = normal(S, HI, DI), normal(KEYS, DI), normal(S, HI)
+        test_cli.floats(self.at("iq.npy"), (S, HI, DI), self.iq)
+        test_cli.floats(self.at("ik.npy"), (KEYS, DI), self.ik)
+        test_cli.floats(self.at("iw.npy"), (S, HI), self.iw)
+
+    def attend(self, *more, code=0):
+        flags = ["--q", "q.npy", "--kv", "kv.npy", "--indices", "i.npy", "--value-dim", str(DV)]
+        return self.talea("attend", *flags, *more, code=code)
+
+    def index(self, *more, code=0):
+        flags = ["--index-q", "iq.npy", "--index-k", "ik.npy", "--index-weights", "iw.npy"]
+        return self.talea("index", *flags, *more, code=code)
+
+    def read(self, name):
+        return test_cli.safetensors(self.at(name))
+
+    def receipt(self, name="r.json"):
+        return json.loads(pathlib.Path(self.at(name)).read_text())
+
+    def compare(self, a, b, bound=1e-5):
+        left, right = self.read(a), self.read(b)
+        self.assertEqual(left.keys(), right.keys())
+        for name, (shape, values) in left.items():
+            self.assertEqual(shape, right[name][0])
+            pairs = [(x, y) for x, y in zip(values, right[name][1], strict=True)]
+            self.assertTrue(all(x == y or math.isfinite(x - y) for x, y in pairs), name)
+            error = math.sqrt(sum((x - y) ** 2 for x, y in pairs if x != y))
+            size = math.sqrt(sum(x * x for x, _ in pairs if math.isfinite(x)))
+            self.assertLessEqual(error, bound * size, name)
+
+    def truth(self, s, h):
+        """(o, lse) of one query and head."""
+        row = self.q[(s * H + h) * D :][:D]
+        keys = [j for j in self.lists[s] if j >= 0]
+        logits = [sum(a * b for a, b in zip(row, self.kv[j * D :][:D], strict=False)) / D**0.5 for j in keys]
+        if not keys:
+            return [0.0] * DV, math.inf
+        lse = math.log(sum(map(math.exp, logits)))
+        total = math.log(math.exp(lse) + math.exp(self.sink[h]))
+        p = [math.exp(x - total) for x in logits]
+        return [sum(w * self.kv[j * D + c] for w, j in zip(p, keys, strict=False)) for c in range(DV)], lse
+
+
+class Attend(SparseCase):
+    def test_values_names_and_receipt(self):
+        names = "o,lse,row_max,dq,dkv,d_sink"
+        flags = ["--sink", "sink.npy", "--upstream", "do.npy", "--outputs", names]
+        self.attend(*flags, "--out", "o.safetensors", "--receipt", "r.json")
+        out = self.read("o.safetensors")
+        self.assertEqual(sorted(out), sorted(names.split(",")))
+        self.assertEqual(out["dkv"][0], [KEYS, D])
+        for s in range(S):
+            for h in range(H):
+                o, lse = self.truth(s, h)
+                at = s * H + h
+                self.assertTrue(out["lse"][1][at] == lse or abs(out["lse"][1][at] - lse) < 1e-5)
+                for c in range(DV):
+                    self.assertAlmostEqual(out["o"][1][at * DV + c], o[c], places=5)
+        receipt = self.receipt()
+        self.assertEqual(receipt["kind"], "attend")
+        self.assertEqual([c["pass"] for c in receipt["calls"]], ["forward", "backward"])
+        call = receipt["calls"][0]
+        self.assertEqual(call["slots"]["valid"], S * K - K - 2)
+        self.assertEqual(call["scores"]["full_scores_bytes"], 0)
+        self.assertEqual(len(call["inputs"][0]["sha256"]), 64)
+        self.talea("report", "r.json", "--out", "r.html")
+        self.assertIn("sparse_attention", pathlib.Path(self.at("r.html")).read_text())
+
+    def test_ranks_equal_one(self):
+        flags = ["--sink", "sink.npy", "--upstream", "do.npy", "--causal"]
+        flags += ["--q-position-base", "8", "--outputs", "o,lse,dq,dkv,d_sink"]
+        self.attend(*flags, "--out", "one.safetensors")
+        for cut in ("heads", "sequence"):
+            for ranks in ("2", "3", "8"):
+                more = ["--ranks", ranks, "--cut", cut, "--out", "r.safetensors"]
+                self.attend(*flags, *more, "--receipt", "r.json")
+                self.compare("one.safetensors", "r.safetensors")
+                call = self.receipt()["calls"][0]
+                self.assertEqual(call["ranks"]["cut"], cut)
+                self.assertEqual(len(call["ranks"]["shares"]), int(ranks))
+                self.assertEqual(call["slots"]["given"], S * K)
+
+    @unittest.skipIf(ENGINE == "none", "no MPI in this build")
+    def test_processes_equal_one(self):
+        flags = ["--sink", "sink.npy", "--upstream", "do.npy"]
+        self.attend(*flags, "--out", "one.safetensors")
+        for cut in ("heads", "sequence"):
+            base = ["attend", "--q", "q.npy", "--kv", "kv.npy", "--indices", "i.npy"]
+            base += ["--value-dim", str(DV), "--cut", cut, "--out", "m.safetensors"]
+            done = test_cli.subprocess.run(
+                [*MPIRUN, "-n", "3", TALEA, *base, *flags],
+                cwd=self.folder.name, capture_output=True, text=True, timeout=120,
+            )  # fmt: skip
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.compare("one.safetensors", "m.safetensors")
+
+    def test_packed_sequences_cut_by_rows(self):
+        cu = [0, 3, 3, S]
+        ints(self.at("cu.npy"), (4,), cu)
+        ints(self.at("i.npy"), (S, K), [(3 * i) % S for i in range(S * K)])
+        test_cli.floats(self.at("kv.npy"), (S, D), self.kv[: S * D])
+        flags = ["--layout", "thd", "--cu-seqlens-q", "cu.npy", "--cu-seqlens-k", "cu.npy"]
+        self.attend(*flags, "--causal", "--out", "one.safetensors")
+        for ranks in ("2", "5"):
+            more = ["--ranks", ranks, "--cut", "sequence", "--out", "r.safetensors"]
+            self.attend(*flags, "--causal", *more)
+            self.compare("one.safetensors", "r.safetensors")
+
+    def test_sbhd_is_the_same_numbers(self):
+        # B = 1, so that the file's order is that of bshd.
+        test_cli.floats(self.at("q4.npy"), (S, 1, H, D), self.q)
+        test_cli.floats(self.at("kv4.npy"), (KEYS, 1, D), self.kv)
+        ints(self.at("i4.npy"), (S, 1, 1, K), sum(self.lists, []))
+        self.attend("--outputs", "o,lse", "--out", "one.safetensors")
+        flags = ["--q", "q4.npy", "--kv", "kv4.npy", "--indices", "i4.npy", "--value-dim", str(DV)]
+        self.talea("attend", *flags, "--layout", "sbhd", "--out", "two.safetensors")
+        one, two = self.read("one.safetensors"), self.read("two.safetensors")
+        self.assertEqual(two["o"][0], [S, 1, H, DV])
+        self.assertEqual(one["o"][1], two["o"][1])
+
+    def test_main_grad_is_added_to(self):
+        test_cli.floats(self.at("g.npy"), (KEYS, D), [5.0] * (KEYS * D))
+        flags = ["--upstream", "do.npy", "--outputs", "dkv"]
+        self.attend(*flags, "--out", "one.safetensors")
+        self.attend(*flags, "--main-grad", "g.npy", "--out", "two.safetensors")
+        one, two = (self.read(f)["dkv"][1] for f in ("one.safetensors", "two.safetensors"))
+        for a, b in zip(one, two, strict=True):
+            self.assertAlmostEqual(a + 5, b, places=5)
+
+    def test_fp8_storage(self):
+        # 0x38 is 1.0 in e4m3: every value is the scale.
+        entries = {"kv": ("F8_E4M3", [KEYS, D], bytes([0x38]) * (KEYS * D))}
+        safetensors(self.at("kv8.safetensors"), entries)
+        test_cli.floats(self.at("scale.npy"), (KEYS,), [0.25] * KEYS)
+        flags = ["--q", "q.npy", "--kv", "kv8.safetensors", "--indices", "i.npy"]
+        flags += ["--value-dim", str(DV), "--kv-storage", "fp8_scaled"]
+        more = ["--kv-scale", "scale.npy", "--out", "o.safetensors", "--receipt", "r.json"]
+        self.talea("attend", *flags, *more)
+        values = self.read("o.safetensors")["o"][1]
+        self.assertTrue(all(abs(v - 0.25) < 1e-6 or v == 0 for v in values))
+        self.assertTrue(self.receipt()["calls"][0]["kv"]["path"])
+        done = self.talea("attend", *flags, code=5)
+        self.assertIn("kv_scale", done.stderr)
+
+    def test_foreign_indices(self):
+        lists = sum(self.lists, [])
+        lists[2], lists[30] = 99, -7
+        ints(self.at("i.npy"), (S, K), lists)
+        done = self.attend("--out", "o.safetensors")
+        self.assertIn("foreign", done.stdout)
+        self.assertIn("slot 2 is 99", done.stdout)
+        os.remove(self.at("o.safetensors"))
+        for ranks in ((), ("--ranks", "3", "--cut", "sequence")):
+            flags = ["--index-check", "report", "--out", "o.safetensors", *ranks]
+            done = self.attend(*flags, code=5)
+            self.assertIn("i.npy: 2 foreign indices; the first, in flat slot 2, is 99", done.stderr)
+            self.assertTrue(os.path.exists(self.at("o.safetensors")))
+        os.remove(self.at("o.safetensors"))
+        done = self.attend("--index-check", "checked", "--out", "o.safetensors", code=5)
+        self.assertIn("99", done.stderr)
+        self.assertFalse(os.path.exists(self.at("o.safetensors")))
+
+    def test_refusals_name_flag_or_file(self):
+        def expect(code, word, *more):
+            before = sorted(os.listdir(self.folder.name))
+            flags = [*more, "--out", "x.safetensors", "--receipt", "x.json"]
+            self.assertIn(word, self.attend(*flags, code=code).stderr)
+            self.assertEqual(sorted(os.listdir(self.folder.name)), before)
+
+        expect(2, "--outputs o,dq", "--outputs", "o,dq")
+        expect(2, "--outputs entropy", "--outputs", "entropy")
+        expect(2, "--upstream do.npy", "--upstream", "do.npy", "--outputs", "o")
+        expect(2, "--ranks 2", "--ranks", "2")
+        expect(2, "--layout thd", "--layout", "thd")
+        expect(2, "--scale 0", "--scale", "0")
+        expect(2, "--main-grad", "--main-grad", "kv.npy")
+        expect(2, "d_sink", "--outputs", "d_sink", "--upstream", "do.npy")
+        expect(3, "atomic", "--dkv-sum", "atomic", "--upstream", "do.npy")
+        expect(5, "--sink: none.npy", "--sink", "none.npy")
+        expect(5, "sink", "--sink", "do.npy")
+        expect(5, "--q-positions", "--q-positions", "q.npy:key")
+        done = self.talea("attend", "--q", "q.npy", "--kv", "kv.npy", "--indices", "i.npy", code=2)
+        self.assertIn("--value-dim", done.stderr)
+        flags = ["--q", "q.npy", "--kv", "kv.npy", "--indices", "i.npy", "--value-dim", "13"]
+        self.assertIn("--value-dim 13", self.talea("attend", *flags, code=2).stderr)
+        done = self.attend("--out", "q.npy", code=2)
+        self.assertIn("--out q.npy", done.stderr)
+
+
+class Index(SparseCase):
+    def score(self, t, j):
+        total = 0
+        for h in range(HI):
+            dot = sum(self.iq[(t * HI + h) * DI + c] * self.ik[j * DI + c] for c in range(DI))
+            total += self.iw[t * HI + h] * max(dot, 0)
+        return total
+
+    def test_selection(self):
+        flags = ["--top-k", "4", "--outputs", "indices,topk_length,scores", "--causal"]
+        self.index(*flags, "--out", "o.safetensors", "--receipt", "r.json")
+        out = self.read_any("o.safetensors")
+        for t in range(S):
+            order = sorted(range(t + 1), key=lambda j: (-self.score(t, j), j))[:4]
+            want = sorted(order) + [-1] * (4 - len(order))
+            self.assertEqual(out["indices"][t * 4 : t * 4 + 4], want)
+            self.assertEqual(out["topk_length"][t], len(order))
+        call = self.receipt()["calls"][0]
+        self.assertEqual(call["pass"], "select")
+        self.assertIn("lower index", call["indexer"]["selection_rule"])
+
+    def read_any(self, name):
+        raw = pathlib.Path(self.at(name)).read_bytes()
+        size = struct.unpack("<Q", raw[:8])[0]
+        found = {}
+        for key, entry in json.loads(raw[8 : 8 + size]).items():
+            if key == "__metadata__":
+                continue
+            begin, end = entry["data_offsets"]
+            values = array.array({"F32": "f", "I32": "i", "I64": "q"}[entry["dtype"]])
+            values.frombytes(raw[8 + size + begin : 8 + size + end])
+            found[key] = list(values)
+        return found
+
+    def test_loss_follows_its_selection(self):
+        flags = ["--q", "q.npy", "--kv", "kv.npy", "--value-dim", str(DV)]
+        names = "indices,index_loss,dindex_q,dindex_k,dindex_weights"
+        both = ["--top-k", "4", "--loss", "sparse", "--outputs", names]
+        self.index(*flags, *both, "--out", "a.safetensors", "--receipt", "r.json")
+        one = self.read_any("a.safetensors")
+        self.assertEqual([c["pass"] for c in self.receipt()["calls"]], ["select", "index_loss"])
+        denominator = self.receipt()["calls"][1]["indexer"]["denominator"]
+        self.assertEqual(denominator["value"], S)
+        self.index(*flags, "--loss", "sparse", "--indices", "a.safetensors:indices",
+                   "--out", "b.safetensors")  # fmt: skip
+        two = self.read_any("b.safetensors")
+        for name, values in two.items():
+            self.assertEqual(values, one[name], name)
+        self.index(*flags, "--loss", "dense", "--out", "c.safetensors")
+        self.assertGreater(self.read_any("c.safetensors")["index_loss"][0], 0)
+        for cut in ("heads", "sequence"):
+            more = ["--ranks", "3", "--cut", cut, "--out", "d.safetensors"]
+            self.index(*flags, "--loss", "dense", *more)
+            self.compare("c.safetensors", "d.safetensors")
+
+    def test_refusals_name_the_flag(self):
+        for words, flags in (
+            ("--top-k", []),
+            ("--loss sparse: needs --q", ["--loss", "sparse", "--top-k", "3", "--value-dim", "4"]),
+            ("--outputs index_loss", ["--top-k", "3", "--outputs", "index_loss"]),
+            ("--q q.npy", ["--top-k", "3", "--q", "q.npy"]),
+            ("--scale", ["--top-k", "3", "--scale", "2"]),
+        ):
+            self.assertIn(words, self.index(*flags, code=2).stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()

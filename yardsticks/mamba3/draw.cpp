@@ -198,6 +198,8 @@ Case draw_case(const Choice& f, uint64_t seed) {
   if (f[biases] > 0) fill(c, "q_bias", other, seed);
   if (f[biases] > 1) fill(c, "k_bias", other, seed);
   c.options.head_norm = f[norm] != 0;
+  // One value a row: the norm is a sign, smooth only as far as eps makes it.
+  if (c.size.P == 1) c.options.norm_eps = 0.1;
   if (f[norm] && f[projections] != 1) fill(c, "norm_weight", other, seed);
   if (f[projections] > 0) fill(c, "mimo_v", other, seed);
   if (f[projections] > 1) fill(c, "mimo_out", other, seed);

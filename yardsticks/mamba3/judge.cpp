@@ -61,8 +61,7 @@ double relative_l2(const std::vector<double>& ours, const std::vector<double>& t
 }
 
 std::string judge_tensor(const Case& c, const std::string& name, const std::vector<double>& ours_in,
-                         const std::vector<double>& truth,
-                         const std::vector<double>& yardstick_in,
+                         const std::vector<double>& truth, const std::vector<double>& yardstick_in,
                          const std::vector<double>& noise) {
   if (ours_in.size() != truth.size() || yardstick_in.size() != truth.size())
     return name + ": sizes differ";
@@ -79,7 +78,8 @@ std::string judge_tensor(const Case& c, const std::string& name, const std::vect
   }
   const double n = static_cast<double>(std::max<size_t>(truth.size(), 1));
   const double near = wide ? 1e-6 : 1e-4;
-  double l2 = (wide ? 2e-6 : y.l2) * (1 + 3 / std::sqrt(n));
+  // Where plain fp32 arithmetic cannot reach 2e-6 either, twice its error is the measure.
+  double l2 = (wide ? std::max(2e-6, 2 * y.l2) : y.l2) * (1 + 3 / std::sqrt(n));
   if (!is_row_output(name)) l2 *= 1.25;
   // Angles and handed rows are one rounding of what the yardstick stores as well.
   if (name == "final_k" || name == "final_v" || angle) l2 = std::max(l2, wide ? 2e-6 : 1e-2);

@@ -98,6 +98,7 @@ class Head {
 
   void prepare() {
     noise_.assign(index(s_.A), 0);
+    decay_noise_ = 0;
     theta_.resize(index(T_ * s_.A));
     for (int64_t i = 0; i < s_.A; ++i) {
       double angle = in("initial_angle", 0, state(i, s_.A));
@@ -237,20 +238,27 @@ class Head {
     return dy;
   }
 
+  // A sum, and how large its terms are.
+  struct Sum {
+    double value = 0, terms = 0;
+  };
+
   // g^T v of each rank (for k), g k (for v), and sum of v g k.
-  double contract(const Row& g, double scale, const Row& v, const Row& k, Row& dk, Row& dv) const {
-    double sum = 0;
+  Sum contract(const Row& g, double scale, const Row& v, const Row& k, Row& dk, Row& dv) const {
+    Sum sum;
     for (int64_t r = 0; r < s_.R; ++r)
       for (int64_t p = 0; p < s_.P; ++p) {
-        double gk = 0;
+        double gk = 0, terms = 0;
         const double left = v[index(r * s_.P + p)];
         for (int64_t n = 0; n < s_.N; ++n) {
-          const double x = g[index(p * s_.N + n)];
-          gk += x * k[index(r * s_.N + n)];
+          const double x = g[index(p * s_.N + n)], product = x * k[index(r * s_.N + n)];
+          gk += product;
+          terms += std::abs(product);
           dk[index(r * s_.N + n)] += scale * x * left;
         }
         dv[index(r * s_.P + p)] += scale * gk;
-        sum += left * gk;
+        sum.value += left * gk;
+        sum.terms += std::abs(left) * terms;
       }
     return sum;
   }
@@ -275,24 +283,25 @@ class Head {
             dq[index(r * s_.N + n)] += after_[index(t)][index(p * s_.N + n)] * up;
         }
       outer(g, 1, dy, q);
-      const double dgamma = contract(g, gamma(t), v, k, dk, dv);
+      const Sum dgamma = contract(g, gamma(t), v, k, dk, dv);
       double dadt = 0;
       for (int64_t i = 0; i < PN; ++i) {
         g[index(i)] *= alpha_[index(t)];
         dadt += g[index(i)] * before_[index(t)][index(i)];
       }
       held_k.assign(index(RN), 0), held_v.assign(index(RP), 0);
-      const double db = contract(g, b(t), t ? v_[index(t - 1)] : v_in_,
-                                 t ? k_[index(t - 1)] : k_in_, held_k, held_v);
+      const Sum db = contract(g, b(t), t ? v_[index(t - 1)] : v_in_, t ? k_[index(t - 1)] : k_in_,
+                              held_k, held_v);
       store(t, dq, dk, dv, dtheta, dgamma, db, dadt);
     }
     initial(g, dtheta, held_k, held_v);
   }
 
-  void store(int64_t t, Row& dq, Row& dk, const Row& dv, Row& dtheta, double dgamma, double db,
-             double dadt) {
+  void store(int64_t t, Row& dq, Row& dk, const Row& dv, Row& dtheta, const Sum& dgamma,
+             const Sum& db, double dadt) {
     const double lambda = lambda_[index(t)], rest = rest_[index(t)], dt = dt_[index(t)];
-    double ddt = lambda * dgamma + rest * db;
+    double ddt = lambda * dgamma.value + rest * db.value;
+    double ddt_terms = lambda * dgamma.terms + rest * db.terms;
     for (int64_t i = 0; i < s_.A; ++i) {
       dtheta[index(i)] += torque(q_[index(t)], dq, i) + torque(k_[index(t)], dk, i);
       const double rate = std::tanh(in("angles", 0, turned(t, i)));
@@ -301,11 +310,20 @@ class Head {
       if (!c_.has("angles")) continue;
       add("noise:d_angles", turned(t, i), noise_[index(i)] * dt * pi * (1 - rate * rate));
       ddt += dtheta[index(i)] * pi * rate;
+      ddt_terms += noise_[index(i)] * pi * std::abs(rate);
       add("d_angles", turned(t, i), dtheta[index(i)] * dt * pi * (1 - rate * rate));
     }
+    // As the difference of sums over later tokens (definition, section 2.2).
+    double terms = 0;
+    for (size_t i = 0; i < dq.size(); ++i)
+      terms += std::abs(q_[index(t)][i] * dq[i]) + std::abs(k_[index(t)][i] * dk[i]);
+    decay_noise_ = std::hypot(decay_noise_, terms);
+    add("noise:d_adt", early(t), decay_noise_);
     add("d_adt", early(t), dadt);
     add("d_dt", early(t), ddt);
-    add("d_trap", early(t), lambda * rest * dt * (dgamma - db));
+    add("noise:d_dt", early(t), ddt_terms);
+    add("d_trap", early(t), lambda * rest * dt * (dgamma.value - db.value));
+    add("noise:d_trap", early(t), lambda * rest * std::abs(dt) * (dgamma.terms + db.terms));
     rotate(dq, t, -1);
     rotate(dk, t, -1);
     for (int64_t r = 0; r < s_.R; ++r) {
@@ -365,6 +383,7 @@ class Head {
   Values& to_;
   const Sizes& s_;
   const int64_t n_, b_, lo_, hi_, h_, g_, T_;
+  double decay_noise_ = 0;
   Row noise_, theta_, dt_, lambda_, rest_, alpha_, k_in_, v_in_;
   std::vector<Row> q_, k_, v_, y_, before_, after_;
 };
@@ -386,7 +405,9 @@ Values oracle(const Case& c) {
   if (backward)
     for (const std::string& name : backward_outputs(c)) {
       make_room(c, name, answers);
-      if (name.find("angle") != std::string::npos) answers["noise:" + name] = answers[name];
+      if (name.find("angle") != std::string::npos || name == "d_adt" || name == "d_dt" ||
+          name == "d_trap")
+        answers["noise:" + name] = answers[name];
     }
   for (int64_t n = 0; n < c.sequences(); ++n) {
     const bool packed = c.has("cu_seqlens");

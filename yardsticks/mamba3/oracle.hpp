@@ -11,8 +11,9 @@ namespace talea::yardsticks::mamba3 {
 using Values = std::map<std::string, std::vector<double>>;
 
 // Every output of forward and every gradient of the case, row-major in the shapes of shape_of().
-// Backward where the case has d_out or a d_final_*. "noise:d_angles" and "noise:d_initial_angle":
-// how large the terms are whose sum each element is; what cancels leaves roundings of that size
+// Backward where the case has d_out or a d_final_*. "noise:d_angles" (adt, dt, trap, initial_angle
+// alike): how large the terms are whose sum each element is; what cancels leaves roundings of that
+// size
 // (docs/decisions/0030-what-turns-leave.md).
 Values oracle(const Case& c);
 

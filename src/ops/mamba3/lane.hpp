@@ -28,6 +28,8 @@ struct Call {
   Result& result;  // the lane fills what it knows
   // Turns that lie before this piece of each sequence, [n, H, A]; null: none (turns.hpp).
   const uint64_t* angle_offset = nullptr;
+  // Where the turns behind the last token go, as they are; null: nobody asks.
+  uint64_t* final_turns = nullptr;
 };
 
 struct Lane {
@@ -45,6 +47,7 @@ struct Lane {
 // Best first, reference last. Lanes not built are in the table and decline with "not built".
 std::span<const Lane> lane_table();
 
+Lane cpu_lane();
 Lane unfused_lane();
 Lane reference_lane();
 

@@ -12,7 +12,7 @@
 namespace talea::mamba3 {
 
 std::span<const Lane> lane_table() {
-  static const std::array<Lane, 2> table = {unfused_lane(), reference_lane()};
+  static const std::array<Lane, 3> table = {cpu_lane(), unfused_lane(), reference_lane()};
   return table;
 }
 

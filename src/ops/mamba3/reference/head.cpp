@@ -182,8 +182,10 @@ void Head::finish(int64_t t) {
 
 void Head::final_states() {
   const States& f = c_.out.final_states;
-  for (int64_t i = 0; f.angle && i < A_; ++i) {
+  for (int64_t i = 0; i < A_; ++i) {
     const int64_t last = (T_ - 1) * A_ + i;
+    if (c_.final_turns) c_.final_turns[(s_.row * p_.heads + h_) * A_ + i] = m_.turns[last];
+    if (!f.angle) continue;
     set(f.angle, stored_radians(m_.turns[last], f.angle.dtype == DType::f32) + m_.taint[last],
         s_.row, h_, i);
   }
@@ -199,14 +201,16 @@ void Head::pass_through() {
   const bool back = p_.backward();
   const States& from = back ? c_.in.d_final_states : c_.in.initial_states;
   const States& to = back ? c_.out.d.initial_states : c_.out.final_states;
-  for (int64_t i = 0; to.angle && i < A_; ++i) {
+  for (int64_t i = 0; i < A_; ++i) {
     double angle = get_or(0, from.angle, s_.row, h_, i);
     if (!back) {
+      const int64_t at = (s_.row * p_.heads + h_) * A_ + i;
       uint64_t turns = to_turns(angle / two_pi);
-      if (c_.angle_offset) turns += c_.angle_offset[(s_.row * p_.heads + h_) * A_ + i];
+      if (c_.angle_offset) turns += c_.angle_offset[at];
+      if (c_.final_turns) c_.final_turns[at] = turns;
       angle = stored_radians(turns, to.angle.dtype == DType::f32) + taint_of(angle);
     }
-    set(to.angle, angle, s_.row, h_, i);
+    if (to.angle) set(to.angle, angle, s_.row, h_, i);
   }
   for (int64_t p = 0; p < P_; ++p) {
     for (int64_t n = 0; to.ssm && n < N_; ++n)

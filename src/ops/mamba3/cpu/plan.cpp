@@ -1,0 +1,123 @@
+// What: sizes of lane cpu: chunk, segments, what one thread and one head of a sequence work in.
+// Why: the workspace formula is this layout run without memory.
+// Never: a size that depends on the number of threads, but how many working sets there are.
+#include "ops/mamba3/cpu/plan.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "ops/mamba3/host_outputs.hpp"
+
+namespace talea::mamba3::cpu {
+namespace {
+
+int64_t bytes_of(const Problem& p, const Plan& plan, bool saved) {
+  Arena arena;
+  Memory memory(arena, p, plan, saved);
+  return arena.bytes();
+}
+
+}  // namespace
+
+Plan make_plan(const Problem& p, const DeviceFacts& device) {
+  Plan plan;
+  const int64_t longest = std::max<int64_t>(p.tokens, 1);
+  plan.rank = p.rank;
+  plan.tokens = p.options.chunk > 0 ? p.options.chunk : std::max<int64_t>(1, 64 / p.rank);
+  plan.tokens = std::min(plan.tokens, longest);
+  plan.rows = plan.tokens * p.rank;
+  plan.room = up16(plan.rows);
+  plan.columns = up16(p.state_dim);
+  plan.values = up16(p.head_dim);
+  plan.pairs = up16(p.pairs);
+  plan.turned =
+      up16(std::max(plan.columns, std::max(2 * plan.pairs, p.state_dim / 2 + plan.pairs)));
+  plan.chunks = (longest + plan.tokens - 1) / plan.tokens;
+  plan.segment = std::max<int64_t>(
+      1, static_cast<int64_t>(std::ceil(std::sqrt(static_cast<double>(plan.chunks)))));
+  plan.threads = p.options.threads > 0 ? p.options.threads : device.threads;
+  const int64_t sequences = p.pass == Pass::step ? p.batch : p.sequences;
+  plan.threads = std::clamp<int64_t>(plan.threads, 1, std::max<int64_t>(1, sequences * p.heads));
+  const Gradients& d = p.out.d;
+  plan.needs_y = p.options.head_norm || d.mimo_out || (p.in.z && (d.z || d.mimo_z));
+  if (!p.backward()) return plan;
+  // As many sequences side by side as give every thread work, within the limit.
+  const int64_t one = bytes_of(p, plan, p.in.saved.present);
+  plan.over_limit = one > p.options.workspace_limit_bytes;
+  const int64_t wanted = (4 * plan.threads + p.heads - 1) / std::max<int64_t>(p.heads, 1);
+  for (int64_t wave = 2; wave <= std::min(wanted, sequences); ++wave) {
+    Plan more = plan;
+    more.wave = wave;
+    if (bytes_of(p, more, p.in.saved.present) > p.options.workspace_limit_bytes) break;
+    plan.wave = wave;
+  }
+  return plan;
+}
+
+ThreadMemory::ThreadMemory(Arena& arena, const Problem& p, const Plan& plan) {
+  const auto some_of = [&](int64_t n) { return arena.take<float>(n); };
+  const int64_t C = up16(plan.tokens + 1), N = plan.columns, P = plan.values, m = plan.room;
+  const int64_t R = p.rank, A = plan.pairs;
+  for (float** t : {&dt, &lambda, &other, &gamma, &b, &s, &adt, &high, &low, &left, &right, &some})
+    *t = some_of(C);
+  left_rows = some_of(m), right_rows = some_of(m), key_rows = some_of(m);
+  rates = some_of(C * A), tanh = some_of(C * A);
+  cosine = some_of(plan.tokens * plan.turned + 32), sine = some_of(plan.tokens * plan.turned + 32);
+  decay = some_of(plan.tokens * C);
+  q_bias = some_of(R * N), k_bias = some_of(R * N);
+  mimo_v = some_of(R * P), mimo_z = some_of(R * P), mimo_out = some_of(R * P), weight = some_of(P);
+  raw = some_of(m * std::max(N, P)), v_raw = some_of(plan.tokens * P);
+  z_raw = some_of(plan.tokens * P);
+  q = some_of(m * N), k = some_of(m * N), kt = some_of(m * N);
+  v = some_of(m * P), scaled = some_of(m * P);
+  scores = some_of(m * m), seen = some_of(m * m);
+  y = some_of(m * P), out = some_of(m * P), state = some_of(plan.state());
+  high_turn = arena.take<uint32_t>(A), low_turn = arena.take<uint32_t>(A), taint = some_of(A);
+  scratch = some_of(std::max(2 * (N + 32), m));
+  vt = o = w = w_decay = w_seen = transposed = dy = dv = dz = nullptr;
+  turn = dot = ds = anchor = extra = parameters = sum = nullptr;
+  pointers = nullptr;
+  if (!p.backward()) return;
+  vt = some_of(m * P), o = some_of(m * P);
+  w = some_of(m * m), w_decay = some_of(m * m), w_seen = some_of(m * m);
+  transposed = some_of(plan.state());
+  dy = some_of(m * P), dv = some_of(m * P), dz = some_of(plan.tokens * P);
+  turn = some_of(plan.tokens * N), dot = some_of(C), ds = some_of(C), anchor = some_of(N);
+  extra = some_of(R * N);
+  parameters = some_of(R * (2 * N + 3 * P) + P + 16);
+  sum = some_of(std::max(R * N, A));
+  pointers = arena.take<const float*>(p.heads);
+}
+
+HeadMemory::HeadMemory(Arena& arena, const Problem& p, const Plan& plan, bool saved) {
+  const auto some_of = [&](int64_t n) { return arena.take<float>(n); };
+  const int64_t N = plan.columns, P = plan.values, A = plan.pairs;
+  gradient = some_of(plan.state());
+  states = some_of((plan.segment + 1) * plan.state());
+  checkpoints = some_of(saved ? 0 : plan.segments() * plan.state());
+  segment_turns = arena.take<uint32_t>(plan.segments() * 3 * A);
+  chunk_turns = arena.take<uint32_t>(plan.segment * 3 * A);
+  first_anchor = some_of(N), last_turn = some_of(N);
+  dq = some_of(plan.room * N), dk = some_of(plan.room * N);
+  dangle = some_of(p.sum_angles ? plan.tokens * A : 0);
+  parameters = arena.take<double>(p.rank * (2 * N + 3 * P) + P + 16);
+  pending = {0, 0, 0, 0, 0, -1};
+}
+
+Memory::Memory(Arena& arena, const Problem& p, const Plan& plan, bool saved) {
+  const int64_t units = p.backward() ? plan.wave * p.heads : 0;
+  ends = arena.take<int64_t>(std::max(p.sequences, p.batch) + 1);
+  parameters = arena.take<double>(p.backward() ? p.heads * parameter_count(p) : 0);
+  threads = arena.take<ThreadMemory>(plan.threads);
+  heads = arena.take<HeadMemory>(units);
+  for (int64_t i = 0; i < plan.threads; ++i) {
+    const ThreadMemory one(arena, p, plan);
+    if (threads) threads[i] = one;
+  }
+  for (int64_t i = 0; i < units; ++i) {
+    const HeadMemory one(arena, p, plan, saved);
+    if (heads) heads[i] = one;
+  }
+}
+
+}  // namespace talea::mamba3::cpu

@@ -21,6 +21,5 @@ Lane absent(const char* name) {
 
 Lane cuda_lane() { return absent("cuda"); }
 Lane sm90_lane() { return absent("sm90"); }
-Lane unfused_lane() { return absent("unfused"); }
 
 }  // namespace talea::sparse_attention

@@ -1,20 +1,33 @@
 // What: the table entry of lane cpu: what it declines, needs and says.
 // Why: vectors of whatever CPU this is, threads over queries, rows gathered once for all heads.
 // Never: computes by itself; the passes have files of their own.
+#include <algorithm>
+
 #include "ops/sparse_attention/cpu/attention.hpp"
+#include "ops/sparse_attention/cpu/select.hpp"
 
 namespace talea::sparse_attention {
 namespace {
+
+int threads_of(const Problem& p, const DeviceFacts& device) {
+  const int64_t rows = std::max<int64_t>(p.queries, 1);
+  return static_cast<int>(
+      std::min<int64_t>(p.options.threads > 0 ? p.options.threads : device.threads, rows));
+}
+
+int64_t needed(const Problem& p, const DeviceFacts& device) {
+  return p.pass == Pass::select ? cpu::select_bytes(p, threads_of(p, device))
+                                : cpu::make_plan(p, device).bytes;
+}
 
 std::optional<std::string> decline(const Problem& p, const DeviceFacts& device) {
   if (p.device != DeviceKind::cpu) return "device tensors: this lane reads host memory";
   if (p.q_dtype == DType::f64 || p.index_q_dtype == DType::f64) return "fp64: lane reference only";
   if (p.options.dkv_sum == DkvSum::atomic)
     return "dkv_sum = atomic: host lanes sum in a fixed order only";
-  if (p.pass == Pass::select || p.pass == Pass::index_loss)
-    return "select and index_loss: lane reference only in this version";
-  const int64_t bytes = cpu::make_plan(p, device).bytes;
-  if (p.pass == Pass::backward && p.options.workspace_limit_bytes < bytes)
+  if (p.pass == Pass::index_loss) return "index_loss: lane reference only in this version";
+  const int64_t bytes = needed(p, device);
+  if (p.pass != Pass::forward && p.options.workspace_limit_bytes < bytes)
     return fmt::format(
         "workspace_limit = {} bytes: backward needs {} (thread tiles, a chunk of "
         "weights, fp32 sums where dkv is narrower)",
@@ -22,11 +35,11 @@ std::optional<std::string> decline(const Problem& p, const DeviceFacts& device) 
   return std::nullopt;
 }
 
-int64_t needed(const Problem& p, const DeviceFacts& device) {
-  return cpu::make_plan(p, device).bytes;
-}
-
 std::vector<std::string> details(const Problem& p, const DeviceFacts& device) {
+  if (p.pass == Pass::select)
+    return {fmt::format("isa = {}", talea::cpu::isa_name()),
+            fmt::format("threads = {}", threads_of(p, device)),
+            "scores = one row a thread, never all"};
   const cpu::Plan plan = cpu::make_plan(p, device);
   return {fmt::format("isa = {}", talea::cpu::isa_name()),
           fmt::format("threads = {}", plan.threads), fmt::format("tile_keys = {}", plan.tile),
@@ -36,8 +49,15 @@ std::vector<std::string> details(const Problem& p, const DeviceFacts& device) {
 
 void run(const Call& c) {
   const Problem& p = c.problem;
-  const cpu::Plan plan = cpu::make_plan(p, c.device);
   Result& r = c.result;
+  if (p.pass == Pass::select) {
+    r.scores_home = "one row of a query in each thread's workspace";
+    r.scores_tile_rows = 1;
+    r.scores_tile_keys = p.keys;
+    r.scores_tile_bytes = 4 * p.keys;
+    return cpu::select(c, threads_of(p, c.device));
+  }
+  const cpu::Plan plan = cpu::make_plan(p, c.device);
   r.scores_home = "a tile of keys x heads in the second cache";
   r.scores_tile_rows = plan.heads;
   r.scores_tile_keys = plan.tile;

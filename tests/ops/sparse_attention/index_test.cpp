@@ -1,0 +1,150 @@
+// What: selection and index loss on every lane: dtypes, bounds, ties, odd scores, empty rows.
+// Why: a selector that is nearly right trains a model on other keys every run.
+// Never: judges a selection by recall alone.
+#include <cmath>
+
+#include "ops/sparse_attention/lanes.hpp"
+#include "yardsticks/sparse_attention/index_case.hpp"
+
+namespace talea::testing {
+namespace {
+
+class AttentionSelect : public ::testing::TestWithParam<std::string> {
+ protected:
+  Selected run(const IndexCase& c, int threads = 0) { return run_select(c, GetParam(), threads); }
+};
+const auto host_lanes = ::testing::Values("cpu", "reference");
+INSTANTIATE_TEST_SUITE_P(Lanes, AttentionSelect, host_lanes,
+                         [](const auto& info) { return info.param; });
+
+TEST_P(AttentionSelect, EveryTypeAndBound) {
+  uint64_t seed = 0;
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f16, DType::f8_e4m3})
+    for (int bits = 0; bits < 16; ++bits)
+      for (const int64_t top_k : {1, 9, 64}) {
+        IndexSpec s;
+        s.seed = ++seed, s.dtype = dtype, s.top_k = top_k;
+        s.causal = bits & 1, s.bounds = bits & 2, s.thd = bits & 4, s.positions = bits & 8;
+        s.batch = s.thd ? 1 : 2;
+        s.heads = seed % 3 ? 5 : 17, s.key_stride = seed % 2 ? 1 : 3;
+        s.act = seed % 5 ? sa::Activation::relu : sa::Activation::identity;
+        const IndexCase c = make_index_case(s);
+        EXPECT_EQ(judge_selection(c, run(c)), "") << describe(s);
+      }
+}
+
+// One query whose scores are given: one head of one column, weight 1, no activation.
+IndexCase with_scores(const std::vector<double>& scores, int64_t top_k) {
+  IndexSpec s;
+  s.queries = 1, s.heads = 1, s.dim = 1, s.keys = static_cast<int64_t>(scores.size());
+  s.top_k = top_k, s.act = sa::Activation::identity;
+  IndexCase c = make_index_case(s);
+  c.q.put(1, 0, 0, 0, 0);
+  c.weights.put(1, 0, 0, 0);
+  for (size_t j = 0; j < scores.size(); ++j) c.k.put(scores[j], 0, static_cast<int64_t>(j), 0);
+  return c;
+}
+
+std::vector<int64_t> expected(const std::vector<int64_t>& keys, int64_t width) {
+  std::vector<int64_t> all = keys;
+  all.resize(static_cast<size_t>(width), -1);
+  return all;
+}
+
+TEST_P(AttentionSelect, TiesGoToTheLowerIndex) {
+  EXPECT_EQ(run(with_scores(std::vector<double>(40, 0.5), 7)).indices,
+            expected({0, 1, 2, 3, 4, 5, 6}, 7));
+  EXPECT_EQ(run(with_scores({1, 3, 2, 3, 2, 2, 0}, 4)).indices, expected({1, 2, 3, 4}, 4));
+  EXPECT_EQ(run(with_scores({-0.0, 0.0, -0.0, 0.0}, 2)).indices, expected({0, 1}, 2));
+}
+
+TEST_P(AttentionSelect, NaNFirstInfinityNeverBelow) {
+  const double inf = INFINITY;
+  const Selected s = run(with_scores({1, NAN, -inf, inf, 2, NAN}, 3));
+  EXPECT_EQ(s.indices, expected({1, 3, 5}, 3));
+  EXPECT_EQ(s.result.nan_scores, 2);
+  const Selected few = run(with_scores({-inf, 1, -inf}, 3));
+  EXPECT_EQ(few.indices, expected({1}, 3));
+  EXPECT_EQ(few.length[0], 1);
+  EXPECT_EQ(few.scores[2], -inf);
+}
+
+TEST_P(AttentionSelect, ScoresBeyondHalfAndOneUlpApart) {
+  EXPECT_EQ(run(with_scores({1e30, -1e30, 2e30, 7e4, 6.6e4}, 3)).indices, expected({0, 2, 3}, 3));
+  const double one = 1, next = std::nextafter(1.0f, 2.0f);
+  EXPECT_EQ(run(with_scores({one, next, one, next, one}, 2)).indices, expected({1, 3}, 2));
+}
+
+TEST_P(AttentionSelect, ManyEqualAtTheBorder) {
+  std::vector<double> scores(100000, 0.25);
+  scores[70000] = 1;
+  const Selected s = run(with_scores(scores, 50));
+  std::vector<int64_t> want;
+  for (int64_t j = 0; j < 49; ++j) want.push_back(j);
+  want.push_back(70000);
+  EXPECT_EQ(s.indices, want);
+}
+
+TEST_P(AttentionSelect, NothingToSelect) {
+  IndexSpec s;
+  s.keys = 0, s.top_k = 3;
+  IndexCase c = make_index_case(s);
+  EXPECT_EQ(judge_selection(c, run(c)), "");
+  s.keys = 4, s.top_k = 0;
+  c = make_index_case(s);
+  EXPECT_EQ(judge_selection(c, run(c)), "");
+}
+
+TEST_P(AttentionSelect, AnyNumberOfThreads) {
+  IndexSpec s;
+  s.queries = 13, s.keys = 301, s.heads = 9, s.top_k = 40;
+  const IndexCase c = make_index_case(s);
+  const Selected one = run(c, 1);
+  for (const int threads : {2, 3, 16}) {
+    const Selected many = run(c, threads);
+    EXPECT_EQ(many.indices, one.indices);
+    EXPECT_EQ(many.scores, one.scores);
+  }
+}
+
+class AttentionIndexLoss : public ::testing::TestWithParam<std::string> {};
+INSTANTIATE_TEST_SUITE_P(Lanes, AttentionIndexLoss, ::testing::Values("auto", "reference"),
+                         [](const auto& info) { return info.param; });
+
+TEST_P(AttentionIndexLoss, EveryOption) {
+  uint64_t seed = 0;
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f8_e4m3})
+    for (int bits = 0; bits < 32; ++bits) {
+      IndexSpec s;
+      s.seed = ++seed, s.loss = true, s.dtype = dtype;
+      s.dense = bits & 1, s.causal = bits & 2, s.row_weight = bits & 4, s.given = bits & 8;
+      s.act = bits & 16 ? sa::Activation::identity : sa::Activation::relu;
+      s.bounds = s.dense && seed % 2, s.thd = s.dense && seed % 3 == 0, s.batch = s.thd ? 1 : 2;
+      const IndexCase c = make_index_case(s);
+      const LossOutcome o = run_loss(c, GetParam());
+      EXPECT_EQ(o.damage + judge_loss(c, o), "") << describe(s);
+    }
+}
+
+TEST_P(AttentionIndexLoss, FiniteAtItsEdges) {
+  IndexSpec s;
+  s.loss = true, s.dense = true, s.row_weight = true;
+  IndexCase c = make_index_case(s);
+  for (int64_t j = 0; j < c.keys(); ++j)  // p underflows, and so do teachers
+    for (int64_t x = 0; x < c.dim(); ++x) c.k.put(j == 0 ? 300 : -300, 0, j, x);
+  for (int64_t x = 0; x < 16; ++x) c.kv.put(400, 0, 1, 0, x);
+  LossOutcome o = run_loss(c, GetParam());
+  EXPECT_TRUE(std::isfinite(o.loss));
+  for (const double x : o.dq) EXPECT_TRUE(std::isfinite(x));
+  // One key: the gradient is exactly 0.
+  IndexSpec one;
+  one.loss = true, one.top_k = 1;
+  c = make_index_case(one);
+  o = run_loss(c, GetParam());
+  EXPECT_EQ(o.loss, 0);
+  for (const auto* g : {&o.dq, &o.dk, &o.dw})
+    for (const double x : *g) EXPECT_EQ(x, 0);
+}
+
+}  // namespace
+}  // namespace talea::testing

@@ -1,0 +1,181 @@
+// What: draws problems of the indexer and runs a lane on them.
+// Why: scores of every dtype, bounds of every kind, rows without keys.
+// Never: judges.
+#include "yardsticks/sparse_attention/index_case.hpp"
+
+#include <algorithm>
+
+namespace talea::yardsticks::sparse_attention {
+namespace {
+
+void make_bounds(const IndexSpec& s, IndexCase& c, Random& random) {
+  if (s.bounds) {
+    c.begin = Grid(DType::i32, {s.batch, s.queries});
+    c.end = Grid(DType::i32, {s.batch, s.queries});
+    for (int64_t b = 0; b < s.batch; ++b)
+      for (int64_t q = 0; q < s.queries; ++q) {
+        c.begin.put_integer(random.below(s.keys + 6) - 5, b, q);
+        c.end.put_integer(q == 1 ? 0 : random.below(s.keys + 9), b, q);
+      }
+  }
+  if (s.positions) {
+    c.positions = Grid(DType::i32, {s.batch, s.queries});
+    for (int64_t b = 0; b < s.batch; ++b)
+      for (int64_t q = 0; q < s.queries; ++q) c.positions.put_integer(random.below(s.keys), b, q);
+  }
+  if (!s.thd) return;
+  const int64_t at_q[] = {0, 2, 2, s.queries}, at_k[] = {0, s.keys / 3, s.keys / 2, s.keys};
+  c.cu_q = Grid(DType::i32, {4});
+  c.cu_k = Grid(DType::i32, {4});
+  for (int64_t i = 0; i < 4; ++i) c.cu_q.put_integer(at_q[i], i), c.cu_k.put_integer(at_k[i], i);
+}
+
+void make_loss(const IndexSpec& s, IndexCase& c, Random& random) {
+  c.attention_q = Grid(s.attention_dtype, {s.batch, s.queries, 3, 16});
+  c.kv = Grid(s.attention_dtype, {s.batch, s.keys, 1, 16});
+  fill_normal(c.attention_q, random);
+  fill_normal(c.kv, random);
+  c.loss.keys = s.dense ? sa::LossKeys::dense : sa::LossKeys::sparse;
+  c.loss.coeff = 0.7;
+  c.loss.causal = s.causal;
+  c.loss.q_position_base = c.options.q_position_base;
+  c.loss.act = s.act;
+  if (s.dense) c.loss.key_stride = s.key_stride;
+  if (s.given) {
+    c.loss.denominator = sa::LossDenominator::given;
+    c.loss.denominator_value = 3.5;
+  }
+  if (s.row_weight) {
+    c.row_weight = Grid(DType::f32, {s.batch, s.queries});
+    for (int64_t b = 0; b < s.batch; ++b)
+      for (int64_t q = 0; q < s.queries; ++q) c.row_weight.put(q % 3 ? 0.25 * q : 0, b, q);
+  }
+  if (s.dense) return;
+  c.indices = Grid(DType::i32, {s.batch, s.queries, 1, s.top_k});
+  for (int64_t b = 0; b < s.batch; ++b)
+    for (int64_t q = 0; q < s.queries; ++q)
+      for (int64_t k = 0; k < s.top_k; ++k)
+        c.indices.put_integer(q == 3 || k % 4 == 3 ? -1 : (k * 7 + q * 3) % s.keys, b, q, 0, k);
+}
+
+}  // namespace
+
+IndexCase make_index_case(const IndexSpec& s) {
+  Random random(s.seed + 99);
+  IndexCase c;
+  const bool scaled = s.dtype == DType::f8_e4m3;
+  c.q = Grid(s.dtype, {s.batch, s.queries, s.heads, s.dim});
+  c.k = Grid(s.dtype, {s.batch, s.keys, s.dim});
+  fill_normal(c.q, random, scaled ? 50 : 1);
+  fill_normal(c.k, random, scaled ? 50 : 1);
+  c.weights = Grid(s.dtype == DType::bf16  ? DType::bf16
+                   : s.dtype == DType::f64 ? DType::f64
+                                           : DType::f32,
+                   {s.batch, s.queries, s.heads});
+  fill_normal(c.weights, random);
+  if (scaled) {
+    c.q_scale = Grid(DType::f32, {s.batch, s.queries, s.heads});
+    c.k_scale = Grid(DType::f32, {s.batch, s.keys});
+    for (int64_t b = 0; b < s.batch; ++b) {
+      for (int64_t q = 0; q < s.queries; ++q)
+        for (int64_t h = 0; h < s.heads; ++h) c.q_scale.put(0.02 * (1 + random.uniform()), b, q, h);
+      for (int64_t j = 0; j < s.keys; ++j) c.k_scale.put(0.02 * (1 + random.uniform()), b, j);
+    }
+  }
+  c.options.causal = s.causal;
+  c.options.q_position_base = s.causal && !s.thd ? 3 : 0;
+  c.options.key_stride = s.key_stride;
+  c.options.act = s.act;
+  c.top_k = s.top_k;
+  make_bounds(s, c, random);
+  if (s.loss) make_loss(s, c, random);
+  return c;
+}
+
+std::string describe(const IndexSpec& s) {
+  std::string text;
+  const auto add = [&](const char* name, auto value) {
+    text += std::string(text.empty() ? "" : " ") + name + "=" + std::to_string(value);
+  };
+  add("seed", s.seed), add("batch", s.batch), add("queries", s.queries), add("keys", s.keys);
+  add("heads", s.heads), add("dim", s.dim), add("top_k", s.top_k);
+  add("dtype", static_cast<int>(s.dtype)), add("causal", s.causal), add("bounds", s.bounds);
+  add("thd", s.thd), add("positions", s.positions), add("key_stride", s.key_stride);
+  add("act", static_cast<int>(s.act)), add("loss", s.loss), add("dense", s.dense);
+  add("row_weight", s.row_weight), add("given", s.given), add("saved_lse", s.saved_lse);
+  return text;
+}
+
+Selected run_select(const IndexCase& c, const std::string& lane, int threads) {
+  sa::SelectInputs in;
+  in.index_q = c.q.tensor();
+  in.index_k = c.k.tensor();
+  in.index_weights = c.weights.tensor();
+  if (c.q_scale) in.index_q_scale = c.q_scale.tensor(), in.index_k_scale = c.k_scale.tensor();
+  if (c.begin) in.begin = c.begin.tensor(), in.end = c.end.tensor();
+  if (c.cu_q) in.cu_seqlens_q = c.cu_q.tensor(), in.cu_seqlens_k = c.cu_k.tensor();
+  if (c.positions) in.q_positions = c.positions.tensor();
+  Grid indices(DType::i32, {c.batch(), c.queries(), c.top_k}, Lay::padded);
+  Grid scores(c.q.dtype() == DType::f64 ? DType::f64 : DType::f32,
+              {c.batch(), c.queries(), c.top_k});
+  Grid length(DType::i32, {c.batch(), c.queries()});
+  indices.fill_bytes(0xff), scores.fill_bytes(0xff), length.fill_bytes(0xff);
+  const auto before = indices.outside();
+  sa::SelectOutputs out;
+  out.indices = indices.tensor();
+  out.scores = scores.tensor();
+  out.topk_length = length.tensor();
+  sa::SelectOptions o = c.options;
+  o.lane = lane;
+  o.threads = threads;
+  o.top_k = c.top_k;
+  Room room(sa::workspace_bytes(sa::describe(in, out, o)));
+  Selected s;
+  s.result = sa::select(in, out, o, room.workspace());
+  if (!room.intact()) s.damage = "wrote behind its workspace; ";
+  if (indices.outside() != before) s.damage += "indices: guards written; ";
+  for (const double x : indices.numbers()) s.indices.push_back(static_cast<int64_t>(x));
+  for (const double x : length.numbers()) s.length.push_back(static_cast<int64_t>(x));
+  s.scores = scores.numbers();
+  return s;
+}
+
+LossOutcome run_loss(const IndexCase& c, const std::string& lane, int threads) {
+  sa::IndexLossInputs in;
+  in.index_q = c.q.tensor();
+  in.index_k = c.k.tensor();
+  in.index_weights = c.weights.tensor();
+  if (c.q_scale) in.index_q_scale = c.q_scale.tensor(), in.index_k_scale = c.k_scale.tensor();
+  in.q = c.attention_q.tensor();
+  in.kv = c.kv.tensor();
+  if (c.indices) in.indices = c.indices.tensor();
+  if (c.topk_length) in.topk_length = c.topk_length.tensor();
+  if (c.row_weight) in.row_weight = c.row_weight.tensor();
+  if (c.lse) in.lse = c.lse.tensor();
+  if (c.begin && !c.indices) in.begin = c.begin.tensor(), in.end = c.end.tensor();
+  if (c.cu_q) in.cu_seqlens_q = c.cu_q.tensor(), in.cu_seqlens_k = c.cu_k.tensor();
+  if (c.positions) in.q_positions = c.positions.tensor();
+  const DType wide = c.q.dtype() == DType::f64 ? DType::f64 : DType::f32;
+  Grid loss(DType::f64, {}), dq(wide, c.q.shape()), dk(wide, c.k.shape()),
+      dw(wide, c.weights.shape());
+  for (Grid* g : {&loss, &dq, &dk, &dw}) g->fill_bytes(0xff);
+  sa::IndexLossOutputs out;
+  out.loss = loss.tensor();
+  out.dindex_q = dq.tensor();
+  out.dindex_k = dk.tensor();
+  out.dindex_weights = dw.tensor();
+  sa::IndexLossOptions o = c.loss;
+  o.lane = lane;
+  o.threads = threads;
+  Room room(sa::workspace_bytes(sa::describe(in, out, o)));
+  LossOutcome r;
+  r.result = sa::index_loss(in, out, o, room.workspace());
+  if (!room.intact()) r.damage = "wrote behind its workspace; ";
+  r.loss = loss.get();
+  r.dq = dq.numbers();
+  r.dk = dk.numbers();
+  r.dw = dw.numbers();
+  return r;
+}
+
+}  // namespace talea::yardsticks::sparse_attention

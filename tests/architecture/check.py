@@ -12,10 +12,11 @@ from pathlib import Path
 ROOMS = {
     # room of src: rooms it may include, besides itself and include/talea
     "core": set(),
+    "algebra": {"core"},
     "dist": {"core"},
     "device": {"core", "dist"},
     "io": {"core"},
-    "ops": {"core", "dist", "device"},
+    "ops": {"core", "algebra", "dist", "device"},
     "report": {"core", "io"},
     "train": {"core", "dist", "io", "ops"},
     "capi": {"core", "dist", "io", "ops"},

@@ -101,7 +101,7 @@ void check_output_strides(const char* name, const Tensor& t) {
   for (const int d : order) {
     require(t.stride[d] >= reach, data_error,
             "{}: stride {} of dimension {}: rows of the output share memory", name, t.stride[d], d);
-    reach = t.stride[d] * t.shape[d];
+    reach += (t.shape[d] - 1) * t.stride[d];
   }
 }
 

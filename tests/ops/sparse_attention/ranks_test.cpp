@@ -1,0 +1,258 @@
+// What: heads and rows of sparse attention cut over ranks, against the world of one.
+// Why: shards of any size, empty ones included, must give what one rank gives.
+// Never: compares ranks only with each other.
+#include "talea/ranks.hpp"
+
+#include <mutex>
+#include <thread>
+
+#include "ops/sparse_attention/lanes.hpp"
+#include "yardsticks/sparse_attention/index_case.hpp"
+
+namespace talea::testing {
+namespace {
+
+Tensor slice(Tensor t, int dim, int64_t first, int64_t n, int64_t step = 1) {
+  if (!t) return t;
+  t.data = static_cast<char*>(t.data) + first * t.stride[dim] * size_of(t.dtype);
+  t.shape[dim] = n;
+  t.stride[dim] *= step;
+  return t;
+}
+
+struct Shares {
+  std::vector<int64_t> begin, count;
+};
+Shares shares(int64_t total, int ranks, bool uneven) {
+  Shares s;
+  int64_t at = 0;
+  for (int r = 0; r < ranks; ++r) {
+    int64_t n = total * (r + 1) / ranks - total * r / ranks;
+    if (uneven && ranks > 1)
+      n = r == 0 ? 0 : r + 1 == ranks ? total - at : std::min<int64_t>(1, total - at);
+    s.begin.push_back(at);
+    s.count.push_back(n);
+    at += n;
+  }
+  return s;
+}
+
+// Every tensor of one rank's call, forward and backward.
+struct RankCall {
+  sa::Inputs in;
+  sa::Outputs out, grad;
+  sa::Ranks ranks;
+  sa::Options options;
+
+  void run() {
+    sa::Inputs first = in;
+    first.d_o = first.d_lse = {};
+    Room room(sa::workspace_bytes(sa::describe(sa::Pass::forward, first, out, options, ranks)));
+    sa::forward(first, out, options, room.workspace(), ranks);
+    in.o = out.o;
+    in.lse = out.lse;
+    Room more(sa::workspace_bytes(sa::describe(sa::Pass::backward, in, grad, options, ranks)));
+    sa::backward(in, grad, options, more.workspace(), ranks);
+    EXPECT_TRUE(room.intact() && more.intact());
+  }
+};
+
+struct Whole {
+  Grid o, lse, dq, d_sink;
+  explicit Whole(const Case& c)
+      : o(c.o_dtype, {c.batch(), c.queries(), c.heads(), c.value_dim()}),
+        lse(DType::f32, {c.batch(), c.queries(), c.heads()}),
+        dq(c.dq_dtype, c.q.shape()),
+        d_sink(DType::f32, {c.heads()}) {}
+};
+
+Case rank_case(uint64_t seed, DType dtype = DType::f32) {
+  Spec s;
+  s.seed = seed, s.batch = 2, s.queries = 9, s.heads = 7, s.keys = 31, s.dtype = dtype;
+  s.sink = s.d_lse = s.causal = s.positions = true;
+  return make_case(s);
+}
+
+class AttentionRanks : public AttentionLane {
+ protected:
+  void expect_close(const Whole& w, const std::vector<double>& dkv, const Outcome& one) {
+    EXPECT_EQ(w.o.numbers(), one.o);
+    EXPECT_EQ(w.lse.numbers(), one.lse);
+    EXPECT_EQ(w.dq.numbers(), one.dq);
+    EXPECT_LE(relative_l2(dkv, one.dkv), 1e-5);
+    EXPECT_LE(relative_l2(w.d_sink.numbers(), one.d_sink), 1e-5);
+  }
+};
+TALEA_ATTENTION_LANES(AttentionRanks);
+
+TEST_P(AttentionRanks, HeadsCut) {
+  for (const int ranks : {1, 2, 3, 4, 8})
+    for (const bool uneven : {false, true}) {
+      const Case c = rank_case(3);
+      const Outcome one = run(c);
+      Whole w(c);
+      const Shares h = shares(c.heads(), ranks, uneven);
+      std::vector<Grid> dkv(static_cast<size_t>(ranks), Grid(DType::f32, {2, 31, 1, c.dim()}));
+      run_thread_ranks(ranks, 30, [&](Communicator& world) {
+        const auto r = static_cast<size_t>(world.rank());
+        const int64_t first = h.begin[r], n = h.count[r];
+        RankCall call;
+        call.options = c.options;
+        call.options.lane = lane();
+        call.in = inputs_of(c);
+        for (Tensor* t : {&call.in.q, &call.in.d_o, &call.in.d_lse}) *t = slice(*t, 2, first, n);
+        call.in.sink = slice(call.in.sink, 0, first, n);
+        call.out.o = slice(w.o.tensor(), 2, first, n);
+        call.out.lse = slice(w.lse.tensor(), 2, first, n);
+        call.grad.dq = slice(w.dq.tensor(), 2, first, n);
+        call.grad.d_sink = slice(w.d_sink.tensor(), 0, first, n);
+        call.grad.dkv = dkv[r].tensor();
+        call.ranks.heads = &world;
+        call.ranks.head_begin = first;
+        call.run();
+      });
+      for (const Grid& g : dkv) expect_close(w, g.numbers(), one);
+    }
+}
+
+// Rows [begin, begin + count) or every ranks-th; kv whole, or gathered from shards.
+TEST_P(AttentionRanks, SequenceCut) {
+  for (const int ranks : {1, 2, 3, 8})
+    for (const bool gather : {false, true})
+      for (const bool uneven : {false, true}) {
+        const Case c = rank_case(5, gather ? DType::f32 : DType::bf16);
+        Case wide = c;
+        wide.dkv_dtype = DType::f32;
+        const Outcome one = run(wide);
+        Whole w(c);
+        const bool strided = !uneven && ranks > 1;
+        const Shares q = shares(c.queries(), ranks, uneven), k = shares(31, ranks, uneven);
+        std::vector<Grid> dkv(static_cast<size_t>(ranks), Grid(DType::f32, {2, 31, 1, c.dim()}));
+        Grid shared(DType::f32, {2, 31, 1, c.dim()});
+        std::vector<std::vector<double>> sinks(static_cast<size_t>(ranks));
+        run_thread_ranks(ranks, 30, [&](Communicator& world) {
+          const auto r = static_cast<size_t>(world.rank());
+          const int64_t first = strided ? world.rank() : q.begin[r];
+          const int64_t step = strided ? ranks : 1;
+          const int64_t n = strided ? (c.queries() - first + ranks - 1) / ranks : q.count[r];
+          RankCall call;
+          call.options = c.options;
+          call.options.lane = lane();
+          call.in = inputs_of(c);
+          for (Tensor* t : {&call.in.q, &call.in.d_o, &call.in.d_lse, &call.in.indices,
+                            &call.in.topk_length, &call.in.q_positions})
+            *t = slice(*t, 1, first, n, step);
+          call.out.o = slice(w.o.tensor(), 1, first, n, step);
+          call.out.lse = slice(w.lse.tensor(), 1, first, n, step);
+          call.grad.dq = slice(w.dq.tensor(), 1, first, n, step);
+          Grid d_sink(DType::f32, {c.heads()});
+          call.grad.d_sink = d_sink.tensor();
+          call.grad.dkv = dkv[r].tensor();
+          call.ranks.sequence = &world;
+          if (gather) {
+            call.in.kv = slice(call.in.kv, 1, k.begin[r], k.count[r]);
+            call.grad.dkv = slice(shared.tensor(), 1, k.begin[r], k.count[r]);
+            call.ranks.gather_kv = true;
+            call.ranks.row_begin = k.begin[r];
+            call.ranks.total_kv_rows = 31;
+          }
+          call.run();
+          sinks[r] = d_sink.numbers();
+        });
+        for (int r = 0; r < ranks; ++r) {
+          for (int64_t h = 0; h < c.heads(); ++h)
+            w.d_sink.put(sinks[static_cast<size_t>(r)][static_cast<size_t>(h)], h);
+          expect_close(w, gather ? shared.numbers() : dkv[static_cast<size_t>(r)].numbers(), one);
+        }
+      }
+}
+
+std::string error_of(int ranks,
+                     const std::function<void(sa::Ranks&, sa::Inputs&, sa::Options&)>& bend) {
+  const Case c = rank_case(3);
+  const Shares h = shares(c.heads(), ranks, false);
+  std::string text;
+  std::mutex mutex;
+  run_thread_ranks(ranks, 10, [&](Communicator& world) {
+    const auto r = static_cast<size_t>(world.rank());
+    Grid o(DType::f32, {2, 9, h.count[r], c.value_dim()});
+    sa::Inputs in = inputs_of(c);
+    in.d_o = in.d_lse = {};
+    in.q = slice(in.q, 2, h.begin[r], h.count[r]);
+    in.sink = slice(in.sink, 0, h.begin[r], h.count[r]);
+    sa::Outputs out;
+    out.o = o.tensor();
+    sa::Ranks ranks_of;
+    ranks_of.heads = &world;
+    ranks_of.head_begin = h.begin[r];
+    sa::Options options = c.options;
+    if (world.rank() == 1) bend(ranks_of, in, options);
+    try {
+      Room room(sa::workspace_bytes(sa::describe(sa::Pass::forward, in, out, options, ranks_of)) +
+                (1 << 20));
+      sa::forward(in, out, options, room.workspace(), ranks_of);
+    } catch (const Error& e) {
+      const std::lock_guard lock(mutex);
+      if (text.empty() || std::string(e.what()).find("left") == std::string::npos) text = e.what();
+    }
+  });
+  return text;
+}
+
+TEST(AttentionRanksBad, AreNamed) {
+  EXPECT_EQ(error_of(3, [](auto&, auto&, auto&) {}), "");
+  EXPECT_NE(error_of(3, [](sa::Ranks& r, auto&, auto&) { r.head_begin += 1; }).find("head_begin"),
+            std::string::npos);
+  EXPECT_NE(error_of(2, [](auto&, auto&, sa::Options& o) { o.scale = 3; }).find("scale"),
+            std::string::npos);
+  EXPECT_NE(error_of(2, [](auto&, auto&, sa::Options& o) { o.causal = false; }).find("causal"),
+            std::string::npos);
+  EXPECT_NE(
+      error_of(2, [](auto&, sa::Inputs& in, auto&) { in.q_positions = {}; }).find("q_positions"),
+      std::string::npos);
+}
+
+TEST(AttentionRanksLoss, HeadsAndRows) {
+  IndexSpec s;
+  s.loss = true, s.batch = 1, s.row_weight = true;
+  const IndexCase c = make_index_case(s);
+  const LossOutcome one = run_loss(c, "auto");
+  for (const bool heads : {true, false}) {
+    const int ranks = 3;
+    const Shares cut = shares(heads ? 3 : c.queries(), ranks, !heads);
+    Grid dq(DType::f32, c.q.shape());
+    run_thread_ranks(ranks, 30, [&](Communicator& world) {
+      const auto r = static_cast<size_t>(world.rank());
+      const int64_t first = cut.begin[r], n = cut.count[r];
+      sa::IndexLossInputs in;
+      in.index_q = c.q.tensor(), in.index_k = c.k.tensor(), in.index_weights = c.weights.tensor();
+      in.q = c.attention_q.tensor(), in.kv = c.kv.tensor(), in.indices = c.indices.tensor();
+      in.row_weight = c.row_weight.tensor();
+      Grid loss(DType::f64, {}), dk(DType::f32, c.k.shape()), own(DType::f32, c.q.shape());
+      sa::IndexLossOutputs out;
+      out.loss = loss.tensor(), out.dindex_k = dk.tensor();
+      out.dindex_q = heads ? own.tensor() : slice(dq.tensor(), 1, first, n);
+      sa::IndexLossOptions o = c.loss;
+      sa::Ranks group;
+      if (heads) {
+        in.q = slice(in.q, 2, first, n);
+        group.heads = &world, group.head_begin = first;
+      } else {
+        for (Tensor* t : {&in.index_q, &in.index_weights, &in.q, &in.indices, &in.row_weight})
+          *t = slice(*t, 1, first, n);
+        group.sequence = &world;
+        o.denominator_scope = sa::LossScope::global;
+      }
+      Room room(sa::workspace_bytes(sa::describe(in, out, o, group)));
+      sa::index_loss(in, out, o, room.workspace(), group);
+      EXPECT_TRUE(room.intact());
+      EXPECT_NEAR(loss.get(), one.loss, 1e-5 * std::abs(one.loss));
+      EXPECT_LE(relative_l2(dk.numbers(), one.dk), 1e-5);
+      EXPECT_LE(heads ? relative_l2(own.numbers(), one.dq) : 0, 1e-5);
+    });
+    EXPECT_LE(heads ? 0 : relative_l2(dq.numbers(), one.dq), 1e-5);
+  }
+}
+
+}  // namespace
+}  // namespace talea::testing

@@ -12,8 +12,12 @@ if(CMAKE_SCRIPT_MODE_FILE)
       set(revision ${head})
       execute_process(COMMAND ${GIT_EXECUTABLE} status --porcelain --untracked-files=no
                       WORKING_DIRECTORY ${SOURCE_DIR} OUTPUT_VARIABLE changes ERROR_QUIET)
+      # A source that git does not know is compiled (folders are globbed) or included all the same.
+      execute_process(COMMAND ${GIT_EXECUTABLE} ls-files --others --exclude-standard -- include src
+                              apps yardsticks repro tests cmake python
+                      WORKING_DIRECTORY ${SOURCE_DIR} OUTPUT_VARIABLE untracked ERROR_QUIET)
       set(dirty 0)
-      if(changes)
+      if(changes OR untracked)
         set(dirty 1)
       endif()
     endif()

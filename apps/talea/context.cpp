@@ -69,6 +69,7 @@ Provenance provenance_of(const Context& context) {
   for (const char* name : relevant_environment)
     if (const char* value = std::getenv(name)) environment.emplace_back(name, value);
   Provenance provenance = gather_provenance(context.argv, environment);
+  provenance.start_time = context.start_time;
   provenance.isa += fmt::format(" (in use: {})", cpu::isa_in_use());
   return provenance;
 }

@@ -19,6 +19,9 @@ from ._abi import lib
 
 ENVIRONMENT = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "PYTHONHASHSEED", "TORCH_LOGS")
 
+# What runs: changed or unknown files elsewhere change no result.
+SOURCES = [f":/{folder}" for folder in ("python", "bench", "repro", "include", "src", "cmake")]
+
 
 def now() -> str:
     return datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -74,13 +77,21 @@ def provenance(argv: list[str], start: str, libraries: dict[str, str]) -> dict:
     """argv as a user would type it from the repository's root."""
     import torch
 
-    # A copy of a tree is told its revision by whoever runs it; a checkout around it may be another.
+    # What ran is the library; scripts of another revision, or changed ones, make the run dirty.
+    # A copy of a tree without git is told its revision by whoever runs it.
+    revision = lib.talea_build_revision().decode()
+    built = {"version": lib.talea_version().decode(), "git_revision": revision, "git_dirty": None}
+    if revision != "unknown":
+        built["git_revision"] = revision.removesuffix("-dirty")
+        built["git_dirty"] = revision.endswith("-dirty")
     told = os.environ.get("TALEA_REVISION")
-    dirty = None if told else _git("status", "--porcelain", "--untracked-files=no")
+    scripts = told or _git("rev-parse", "HEAD") or "unknown"
+    changed = None if told else _git("status", "--porcelain", "--", *SOURCES)
     return {
-        "version": lib.talea_version().decode(),
-        "git_revision": told or _git("rev-parse", "HEAD") or "unknown",
-        "git_dirty": None if dirty is None else bool(dirty),
+        "version": built["version"],
+        "git_revision": scripts,
+        "git_dirty": None if changed is None else bool(changed),
+        "library": built,
         "build": {"compiler": "", "type": "wheel", "flags": "", "options": []},
         "argv": argv,
         "host": {

@@ -24,6 +24,9 @@ from collections import Counter
 from fnmatch import fnmatch
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
+from envelope import envelope, machine, now, write  # noqa: E402
+
 CASES = {"talea_gpu_tests": ["*"], "talea_tests": ["*/sm90", "*/cuda", "Cuda*"]}
 ALONE = [
     "CudaManners.*",  # these read how much memory of the device is free
@@ -183,22 +186,6 @@ def sanitised(done):
             yield {"name": tool, **counts, "cases": list(results), "summaries": dict(summaries)}
 
 
-def machine(tool):
-    """Revision and device, as the tool itself names them."""
-    with tempfile.TemporaryDirectory() as folder:
-        receipt = Path(folder) / "receipt.json"
-        shape = "--tokens 64 --hidden 64 --vocab 512 --dtype bf16 --repeats 1 --progress none"
-        lane = ["--lanes", "cuda", "--limits", "8MiB", "--receipt", str(receipt)]
-        subprocess.run(
-            [tool, "bench", *shape.split(), *lane], check=True, stdout=subprocess.DEVNULL
-        )
-        said = json.loads(receipt.read_text())["provenance"]
-    said["device"].pop("clocks", None)  # of that short run
-    said["device"].pop("throttle_reasons", None)
-    keys = ("version", "git_revision", "git_dirty", "build", "device", "host", "libraries")
-    return {key: said[key] for key in keys}
-
-
 def listed(folder):
     """(kind, program, case) of every case that needs a device, the long ones first."""
     work = []
@@ -216,7 +203,7 @@ def summary(done, planned, seconds, finished):
     right = states["passed"] and not states["failed"] and len(done) == planned
     verdict = "passed" if right else "failed"
     said = {"verdict": verdict if finished else "unfinished", "seconds": round(seconds, 1)}
-    said["planned"] = planned
+    said["finished"], said["planned"] = finished, planned
     said |= {state: states[state] for state in ("passed", "failed", "skipped")}
     said["suites"], said["sanitizers"] = list(grouped(done)), list(sanitised(done))
     for state in ("failed", "skipped"):
@@ -230,11 +217,17 @@ def summary(done, planned, seconds, finished):
     return said
 
 
-def write(path, receipt):
-    """Whole or not at all: a run may be cut at any time."""
-    part = path.with_name(path.name + ".part")
-    part.write_text(json.dumps(receipt, indent=1) + "\n", encoding="utf-8")
-    part.replace(path)
+def receipt_of(provenance, start, said):
+    """Suites are the cases of the receipt; its counts are those of the single tests."""
+    cases = [
+        {**entry, "lane": entry["name"].partition("/")[2] or "any", "passed": not entry["failed"]}
+        | {"ran": entry["passed"]}
+        for entry in said["suites"]
+    ]
+    more = {k: v for k, v in said.items() if k not in ("verdict", "suites")}
+    verdict = said["verdict"] if said["verdict"] == "passed" else "failed"
+    title = "tests that need a device"
+    return envelope(provenance, start, title, verdict, "device", cases, **more)
 
 
 def main():
@@ -256,12 +249,12 @@ def main():
         require_matches(SANITISED, [job[2] for job in together])
         chosen = [j[1:] for j in together if matches(j[2], SANITISED)]
         together = [(tool, *job) for tool in TOOLS for job in chosen] + together
-    receipt = {"argv": sys.argv, "provenance": machine(f"{args.bin}/talea")}
+    provenance, start = machine(f"{args.bin}/talea"), now()
     begin = time.monotonic()
 
     def keep(done, finished=False):
         said = summary(done, len(alone + together), time.monotonic() - begin, finished)
-        write(Path(args.receipt), receipt | said)
+        write(Path(args.receipt), receipt_of(provenance, start, said))
         return said
 
     with tempfile.TemporaryDirectory() as folder:

@@ -89,19 +89,19 @@ class OnDevice(unittest.TestCase):
     def test_all_pass(self):
         status, said, receipt = self.finish(CASES)
         self.assertEqual(status, 0, said)
-        self.assertEqual((receipt["verdict"], receipt["passed"]), ("passed", PLANNED))
+        self.assertEqual((receipt["verdict"], receipt["check"]["passed"]), ("passed", PLANNED))
 
     def test_a_failure_is_one(self):
         status, _, receipt = self.finish(CASES, {"Sizes.Large": "fails"})
         self.assertEqual(status, 1)
         self.assertEqual(receipt["verdict"], "failed")
-        self.assertEqual([c["case"] for c in receipt["failed_cases"]], ["Sizes.Large"])
+        self.assertEqual([c["case"] for c in receipt["check"]["failed_cases"]], ["Sizes.Large"])
 
     def test_a_disabled_case_fails(self):
         cases = self.with_case("talea_gpu_tests", "Sizes.DISABLED_Larger")
         status, _, receipt = self.finish(cases)
         self.assertEqual(status, 1)
-        self.assertEqual([c["why"] for c in receipt["failed_cases"]], ["0 cases ran"])
+        self.assertEqual([c["why"] for c in receipt["check"]["failed_cases"]], ["0 cases ran"])
 
     def test_a_lane_that_was_not_built_ends_the_run(self):
         cases = CASES | {"talea_tests": [c for c in CASES["talea_tests"] if "sm90" not in c]}
@@ -110,16 +110,17 @@ class OnDevice(unittest.TestCase):
         self.assertIn("no case matches */sm90", said)
 
     def test_a_cut_run_leaves_what_it_saw(self):
-        self.receipt.write_text('{"verdict": "passed", "passed": 99}')  # of an earlier run
+        self.receipt.write_text('{"check": {"passed": 99}}')  # of an earlier run
         job = self.start(CASES, {"Sizes.Large": "waits"})
         end, seen = time.monotonic() + 60, None
-        while time.monotonic() < end and (seen or {}).get("passed") != PLANNED - 1:
+        while time.monotonic() < end and (seen or {}).get("check", {}).get("passed") != PLANNED - 1:
             time.sleep(0.2)
             seen = json.loads(self.receipt.read_text())
         os.killpg(job.pid, signal.SIGKILL)
         job.communicate()
-        said = (seen["verdict"], seen["passed"], seen["planned"])
-        self.assertEqual(said, ("unfinished", PLANNED - 1, PLANNED))
+        check = seen["check"]
+        said = (seen["verdict"], check["finished"], check["passed"], check["planned"])
+        self.assertEqual(said, ("failed", False, PLANNED - 1, PLANNED))
 
 
 if __name__ == "__main__":

@@ -9,15 +9,16 @@ usage: kill_table.py PROGRAM MUSEUM        plants every bug (PROGRAM is built wi
          museum lists for them, on a machine that has one; TOOL says the revision and the device
 """
 
-import json
 import os
 import re
 import subprocess
 import sys
-import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
+from envelope import envelope, machine, now, write  # noqa: E402
 
 CASE = re.compile(r"[A-Z]\w+\.\w+")
 
@@ -100,26 +101,9 @@ def check_names(program: str, page: str, source: str) -> int:
     return 1 if wrong else 0
 
 
-def provenance(tool: str) -> dict:
-    """Revision and device, as the tool itself names them in a receipt."""
-    with tempfile.TemporaryDirectory() as folder:
-        receipt = Path(folder) / "receipt.json"
-        shape = "--tokens 64 --hidden 64 --vocab 512 --dtype bf16 --repeats 1 --progress none"
-        subprocess.run(
-            [tool, "bench", *shape.split(), "--lanes", "cuda", "--receipt", str(receipt)],
-            check=True,
-            stdout=subprocess.DEVNULL,
-        )
-        said = json.loads(receipt.read_text())["provenance"]
-    said["device"].pop("clocks", None)  # of that short run
-    said["device"].pop("throttle_reasons", None)
-    keys = ("version", "git_revision", "git_dirty", "build", "device", "host", "libraries")
-    return {key: said[key] for key in keys}
-
-
 def on_device(receipt: str, program: str, page: str, tool: str) -> int:
     """Each lane without a bug, then with each of its bugs, many processes at a time."""
-    named, lanes, begin = museum(page), of_devices(page), time.monotonic()
+    named, lanes, start = museum(page), of_devices(page), now()
     jobs = [(lane, name) for lane, names in lanes.items() for name in names]
 
     def clean(lane):
@@ -141,18 +125,10 @@ def on_device(receipt: str, program: str, page: str, tool: str) -> int:
         print(f"{row['lane']:5} {row['bug']:32} {row['killed_by'] or 'SURVIVES'}")
     killed = sum(1 for row in table if row["killed_by"])
     passed = bool(table) and killed == len(table)
-    said = {
-        "argv": sys.argv,
-        "provenance": provenance(tool),
-        "verdict": "passed" if passed else "failed",
-        "seconds": round(time.monotonic() - begin, 1),
-        "planted": len(table),
-        "killed": killed,
-        "bugs": table,
-    }
-    part = Path(receipt + ".part")
-    part.write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
-    part.replace(receipt)
+    cases = [{**row, "name": row["bug"], "passed": bool(row["killed_by"])} for row in table]
+    verdict = "passed" if passed else "failed"
+    title = "bugs planted in the lanes of a device"
+    write(Path(receipt), envelope(machine(tool), start, title, verdict, "mutants", cases))
     print(f"{killed} of {len(table)} killed")
     return 0 if passed else 1
 

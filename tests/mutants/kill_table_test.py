@@ -65,14 +65,15 @@ class OnDevice(unittest.TestCase):
     def test_all_are_killed(self):
         done, receipt = self.run_with(KILLED)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
-        self.assertEqual([receipt[k] for k in ("verdict", "planted", "killed")], ["passed", 3, 3])
-        self.assertEqual(receipt["bugs"][2]["killed_by"], "Lanes/Options.Each/sm90")
-        self.assertNotIn("argv", receipt["provenance"])
+        self.assertEqual((receipt["verdict"], receipt["check"]["passed"]), ("passed", 3))
+        self.assertEqual(receipt["check"]["cases"][2]["killed_by"], "Lanes/Options.Each/sm90")
+        self.assertEqual(receipt["provenance"]["argv"][:2], ["kill_table.py", "--device"])
+        self.assertLess(receipt["provenance"]["start_time"], receipt["provenance"]["end_time"])
 
     def test_a_survivor_fails_the_table(self):
         done, receipt = self.run_with(KILLED | {("sm90", "b2_second"): ""})
         self.assertEqual(done.returncode, 1)
-        self.assertEqual((receipt["verdict"], receipt["killed"]), ("failed", 2))
+        self.assertEqual((receipt["verdict"], receipt["check"]["passed"]), ("failed", 2))
         self.assertIn("SURVIVES", done.stdout)
 
     def test_a_refusal_is_no_kill(self):

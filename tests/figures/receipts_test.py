@@ -1,0 +1,139 @@
+"""What: tools/check_receipts and tools/stale_receipts over a small repository, each rule broken once.
+Why: a checker of provenance that nothing can fail checks nothing.
+Never: needs the built tool or the real receipts.
+
+usage: receipts_test.py
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+TOOLS = Path(__file__).resolve().parents[2] / "tools"
+BUILD = {"compiler": "c", "type": "Release", "flags": "", "options": []}
+
+
+class Small(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.root = Path(folder.name)
+        self.git("init", "-q")
+        self.write("src/device/cpu/a.cpp", "int a;\n")
+        self.first = self.commit()
+        self.receipt()
+
+    def git(self, *words):
+        who = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
+        done = subprocess.run(
+            ["git", "-C", self.root, *who, *words], capture_output=True, text=True, check=True
+        )
+        return done.stdout.strip()
+
+    def write(self, name, text):
+        (self.root / name).parent.mkdir(parents=True, exist_ok=True)
+        (self.root / name).write_text(text, encoding="utf-8")
+
+    def commit(self):
+        self.git("add", "-A")
+        self.git("commit", "-q", "--allow-empty", "-m", "one")
+        return self.git("rev-parse", "HEAD")
+
+    def receipt(self, **changed):
+        at = {
+            "git_revision": self.first,
+            "git_dirty": False,
+            "build": BUILD,
+            "device": None,
+            "start_time": "2026-11-21T09:00:00.000Z",
+            "end_time": "2026-11-21T09:01:00.000Z",
+        }
+        run = {"name": "cpu", "lane": "cpu", "time": {"median_ms": 100, "n": 10}}
+        document = {"kind": "bench", "provenance": at, "bench": {"runs": [run]}}
+        for place, value in changed.items():
+            *path, last = place.split("__")
+            part = document
+            for key in path:
+                part = part[int(key)] if isinstance(part, list) else part[key]
+            part[last] = value
+        self.write("receipts/cpu/a.json", json.dumps(document))
+
+    def run_tool(self, name, *words):
+        done = subprocess.run(
+            [sys.executable, TOOLS / name, "--root", self.root, *words],
+            capture_output=True,
+            text=True,
+        )
+        return done.returncode, done.stdout + done.stderr
+
+    def fails_by(self, rule, **changed):
+        self.receipt(**changed)
+        status, said = self.run_tool("check_receipts")
+        self.assertEqual(status, 1, said)
+        self.assertIn(f"receipts/cpu/a.json: {rule}:", said)
+
+    def test_a_sound_receipt_passes(self):
+        self.assertEqual(self.run_tool("check_receipts")[0], 0)
+        self.assertEqual(self.run_tool("stale_receipts", "--check")[0], 0)
+
+    def test_a_revision_that_is_not_in_history(self):
+        self.fails_by("revision", provenance__git_revision="0" * 40)
+        self.fails_by("revision", provenance__git_revision="told")
+
+    def test_a_commit_beside_history(self):
+        self.git("checkout", "-q", "-b", "beside")
+        beside = self.commit()
+        self.git("checkout", "-q", "-")
+        self.fails_by("revision", provenance__git_revision=beside)
+
+    def test_a_tree_with_changes(self):
+        self.fails_by("clean", provenance__git_dirty=True)
+        self.fails_by("clean", provenance__git_dirty=None)
+
+    def test_a_script_that_does_not_name_its_library(self):
+        self.fails_by("clean", provenance__build={**BUILD, "type": "wheel"})
+        library = {"version": "1", "git_revision": "0" * 40, "git_dirty": False}
+        self.fails_by("clean", provenance__library=library)
+
+    def test_a_start_that_is_the_end(self):
+        self.fails_by("span", provenance__end_time="2026-11-21T09:00:00.004Z")
+        self.fails_by("span", provenance__start_time="")
+
+    def test_a_device_that_nobody_names(self):
+        self.fails_by("device", bench__runs__0__lane="sm90")
+
+    def test_a_folder_of_the_machine(self):
+        self.fails_by("folders", title="/home/somebody/x")
+
+    def test_a_known_gap_stands_until_it_is_closed(self):
+        self.write("receipts/gaps.txt", "cpu/*.json | clean | the reason\n")
+        self.receipt(provenance__git_dirty=None)
+        self.assertEqual(self.run_tool("check_receipts")[0], 0)
+        self.receipt()
+        status, said = self.run_tool("check_receipts")
+        self.assertEqual(status, 1)
+        self.assertIn("any more", said)
+
+    def test_code_that_changed_since(self):
+        self.write("src/device/cpu/a.cpp", "int b;\n")
+        self.commit()
+        status, said = self.run_tool("stale_receipts", "--check")
+        self.assertEqual(status, 1)
+        self.assertIn("src/device/cpu/a.cpp: NO WHY", said)
+        self.write("receipts/older.txt", "cpu/*.json | no quiet machine\n")
+        status, said = self.run_tool("stale_receipts", "--check")
+        self.assertEqual(status, 0)
+        self.assertIn("no quiet machine", said)
+
+    def test_code_of_another_lane_or_only_moved(self):
+        self.write("src/ops/linear_cross_entropy/sm90/a.cpp", "int b;\n")
+        (self.root / "src/device/cpu/a.cpp").rename(self.root / "src/device/cpu/moved.cpp")
+        self.commit()
+        self.assertEqual(self.run_tool("stale_receipts", "--check")[0], 0)
+
+
+if __name__ == "__main__":
+    unittest.main()

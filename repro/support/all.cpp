@@ -27,7 +27,12 @@ namespace talea::repro {
   X(accumulation_window)    \
   X(invalid_target)         \
   X(nan_gate)               \
-  X(ce_parity_drift)
+  X(ce_parity_drift)        \
+  X(tiles_normalise)        \
+  X(tuned_twice)            \
+  X(dropped_adapter)        \
+  X(ratio_not_one)          \
+  X(dx_chunks_in_bf16)
 
 #define TALEA_REPRO_DECLARE(name) extern const Reproducer name;
 TALEA_REPRO_LIST(TALEA_REPRO_DECLARE)

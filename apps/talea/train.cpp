@@ -122,13 +122,23 @@ class TrainCommand {
     if (!engine_.empty()) receipt_->note(engine_);
     receipt_->title(fmt::format("talea train: stream {}, seed {}", r.facts.config.data.stream,
                                 r.facts.config.seed));
-    finish(r.passed(), r.stopped);
+    const bool is_void = r.checks.first_void() >= 0;
+    if (is_void)
+      receipt_->note(
+          fmt::format("void: the twins left each other by more than {:g} at step {}; no "
+                      "drift was judged from there on",
+                      train::Tolerances{}.void_above, r.checks.first_void()));
+    finish(r.passed(), r.stopped, is_void);
     if (context_.machine()) return;
     show_run(r);
     show_checks(r.checks.checks());
     if (r.stopped) return verdict(false, "stopped before its end");
     std::string name;
     const int64_t first = r.checks.first_past(&name);
+    if (is_void)
+      return verdict(false, fmt::format("void: from step {} on the twins are no yardstick; the "
+                                        "drift of this run shows nothing",
+                                        r.checks.first_void()));
     if (r.passed())
       verdict(true, "the candidate stayed inside the noise band and every tolerance");
     else
@@ -169,7 +179,9 @@ class TrainCommand {
     for (const train::Check& c : checks)
       table.row({c.name, fmt::format("{:.3g}", c.worst), fmt::format("{:.3g}", c.tolerance),
                  c.worst_step < 0 ? "" : std::to_string(c.worst_step),
-                 c.passed ? "passed" : "FAILED"});
+                 c.is_void  ? "void"
+                 : c.passed ? "passed"
+                            : "FAILED"});
     table.print();
   }
 
@@ -291,8 +303,10 @@ class TrainCommand {
     return list;
   }
 
-  void finish(bool passed, bool stopped) {
-    receipt_->verdict(stopped ? Verdict::not_checked : passed ? Verdict::passed : Verdict::failed);
+  void finish(bool passed, bool stopped, bool is_void = false) {
+    receipt_->verdict(stopped || is_void ? Verdict::not_checked
+                      : passed           ? Verdict::passed
+                                         : Verdict::failed);
     if (!flags_.json_out.empty()) io::write_receipt(flags_.json_out, *receipt_);
     if (!flags_.report.empty())
       io::write_file_atomically(flags_.report, report::render_html({{flags_.json_out, *receipt_}}));

@@ -3,6 +3,7 @@
 // Never: uses max() on values that may be NaN.
 #pragma once
 
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -47,6 +48,34 @@ inline double relative(double a, double b) {
   const double d = std::fabs(a - b);
   return d == 0 ? 0 : d / std::fabs(b);
 }
+
+// The last values of a quantity. A bad one loosens what follows it for so many steps and no longer,
+// where a running maximum would for ever.
+class Trailing {
+ public:
+  static constexpr int64_t span = 16;
+
+  void see(double value) { last_[static_cast<size_t>(seen_++ % span)] = value; }
+  // NaN where one of them is.
+  double rms() const {
+    double sum = 0;
+    for (int64_t i = 0; i < held(); ++i) sum += value(i) * value(i);
+    return held() == 0 ? 0 : std::sqrt(sum / static_cast<double>(held()));
+  }
+  double largest() const {
+    double most = 0;
+    for (int64_t i = 0; i < held(); ++i)
+      if (!std::isnan(most) && !(value(i) <= most)) most = value(i);
+    return most;
+  }
+
+ private:
+  int64_t held() const { return seen_ < span ? seen_ : span; }
+  double value(int64_t i) const { return last_[static_cast<size_t>(i)]; }
+
+  std::array<double, span> last_{};
+  int64_t seen_ = 0;
+};
 
 // Keeps the value that is worst against its tolerance; NaN is the worst of all. `blind` plants the
 // historical mistake.

@@ -19,7 +19,9 @@ constexpr std::array<Gate, 5> table = {{
      "850 updates of 8 micro-steps on every stream: the same, over a long horizon",
      realistic_long_horizon},
     {"optimizer_parity", "AdamW against torch's, 1000 steps, three sizes", optimizer_parity},
-    {"fd_gradients", "every tensor's gradient against central differences in fp64", fd_gradients},
+    {"fd_gradients",
+     "every tensor's gradient, through every lane, against central differences in fp64",
+     fd_gradients},
     {"replay_determinism", "two runs and other thread counts: every bit of the state",
      replay_determinism},
 }};

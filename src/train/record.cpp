@@ -167,6 +167,7 @@ json to_json(const Check& c) {
           {"text", fmt::format("worst at step {} of {} comparisons", c.worst_step, c.seen)},
           {"worst_step", c.worst_step},
           {"first_step_past", c.first_past},
+          {"void", c.is_void},
           {"comparisons", c.seen}};
 }
 
@@ -202,6 +203,7 @@ json train_section(const RunFacts& f, const std::vector<StepRecord>& steps,
             {"first_step_past_a_tolerance", first},
             {"first_quantity_past_its_tolerance", name},
             {"first_stage_that_differs", f.first_stage},
+            {"first_step_whose_band_is_void", checks.first_void()},
             {"resumed_from_step", f.resumed_from},
             {"candidate_seconds", seconds}};
   if (!each_ms.empty()) j["seconds_per_update"] = talea::to_json(time_stats(each_ms));

@@ -41,6 +41,7 @@ constexpr std::pair<double Drift::*, const char*> drift_names[] = {
     {&Drift::v, "drift over band: v"},
 };
 constexpr char from_base[] = "drift over band: parameters from base";
+constexpr char band_name[] = "band of the twins: parameters";
 
 double allowed(const Tolerances& t, double SameState::*field) {
   if (field == &SameState::loss) return t.loss;
@@ -58,20 +59,26 @@ std::string beside_name(const std::string& lane, const char* what) {
 }  // namespace
 
 StepChecks::StepChecks(const Tolerances& t, const TwinOptions& o)
-    : same_state_(o.same_state), band_(o.twins > 0), tolerances_(t) {
+    : same_state_(o.same_state),
+      band_(o.twins > 0),
+      tolerances_(t),
+      plain_(std::size(same_names)),
+      drift_(std::size(drift_names)),
+      beside_(o.beside.size()) {
   const bool blind = o.mutant == "nan-blind-gate";
-  auto add = [&](const std::string& name, double tolerance) {
-    quantities_.push_back({name, Worst(tolerance, blind)});
+  auto add = [&](const std::string& name, double tolerance, bool drift = false) {
+    quantities_.push_back({.name = name, .worst = Worst(tolerance, blind), .drift = drift});
   };
   add("comparison fails on NaN", 0);
   add("numbers that are not finite", 0);
   if (same_state_)
     for (const auto& [field, name] : same_names) add(name, allowed(t, field));
   if (band_) {
-    for (const auto& [field, name] : drift_names) add(name, t.band);
-    add(from_base, t.band);
+    add(band_name, t.void_above);
+    add(from_base, t.band, true);  // first: all fp32 runs leave fp64 alike, few leave the base
+    for (const auto& [field, name] : drift_names) add(name, t.band, true);
     for (const std::string& lane : o.beside)
-      for (const char* what : {"loss", "parameters"}) add(beside_name(lane, what), t.band);
+      for (const char* what : {"loss", "parameters"}) add(beside_name(lane, what), t.band, true);
   }
   Worst probe(1.0, blind);
   probe.see(NAN, 0);
@@ -92,57 +99,67 @@ void StepChecks::see(const StepRecord& r) {
     bad += std::isfinite(x) ? 0 : 1;
   for (const auto& [name, field] : drift_fields) bad += std::isfinite(r.drift.*field) ? 0 : 1;
   quantity("numbers that are not finite").see(static_cast<double>(bad), s);
-  if (same_state_)
-    for (const auto& [field, name] : same_names) {
-      widen(largest_plain_.*field, r.plain.*field);
-      const double fixed = allowed(tolerances_, field);
-      const double measured = tolerances_.band * largest_plain_.*field;  // NaN allows nothing
-      quantity(name).see(r.same.*field, s, measured > fixed ? measured : fixed);
-    }
+  if (same_state_) see_same(r);
   if (!band_) return;
   see_band(r);
   see_beside(r);
 }
 
+void StepChecks::see_same(const StepRecord& r) {
+  for (size_t i = 0; i < plain_.size(); ++i) {
+    const auto& [field, name] = same_names[i];
+    plain_[i].see(r.plain.*field);
+    const double fixed = allowed(tolerances_, field);
+    const double measured = tolerances_.band * plain_[i].largest();  // NaN allows nothing
+    quantity(name).see(r.same.*field, r.candidate.step, measured > fixed ? measured : fixed);
+  }
+}
+
 void StepChecks::see_band(const StepRecord& r) {
-  widen(largest_, r.drift);
-  widen(largest_band_, r.band);
-  widen(largest_apart_, r.apart);
-  widen(largest_apart_band_, r.apart_band);
   const int64_t s = r.candidate.step;
+  quantity(band_name).see(r.band.params, s);
+  if (first_void_ < 0 && !(r.band.params <= tolerances_.void_above)) first_void_ = s;
+  if (first_void_ >= 0) return;
   last_ratio_ = 0;
-  for (const auto& [field, name] : drift_names) {
+  for (size_t i = 0; i < drift_.size(); ++i) {
+    const auto& [field, name] = drift_names[i];
     // The loss is compared in nats, all else relative to its own size.
     const double size = field == &Drift::loss ? std::max(1.0, std::fabs(r.reference.loss)) : 1.0;
-    const double ratio = largest_.*field / (largest_band_.*field + ulp * size);
+    drift_[i].see(r.drift.*field, r.band.*field);
+    const double ratio = drift_[i].ratio(ulp * size);
     quantity(name).see(ratio, s);
     widen(last_ratio_, ratio);
   }
-  const double apart = largest_apart_ / (largest_apart_band_ + ulp);
-  quantity(from_base).see(apart, s);
-  widen(last_ratio_, apart);
+  from_base_.see(r.apart, r.apart_band);
+  quantity(from_base).see(from_base_.ratio(ulp), s);
+  widen(last_ratio_, from_base_.ratio(ulp));
 }
 
 // The base, first of the lanes beside, is the yardstick of `from_base` and judged by it.
 void StepChecks::see_beside(const StepRecord& r) {
-  largest_beside_.resize(r.beside.size());
+  if (first_void_ >= 0) return;
   for (size_t i = 1; i < r.beside.size(); ++i) {
     const Beside& b = r.beside[i];
-    widen(largest_beside_[i].drift_loss, b.drift_loss);
-    widen(largest_beside_[i].drift_params, b.drift_params);
+    BesidePairs& pairs = beside_[i - 1];
+    pairs.loss.see(b.drift_loss, r.band.loss);
+    pairs.params.see(b.drift_params, r.band.params);
     const double size = std::max(1.0, std::fabs(r.reference.loss));
-    quantity(beside_name(b.lane, "loss"))
-        .see(largest_beside_[i].drift_loss / (largest_band_.loss + ulp * size), r.candidate.step);
-    quantity(beside_name(b.lane, "parameters"))
-        .see(largest_beside_[i].drift_params / (largest_band_.params + ulp), r.candidate.step);
+    quantity(beside_name(b.lane, "loss")).see(pairs.loss.ratio(ulp * size), r.candidate.step);
+    quantity(beside_name(b.lane, "parameters")).see(pairs.params.ratio(ulp), r.candidate.step);
   }
 }
 
 std::vector<Check> StepChecks::checks() const {
   std::vector<Check> list;
   for (const Quantity& q : quantities_)
-    list.push_back({q.name, q.worst.worst(), q.worst.tolerance(), q.worst.worst_step(),
-                    q.worst.first_past(), q.worst.seen(), q.worst.passed()});
+    list.push_back({.name = q.name,
+                    .worst = q.worst.worst(),
+                    .tolerance = q.worst.tolerance(),
+                    .worst_step = q.worst.worst_step(),
+                    .first_past = q.worst.first_past(),
+                    .seen = q.worst.seen(),
+                    .passed = q.worst.passed(),
+                    .is_void = q.drift && first_void_ >= 0});
   return list;
 }
 

@@ -78,6 +78,19 @@ TEST_F(TrainRun, ACleanRunPasses) {
   EXPECT_LT(last, 0.9 * first);
 }
 
+TEST_F(TrainRun, FiniteDifferencesGoThroughEveryLane) {
+  const GateResult r = run_gate("fd_gradients", {});
+  for (const char* lane : {"lane reference", "lane unfused", "lane cpu"}) {
+    int64_t seen = 0;
+    for (const Check& c : r.checks) {
+      if (c.name.find(lane) == std::string::npos) continue;
+      ++seen;
+      EXPECT_TRUE(c.passed) << c.name << ": " << c.worst;
+    }
+    EXPECT_GT(seen, 20) << lane;
+  }
+}
+
 TEST_F(TrainRun, AShortTailWindowDividesByWhatItHolds) {
   const RunResult r = run_training(options(8), go_on);
   ASSERT_TRUE(r.passed());

@@ -121,7 +121,7 @@ std::string compare(const std::string& name, const Array& ours, const std::vecto
     const Real error = std::fabs(values[i] - held[i]);
     const Real section7 = rule.e * magnitude +
                           (rule.worst_times > 0 ? rule.worst_times * worst_eager : eager_error[i]);
-    Real floor = rule.floor ? rule.unit * (*rule.floor)[i] : Real(0);
+    Real floor = rule.floor ? floor_share * rule.unit * (*rule.floor)[i] : Real(0);
     if (compare_mutant == CompareMutant::wide_floor) floor *= 1.5L;
     Real bound = section7 + floor;
     if (compare_mutant == CompareMutant::tolerance_cannot_fail) bound = 50 * magnitude;

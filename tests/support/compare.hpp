@@ -27,6 +27,9 @@ struct Yardsticks {
 };
 Yardsticks yardsticks(const Case& c);
 
+// The share of the floor that may be used: what no run has needed is no licence (decision 0007).
+inline constexpr Real floor_share = 0.75L;
+
 // One tensor against the truth. Empty: it holds. Otherwise the worst element and both figures.
 struct Rule {
   Real e = 1e-6L;            // of the tensor's largest magnitude

@@ -161,7 +161,7 @@ TEST_F(Judged, CancellationIsNoLicence) {
   Real eager = 0;
   for (const Answer& other : y_.eager)
     eager = std::max(eager, std::fabs(other.dx[5] - y_.truth.dx[5]));
-  const Real floor = 0x1p-24L * y_.truth.dx_floor[5];
+  const Real floor = floor_share * 0x1p-24L * y_.truth.dx_floor[5];
   EXPECT_GT(floor, eager + 1e-6L * std::fabs(y_.truth.dx[5])) << "nothing of the floor is tested";
   CaseOutputs only;
   only.dx = c_.out.dx;

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "ops/linear_cross_entropy/cuda/products.hpp"
+#include "ops/linear_cross_entropy/forced.hpp"
 
 namespace talea::lce::cuda {
 namespace {
@@ -178,6 +179,23 @@ TEST(CudaPlan, RanksOfUnevenShardsCutAlike) {
     if (rows == 0) rows = here;
     EXPECT_EQ(here, rows) << local;
   }
+}
+
+// Weights of up to 2^22 elements keep dz in two terms; a test says so by name.
+TEST(CudaPlan, AWayCanBeForced) {
+  const auto terms = [](const Problem& p) { return plan(p, h200()).two_terms; };
+  const Problem small = problem(700, 264, 600, DType::bf16, 64);
+  const Problem large = problem(700, 264, 16000, DType::bf16, 64);
+  EXPECT_TRUE(terms(small));
+  EXPECT_FALSE(terms(large));
+  EXPECT_TRUE(terms(problem(64, 4096, 1024, DType::bf16, 64)));   // 2^22
+  EXPECT_FALSE(terms(problem(64, 4096, 1025, DType::bf16, 64)));  // above it
+  EXPECT_TRUE(force("one_term"));
+  EXPECT_FALSE(terms(small));
+  EXPECT_TRUE(force("two_terms"));
+  EXPECT_TRUE(terms(large));
+  EXPECT_FALSE(terms(problem(700, 264, 600, DType::f32, 64)));  // fp32 has one term
+  forced = {};
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #ifdef TALEA_WITH_CUDA
 #include <gtest/gtest.h>
 
+#include "ops/linear_cross_entropy/forced.hpp"
 #include "ops/linear_cross_entropy/sm90/config.hpp"
 
 namespace talea::lce {
@@ -190,6 +191,35 @@ TEST(Sm90Config, ThePathFollowsTheOptions) {
   EXPECT_EQ(half.exp_stride, 2 * folded.exp_stride);  // fp32 where exp(z - shift) had 16 bits
   const auto small = sm90::config(training(64, 64, 1000, 530), hopper());
   EXPECT_TRUE(small.wide && small.two_terms);
+}
+
+// What a benchmark's size decides, a test decides by name, so that truth can judge it in small
+// cases; left alone, the size of the weight decides at its limit.
+TEST(Sm90Config, AWayCanBeForced) {
+  const auto of = [](const Problem& p, const char* way) {
+    const Forced before = forced;
+    EXPECT_TRUE(force(way)) << way;
+    const auto c = sm90::config(p, hopper());
+    forced = before;
+    return c;
+  };
+  const Problem small = training(700, 264, 600, 530), least = training(64, 64, 1000, 1);
+  EXPECT_FALSE(of(least, "folded").two_terms || of(least, "folded").wide);
+  EXPECT_FALSE(of(least, "one_term").two_terms);
+  EXPECT_TRUE(of(small, "two_terms").two_terms && of(small, "two_terms").wide);
+  EXPECT_TRUE(of(small, "wide").wide && !of(small, "wide").two_terms);
+  EXPECT_TRUE(of(least, "transformed").transform && of(least, "transformed").full);
+  Problem rounds = training(700, 264, 2000, 530);
+  rounds.dw_dtype = DType::bf16;
+  EXPECT_GT(of(rounds, "slices").slice_words, 0);
+  EXPECT_EQ(of(rounds, "chunks").slice_words, 0);
+  const Problem ahead = training(8192, 4096, 128256, 135);
+  EXPECT_TRUE(sm90::config(ahead, hopper()).logits_ahead);
+  EXPECT_FALSE(of(ahead, "not_ahead").logits_ahead);
+  EXPECT_FALSE(force("nothing of the kind"));
+  EXPECT_EQ(forced, Forced{});
+  EXPECT_TRUE(sm90::config(training(64, 1024, 128, 530), hopper()).two_terms);   // 2^17
+  EXPECT_FALSE(sm90::config(training(64, 1032, 128, 530), hopper()).two_terms);  // above it
 }
 
 TEST(Sm90Config, YieldsWhereLaneCudaIsFaster) {

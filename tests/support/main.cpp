@@ -11,6 +11,7 @@
 
 #include "core/mutant.hpp"
 #include "device/cpu/isa.hpp"
+#include "ops/linear_cross_entropy/forced.hpp"
 #include "support/compare.hpp"
 #include "support/hold.hpp"
 #include "support/run.hpp"
@@ -92,8 +93,9 @@ int main(int argc, char** argv) {
       talea::cpu::limit_isa(talea::cpu::IsaLimit::avx2);
       continue;
     }
+    if (arg.substr(0, 8) == "--force=" && talea::lce::force(arg.substr(8))) continue;
     if (arg.substr(0, 9) == "--mutant=" && plant(arg.substr(9))) continue;
-    std::fprintf(stderr, "%s: not an option, or not a mutant of this build\n", argv[i]);
+    std::fprintf(stderr, "%s: not an option, a way to force, or a mutant of this build\n", argv[i]);
     return 2;
   }
   // rapidcheck reads its parameters here; RC_PARAMS from outside repeats a failing run.

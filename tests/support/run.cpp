@@ -254,7 +254,8 @@ std::string tally() {
   for (const auto& [lane, count] : counts()) {
     int64_t declined = 0;
     for (const auto& [reason, n] : count.declined) declined += n;
-    text += fmt::format("lane {}: {} accepted, {} declined\n", lane, count.accepted, declined);
+    text += fmt::format("lane {}: {} accepted, {} declined, {} runs\n", lane, count.accepted,
+                        declined, runs_of(lane));
     for (const auto& [reason, n] : count.declined) text += fmt::format("  {} x {}\n", n, reason);
   }
   return text;

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "ops/linear_cross_entropy/cuda/products.hpp"
+#include "ops/linear_cross_entropy/forced.hpp"
 #include "ops/linear_cross_entropy/outputs.hpp"
 
 namespace talea::lce::cuda {
@@ -73,7 +74,8 @@ Plan layout_of(const Problem& p, const DeviceFacts& device) {
   r.gather_tokens = p.sequence_parallel && p.world > 1;
   r.scaled_rows = r.compute == DType::f16;
   // Not by the number of tokens or ranks: a row's dX must not depend on them.
-  r.two_terms = is_16bit(r.compute) && p.vocab * p.hidden <= small_weight;
+  r.two_terms =
+      is_16bit(r.compute) && forced.two_terms.value_or(p.vocab * p.hidden <= small_weight);
   const bool dense = (p.hidden <= 1 || p.dw_col_stride == 1) &&
                      (p.vocab_stored <= 1 || p.dw_row_stride >= p.hidden);
   r.dw_in_place = p.wants_dw && p.dw_dtype == DType::f32 && dense;

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "ops/linear_cross_entropy/forced.hpp"
 #include "ops/linear_cross_entropy/outputs.hpp"
 #include "ops/linear_cross_entropy/sm90/layout.hpp"
 #include "ops/linear_cross_entropy/sm90/products.hpp"
@@ -103,6 +104,7 @@ int64_t workspace_of(const Problem& p, const Config& c) {
 // multiplies for dX: there the logits of the next chunk run beside it. Where every row's buffer is
 // read by these products alone, and where the second buffer of rows fits.
 void run_ahead(const Problem& p, Config& c) {
+  if (!forced.ahead.value_or(true)) return;
   if (c.wide || c.transform || c.general || c.full || c.slice_words > 0 || c.direct_dw ||
       p.world > 1 || !p.wants_dx || !p.wants_dw || p.wants_db || c.state_rows < c.chunk_rows ||
       c.chunk_rows >= p.tokens || c.chunk_rows > kAheadRows || c.dx_blocks > c.blocks / 2)
@@ -179,7 +181,7 @@ double slice_cost(const Problem& p, const DeviceFacts& device, const Config& c, 
 // which are found in whole rows, and not what needs fp32 logits.
 bool slices_can(const Problem& p, const Config& c) {
   return p.backward() && (p.wants_dx || p.wants_dw) && !c.wide && c.kept == 0 && p.world == 1 &&
-         p.tokens <= (int64_t{1} << 20);
+         p.tokens <= (int64_t{1} << 20) && forced.slices.value_or(true);
 }
 
 bool saved_are_enough(const Problem& p) {
@@ -216,7 +218,7 @@ void choose_schedule(const Problem& p, const DeviceFacts& device, Config& c) {
   const bool rounds = p.wants_dw && is_16bit(p.dw_dtype);
   const int64_t all = round_up(p.tokens, kPairRows), limit = p.options.workspace_limit_bytes;
   const int64_t direct_bytes = rounds ? workspace_with(p, c, all) : 0;
-  if (rounds && all <= 65536 && direct_bytes <= limit) {
+  if (rounds && all <= 65536 && direct_bytes <= limit && !forced.slices.value_or(false)) {
     c.direct_dw = true, c.chunk_rows = c.state_rows = all;
     return;
   }
@@ -234,7 +236,7 @@ void choose_schedule(const Problem& p, const DeviceFacts& device, Config& c) {
     return;
   }
   const double by_chunks = rounds && by_slices ? 0 : choose_chunk(p, device, c);
-  if (by_slices && (rounds || *by_slices < by_chunks)) c = slices;
+  if (by_slices && (rounds || *by_slices < by_chunks || forced.slices.value_or(false))) c = slices;
 }
 
 std::optional<std::string> decline_layout(const Problem& p) {
@@ -323,10 +325,11 @@ Config config(const Problem& p, const DeviceFacts& device) {
   const bool smooth = o.label_smoothing > 0, capped = o.softcap > 0;
   c.wide = c.f16 || !p.has_targets || (smooth && o.softcap > kLargestSmoothedCap);
   // Not by the number of tokens: a row's dX must not depend on the others.
-  c.two_terms = p.vocab * p.hidden <= kSmallWeight;
-  c.wide = c.wide || c.two_terms;
-  c.transform =
-      !c.wide && p.backward() && (p.has_upstream_entropy || (capped && (smooth || c.kept > 0)));
+  c.two_terms = forced.two_terms.value_or(p.vocab * p.hidden <= kSmallWeight);
+  c.wide = c.wide || c.two_terms || forced.wide.value_or(false);
+  c.transform = !c.wide && p.backward() &&
+                (p.has_upstream_entropy || (capped && (smooth || c.kept > 0)) ||
+                 forced.transform.value_or(false));
   c.full = !c.wide && (c.kept > 0 || c.transform || (smooth && capped));
   c.general = p.has_bias || o.softcap > 0 || p.has_token_scale || o.logit_scale <= 0 ||
               p.wants_entropy || p.has_upstream_entropy;

@@ -5,7 +5,7 @@ JOBS ?= $(shell nproc)
 OUT ?= out
 SECONDS_EACH ?= 60
 
-.PHONY: help setup build demo test figures-attack mutants asan tsan fuzz python fresh site format lint cuda clean
+.PHONY: help setup build demo test figures-attack soak mutants asan tsan fuzz python fresh site format lint cuda clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 10
@@ -29,6 +29,12 @@ test: ## build and pass the tests
 
 figures-attack: ## plant wrong figures in the pages and watch tools/check_figures refuse each
 	@python3 tests/figures/attack.py
+
+soak: ## hours: 10,000 cases a property, 100,000 runs a lane, fuzzers for 10 minutes each
+	@tools/setup build test check
+	@cmake --preset release -DTALEA_TESTS=ON >/dev/null
+	@cmake --build build --parallel $(JOBS)
+	@tools/soak
 
 mutants: ## plant every known bug and watch the suite kill it
 	@tools/setup build test

@@ -99,8 +99,8 @@ TEST(RawCalls, ExtentsAndStridesStayWithin64Bits) {
   a.in.weight.shape[0] = -3;
   a.refused(usage, {"weight", "shape[0] = -3"});
   Raw b;
-  b.in.weight.rank = 5;
-  b.refused(usage, {"weight", "rank = 5"});
+  b.in.weight.rank = max_rank + 1;
+  b.refused(usage, {"weight", "rank = " + std::to_string(max_rank + 1)});
   Raw c;
   c.in.targets.shape[0] = INT64_MAX;
   c.refused(usage, {"targets", std::to_string(INT64_MAX), "overflow"});

@@ -238,13 +238,13 @@ std::string describe_case(const Case& c) {
                                     {" A", s.A},
                                     {" chunk ", c.options.chunk},
                                     {" schedule ", static_cast<int64_t>(c.options.schedule)}})
-    text += name + std::to_string(value);
+    text.append(name).append(std::to_string(value));
   text += c.halves() ? " halves" : " interleaved";
   if (s.shared_angles) text += " shared";
   if (c.options.head_norm) text += " norm";
-  for (const auto& [name, tensor] : c.in) text += " " + name;
+  for (const auto& [name, tensor] : c.in) text.append(" ").append(name);
   text += " cu";
-  for (const int64_t e : c.cu) text += " " + std::to_string(e);
+  for (const int64_t e : c.cu) text.append(" ").append(std::to_string(e));
   return text;
 }
 

@@ -89,19 +89,8 @@ void print_json(const Context& context, const LaneChoice& chosen,
   fmt::print("{}\n", j.dump(context.jsonl ? -1 : 2));
 }
 
-void run(Context& context, const Flags& f) {
-  const LinearCrossEntropyOptions options = f.options.options();
-  const LinearCrossEntropyProblem problem = problem_of(f, options);
-  if (f.plan.ranks > 1) return explain_ranks(context, f.plan, problem);
-  const LaneChoice chosen = explain(problem);
-  std::vector<std::pair<std::string, LaneChoice>> each;
-  for (const std::string& name : linear_cross_entropy_lanes()) {
-    if (options.lane != "auto" && options.lane != name) continue;
-    LinearCrossEntropyProblem named = problem;
-    named.options.lane = name;
-    each.emplace_back(name, explain(named));
-  }
-  context.exit_code = chosen.lane.empty() ? static_cast<int>(ErrorKind::unavailable) : 0;
+void print(const Context& context, const Flags& f, const LinearCrossEntropyProblem& problem,
+           const LaneChoice& chosen, const std::vector<std::pair<std::string, LaneChoice>>& each) {
   if (context.machine()) return print_json(context, chosen, each);
   const double logits = static_cast<double>(problem.tokens) * static_cast<double>(problem.vocab) *
                         static_cast<double>(size_of(problem.hidden_dtype));
@@ -128,6 +117,35 @@ void run(Context& context, const Flags& f) {
                                     : fmt::format("lane {} would run", chosen.lane));
 }
 
+// explain(), with a limit that cannot be kept as the reason of a lane that declines.
+LaneChoice ask(const LinearCrossEntropyProblem& problem, std::optional<Error>& refused) try {
+  return explain(problem);
+} catch (const Error& error) {
+  refused = error;
+  LaneChoice none;
+  none.declined.push_back({problem.options.lane, error.what()});
+  return none;
+}
+
+void run(Context& context, const Flags& f) {
+  const LinearCrossEntropyOptions options = f.options.options();
+  const LinearCrossEntropyProblem problem = problem_of(f, options);
+  if (f.plan.ranks > 1) return explain_ranks(context, f.plan, problem);
+  std::optional<Error> refused;
+  std::vector<std::pair<std::string, LaneChoice>> each;
+  for (const std::string& name : linear_cross_entropy_lanes()) {
+    if (options.lane != "auto" && options.lane != name) continue;
+    LinearCrossEntropyProblem named = problem;
+    named.options.lane = name;
+    each.emplace_back(name, ask(named, refused));
+  }
+  refused.reset();
+  const LaneChoice chosen = ask(problem, refused);
+  print(context, f, problem, chosen, each);
+  if (refused) throw *refused;
+  context.exit_code = chosen.lane.empty() ? static_cast<int>(ErrorKind::unavailable) : 0;
+}
+
 }  // namespace
 
 void register_explain(CLI::App& app, Context& context) {
@@ -135,7 +153,7 @@ void register_explain(CLI::App& app, Context& context) {
   CLI::App* sub =
       add_subcommand(app, context,
                      {"explain", "which lane a problem would take, why, and what it would cost",
-                      "talea explain --tokens 8192 --hidden 4096 --vocab 128256 --dtype bf16", ""});
+                      "talea explain --tokens 8192 --hidden 4096 --vocab 128256", ""});
   f->shape.add(*sub);
   sub->add_option("--dtype", f->dtype, "fp32, bf16, fp16 or fp64")->capture_default_str();
   sub->add_option("--device", f->device, "where the tensors lie")

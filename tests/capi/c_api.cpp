@@ -169,6 +169,23 @@ TEST_F(CApi, TooSmallAWorkspaceNamesTheBytes) {
   EXPECT_EQ(result, nullptr);
 }
 
+TEST_F(CApi, ALimitThatCannotBeKeptNamesTheLeast) {
+  int64_t needed = 0;
+  options.workspace_limit_bytes = 64;
+  expect_error(talea_linear_cross_entropy_workspace_bytes(&args, &needed), TALEA_USAGE,
+               "workspace_limit = 64 bytes");
+  const std::string said = talea_last_error();
+  const std::string before = "needs at least ";
+  const size_t at = said.find(before);
+  ASSERT_NE(at, std::string::npos) << said;
+  options.workspace_limit_bytes = std::stoll(said.substr(at + before.size()));
+  ASSERT_EQ(talea_linear_cross_entropy_workspace_bytes(&args, &needed), TALEA_OK);
+  EXPECT_LE(needed, options.workspace_limit_bytes);
+  EXPECT_EQ(call(), TALEA_OK);
+  --options.workspace_limit_bytes;
+  expect_error(call(), TALEA_USAGE, before.c_str());
+}
+
 TEST_F(CApi, ExplainNeedsNoData) {
   for (talea_tensor* t :
        {&inputs.hidden, &inputs.weight, &inputs.targets, &outputs.loss, &outputs.dx, &outputs.dw})

@@ -11,6 +11,7 @@
 
 #include "core/half.hpp"
 #include "device/cpu/pair_product.hpp"
+#include "support/limit.hpp"
 #include "talea/linear_cross_entropy.hpp"
 
 namespace talea {
@@ -149,6 +150,7 @@ Outcome run(const Case& k, const Data& data, const char* lane, int64_t first = 0
   LinearCrossEntropyOptions options = k.options;
   options.lane = lane;
   options.vocab = k.v;
+  options = testing::with_kept_limit(in, out, options);
   const auto problem = describe(in, out, options);
   const int64_t bytes = workspace_bytes(problem);
   std::vector<char> workspace(static_cast<size_t>(bytes + shift_bytes + 64), char(0xff));

@@ -9,6 +9,7 @@
 #include <cmath>
 
 #include "support/generate.hpp"
+#include "support/limit.hpp"
 #include "support/run.hpp"
 
 namespace talea::testing {
@@ -182,6 +183,7 @@ RankRun run_rank(const Case& part, const std::string& lane, const LinearCrossEnt
   options.threads = 1;
   const auto in = inputs_of(part.in);
   const auto out = outputs_of(part, run.out);
+  options = with_kept_limit(in, out, options, ranks);
   const auto problem = describe(in, out, options, ranks);
   std::vector<char> workspace(static_cast<size_t>(workspace_bytes(problem)), '\xff');
   run.result = linear_cross_entropy(

@@ -8,6 +8,8 @@
 #include <cstring>
 #include <map>
 
+#include "support/limit.hpp"
+
 namespace talea::testing {
 namespace {
 
@@ -147,6 +149,7 @@ Outcome run_lane(Place& place, const std::string& lane, const Case& given,
   Placed p = put(place, c);
   LinearCrossEntropyOptions options = c.options;
   options.lane = lane;
+  options = with_kept_limit(p.in, p.out, options, ranks);
   const int64_t bytes = workspace_bytes(describe(p.in, p.out, options, ranks));
   constexpr int64_t skew = 8;  // the caller's address need not be aligned
   std::vector<std::byte> block(static_cast<size_t>(bytes + 2 * fence_bytes + skew),
@@ -183,6 +186,7 @@ std::optional<std::string> declines(Place& place, const std::string& lane, const
   Placed p = put(place, c);
   LinearCrossEntropyOptions options = c.options;
   options.lane = lane;
+  options = with_kept_limit(p.in, p.out, options, ranks);
   const LaneChoice choice = explain(describe(p.in, p.out, options, ranks));
   if (!choice.lane.empty()) return std::nullopt;
   for (const LaneDecline& d : choice.declined)

@@ -73,6 +73,23 @@ const Lane& chosen(const Problem& p, const DeviceFacts& device, Choice& choice) 
   return *choice.lane;
 }
 
+// What the lane needs under the smallest limit that it can keep.
+int64_t least_bytes(const Lane& lane, Problem p, const DeviceFacts& device) {
+  p.options.workspace_limit_bytes = 0;
+  return lane.workspace_bytes(p, device);
+}
+
+// Bytes needed. On the host a limit is kept or is an error; device lanes note what they exceed.
+int64_t bytes_within_limit(const Lane& lane, const Problem& p, const DeviceFacts& device) {
+  const int64_t bytes = lane.workspace_bytes(p, device), limit = p.options.workspace_limit_bytes;
+  if (p.device == DeviceKind::cpu && bytes > limit)
+    fail(ErrorKind::usage,
+         "workspace_limit = {} bytes: cannot be kept; for this problem lane {} needs at least {} "
+         "bytes",
+         limit, lane.name, least_bytes(lane, p, device));
+  return bytes;
+}
+
 double product_flops(const Problem& p) {
   const double one = 2.0 * static_cast<double>(p.tokens) * static_cast<double>(p.hidden) *
                      static_cast<double>(p.vocab_local);
@@ -92,7 +109,7 @@ LinearCrossEntropyProblem describe(const LinearCrossEntropyInputs& inputs,
 int64_t workspace_bytes(const LinearCrossEntropyProblem& problem) {
   const DeviceFacts device = gather_device_facts(problem.device_index);
   lce::Choice choice;
-  return lce::chosen(problem, device, choice).workspace_bytes(problem, device);
+  return lce::bytes_within_limit(lce::chosen(problem, device, choice), problem, device);
 }
 
 LaneChoice explain(const LinearCrossEntropyProblem& problem) {
@@ -103,7 +120,7 @@ LaneChoice explain(const LinearCrossEntropyProblem& problem) {
   if (!choice.lane) return said;
   said.lane = choice.lane->name;
   said.lane_kind = choice.lane->kind;
-  said.workspace_bytes = choice.lane->workspace_bytes(problem, device);
+  said.workspace_bytes = lce::bytes_within_limit(*choice.lane, problem, device);
   said.flops = lce::product_flops(problem);
   said.details = choice.lane->details(problem, device);
   return said;
@@ -124,7 +141,7 @@ LinearCrossEntropyResult linear_cross_entropy(const LinearCrossEntropyInputs& in
   const DeviceFacts device = gather_device_facts(problem.device_index);
   lce::Choice choice;
   const lce::Lane& lane = lce::chosen(problem, device, choice);
-  const int64_t needed = lane.workspace_bytes(problem, device);
+  const int64_t needed = lce::bytes_within_limit(lane, problem, device);
   require(workspace.bytes >= needed && (workspace.data || needed == 0), ErrorKind::usage,
           "workspace: {} bytes given, {} bytes needed by lane {}",
           workspace.data ? workspace.bytes : 0, needed, lane.name);

@@ -188,9 +188,6 @@ void Run::record_facts() {
   r.flops = one * (1 + (plan_.recompute ? 1 : 0) + (p_.wants_dx ? 1 : 0) + (p_.wants_dw ? 1 : 0));
   r.notes.push_back(std::string("row passes: ") + talea::cpu::isa_name() +
                     "; products: " + product_path(p_, plan_));
-  if (plan_.over_limit)
-    r.notes.push_back("workspace_limit: the smallest plan needs " + std::to_string(plan_.bytes) +
-                      " bytes");
 }
 
 }  // namespace talea::lce::cpu

@@ -130,6 +130,33 @@ int64_t window_within(const Problem& p, Plan& plan, int64_t room) {
   return plan.window_tiles > 0 ? rows : 0;
 }
 
+// Logits multiplied twice may stand in for a running sum of dW in fp32.
+bool may_recompute(const Problem& p, const Plan& plan) {
+  return sums_dw_over_chunks(p, plan.chunk_rows) && p.world == 1 && p.soft_k == 0;
+}
+
+Plan sized(const Problem& p, Plan plan) {
+  plan.dw_in_workspace = sums_dw_over_chunks(p, plan.chunk_rows);
+  plan.bytes = bytes_with(p, plan, plan.chunk_rows);
+  return plan;
+}
+
+// The least memory in which the problem can be solved, however slow: one thread, and the fewest
+// rows with all their logits or all rows with the fewest logits.
+Plan smallest(const Problem& p, Plan plan) {
+  plan.threads = 1;
+  plan.chunk_rows = max_lanes;
+  Plan window = plan;
+  plan = sized(p, plan);
+  if (!may_recompute(p, plan)) return plan;
+  window.recompute = true;
+  window.window_tiles = std::min<int64_t>(1, plan.tiles);
+  window.window_columns = std::min(tile_columns, plan.columns_stored);
+  window.chunk_rows = std::max(max_lanes, round_up(p.tokens, max_lanes));
+  window = sized(p, window);
+  return window.bytes < plan.bytes ? window : plan;
+}
+
 }  // namespace
 
 Plan make_plan(const Problem& p, const DeviceFacts& device) {
@@ -157,8 +184,8 @@ Plan make_plan(const Problem& p, const DeviceFacts& device) {
   plan.window_tiles = plan.tiles;
   plan.window_columns = plan.columns_stored;
   plan.chunk_rows = rows_within(p, plan, limit - reserve);
-  if (sums_dw_over_chunks(p, plan.chunk_rows) && plan.chunk_rows < fewest_chunk_rows &&
-      p.world == 1 && p.soft_k == 0) {
+  const Plan whole_rows = plan;
+  if (plan.chunk_rows < fewest_chunk_rows && may_recompute(p, plan)) {
     Plan other = plan;
     if (const int64_t rows = window_within(p, other, limit - reserve); rows > 0) {
       other.threads = plan.threads;
@@ -166,9 +193,12 @@ Plan make_plan(const Problem& p, const DeviceFacts& device) {
       plan = other;
     }
   }
-  plan.dw_in_workspace = sums_dw_over_chunks(p, plan.chunk_rows);
-  plan.bytes = bytes_with(p, plan, plan.chunk_rows);
-  plan.over_limit = plan.bytes > limit;
+  plan = sized(p, plan);
+  while (plan.bytes > limit && plan.threads > 1) {  // a part of a slice may be missing
+    --plan.threads;
+    plan = sized(p, plan);
+  }
+  if (plan.bytes > limit) plan = smallest(p, whole_rows);
   return plan;
 }
 

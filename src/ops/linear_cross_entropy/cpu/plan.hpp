@@ -56,8 +56,7 @@ struct Plan {
   int64_t hidden_padded = 0;
   int64_t chunk_rows = 0;        // at most; a multiple of 16
   bool dw_in_workspace = false;  // 16-bit dW over several chunks: fp32 sums, rounded once
-  bool over_limit = false;       // the smallest plan is above the caller's limit
-  int64_t bytes = 0;
+  int64_t bytes = 0;             // above the caller's limit where no plan can keep it
 };
 Plan make_plan(const Problem& p, const DeviceFacts& device);
 

@@ -1,6 +1,7 @@
 // What: `talea loss`: the operator on the user's own tensors, to tensors and a receipt.
 // Why: the main job: from files to files, with everything that happened on record.
 // Never: writes anything before the call has succeeded.
+#include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
 
@@ -160,6 +161,22 @@ CallFacts call_facts(const MeasuredCall& call, const Read& read, const HostOutpu
   return facts;
 }
 
+// The library names a tensor; who called it from a shell knows a flag and a file.
+MeasuredCall call_with_files(const Read& read, const lce::ShardedCall& call,
+                             const RankWorld& world) try {
+  return measured_call(call, world);
+} catch (const Error& error) {
+  const std::string said = error.what();
+  for (const InputFact& input : read.facts) {
+    std::string name = input.name;
+    std::replace(name.begin(), name.end(), '-', '_');
+    const size_t next = name.size();  // "targets[3]", "weight: dtype"
+    if (said.starts_with(name) && next < said.size() && (said[next] == ':' || said[next] == '['))
+      throw Error(error.kind(), fmt::format("--{} {}: {}", input.name, input.source, said));
+  }
+  throw;
+}
+
 std::string logits_line(const MeasuredCall& call) {
   if (call.result.full_logits_tensor) return "a full [tokens, vocab] tensor existed";
   return call.full_logits_excluded()
@@ -214,7 +231,7 @@ void run(Context& context, const Flags& f) {
   wanted.main_grad = read_main_grad(f, wanted, read);
   const HostOutputs out = allocate_outputs(wanted, read.in, options);
   const MeasuredCall call =
-      measured_call({read.in, out.views, options, f.ranks.sequence_parallel}, world);
+      call_with_files(read, {read.in, out.views, options, f.ranks.sequence_parallel}, world);
   check_interrupt();
   if (!world.speaks()) return;
   receipt.call(call_facts(call, read, out, world)).verdict(Verdict::not_checked);

@@ -34,7 +34,9 @@ void OptionFlags::add(CLI::App& sub, bool with_vocab) {
       ->capture_default_str();
   sub.add_option("--threads", threads, "of the cpu lanes; 0: all")->capture_default_str();
   add_isa(sub);
-  sub.add_option("--workspace-limit", workspace_limit, "bytes, e.g. 64MiB")->capture_default_str();
+  sub.add_option("--workspace-limit", workspace_limit,
+                 "bytes, e.g. 64MiB; one that cannot be kept is an error that names the least")
+      ->capture_default_str();
 }
 
 LinearCrossEntropyOptions OptionFlags::options() const {
@@ -53,7 +55,8 @@ LinearCrossEntropyOptions OptionFlags::options() const {
   if (target_check != "automatic")
     o.target_check = target_check == "checked" ? TargetCheck::checked : TargetCheck::poison;
   o.ignore_index = ignore_index;
-  o.vocab = vocab;
+  require(vocab.value_or(1) > 0, ErrorKind::usage, "--vocab {}: must be > 0", *vocab);
+  o.vocab = vocab.value_or(0);
   o.label_smoothing = label_smoothing;
   o.z_loss = z_loss;
   if (!softcap.empty()) {

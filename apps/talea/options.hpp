@@ -3,6 +3,8 @@
 // Never: checks what the library checks; it names argument and value itself.
 #pragma once
 
+#include <optional>
+
 #include "context.hpp"
 #include "talea/linear_cross_entropy.hpp"
 
@@ -12,7 +14,8 @@ struct OptionFlags {
   std::string reduction = "mean", denominator = "valid", denominator_scope = "local";
   std::string on_empty = "nan", target_check = "automatic", lane = "auto";
   std::string workspace_limit = "256MiB";
-  int64_t ignore_index = -100, vocab = 0;
+  int64_t ignore_index = -100;
+  std::optional<int64_t> vocab;  // not given: every row of the weight
   double label_smoothing = 0, z_loss = 0, logit_scale = 1;
   std::string softcap;  // empty: off; 0 is an error, as the contract has it
   int threads = 0;

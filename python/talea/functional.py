@@ -60,6 +60,14 @@ def _integer(name: str, value) -> int:
     return value
 
 
+def _softcap(value):
+    if value is None:
+        return 0.0
+    if not float(value) > 0:
+        raise UsageError(f"softcap = {value}: must be > 0 (None turns it off)")
+    return float(value)
+
+
 def _make_config(
     reduction, denominator, denominator_scope, on_empty, target_check, ignore_index, vocab,
     label_smoothing, z_loss, softcap, logit_scale, workspace_limit, lane, outputs, top_k,
@@ -99,7 +107,7 @@ def _make_config(
         vocab=vocab,
         label_smoothing=float(label_smoothing),
         z_loss=float(z_loss),
-        softcap=float(softcap or 0.0),
+        softcap=_softcap(softcap),
         logit_scale=float(logit_scale),
         workspace_limit_bytes=workspace_limit,
         lane=lane,

@@ -90,6 +90,21 @@ def test_a_number_that_may_change_is_refused(name):
         talea.linear_cross_entropy(x, w, y, **{name: torch.tensor(0.5)})
 
 
+@pytest.mark.parametrize("softcap", (0, 0.0, -1.0, float("nan")))
+def test_a_softcap_that_is_none_is_said_by_none(softcap):
+    x, w, y, _ = problem()
+    with pytest.raises(talea.UsageError, match="softcap = .*None"):
+        talea.linear_cross_entropy(x, w, y, softcap=softcap)
+
+
+def test_a_workspace_limit_that_cannot_be_kept_names_the_least():
+    x, w, y, _ = problem()
+    with pytest.raises(talea.UsageError, match="workspace_limit = 64 bytes.* at least") as said:
+        talea.linear_cross_entropy(x, w, y, workspace_limit=64)
+    least = int(str(said.value).split("at least ")[1].split()[0])
+    talea.linear_cross_entropy(x, w, y, workspace_limit=least)
+
+
 @pytest.mark.parametrize("name", ("ignore_index", "vocab", "workspace_limit", "top_k"))
 @pytest.mark.parametrize("value", (1 << 64, 2.5, "3"))
 def test_integers_are_taken_as_written_or_not_at_all(name, value):

@@ -211,6 +211,8 @@ class Failures(Case):
         self.talea("loss", code=2)
         self.expect(2, ["label_smoothing = 2"], "--label-smoothing", "2")
         self.expect(2, ["--softcap 0"], "--softcap", "0")
+        self.expect(2, ["--vocab 0"], "--vocab", "0")
+        self.expect(2, ["--vocab -1"], "--vocab", "-1")
         self.expect(2, ["--outputs entropi"], "--outputs", "entropi")
         self.expect(2, ["topk:99"], "--outputs", "topk:99")
         self.expect(2, ["'QiB'"], "--workspace-limit", "3QiB")
@@ -231,7 +233,8 @@ class Failures(Case):
             self.expect(2, ["timeout"], "--ranks", "2", "--rank-timeout", text)
         huge = ["--tokens", "1099511627776", "--hidden", "1099511627776"]
         self.assertIn("64 bits", self.talea("explain", *huge, code=2).stderr)
-        self.talea("explain", "--tokens", "1073741824", "--hidden", "4096", "--vocab", "131072")
+        large = ["--tokens", "1073741824", "--hidden", "4096", "--vocab", "131072"]
+        self.talea("explain", *large, "--workspace-limit", "16GiB")
 
     def test_flags_that_would_do_nothing(self):
         for flags in ["--nodes 4", "--sequence-parallel", "--link-gb 9", "--ranks 8 --link-gb nan"]:
@@ -313,11 +316,51 @@ class Failures(Case):
 
     def test_invalid_target(self):
         ids(self.at("y.npy"), [1, 7])
-        self.expect(5, ["7", "1"])
+        self.expect(5, ["--targets y.npy: targets[1] = 7"])
 
     def test_invalid_shape(self):
         ids(self.at("y.npy"), [1, 0, 1])
-        self.expect(5, ["targets", "[3]"])
+        self.expect(5, ["--targets y.npy: ", "[3]"])
+
+    def test_invalid_dtype(self):
+        ids(self.at("x.npy"), [1, 0])
+        npy(self.at("x.npy"), "<i8", (2, 1), array.array("q", [1, 2]).tobytes())
+        self.expect(5, ["--hidden x.npy: hidden: dtype int64", "bf16"])
+        npy(self.at("x.npy"), "<f8", (2, 1), array.array("d", [1, 2]).tobytes())
+        self.expect(5, ["--weight w.npy: weight: dtype fp32", "fp64"])
+        floats(self.at("x.npy"), (2, 1), [1, 2])
+        floats(self.at("y.npy"), (2,), [1, 0])
+        self.expect(5, ["--targets y.npy: targets: dtype fp32", "int64"])
+
+    def test_invalid_class_weight(self):
+        floats(self.at("c.npy"), (2,), [1, -3])
+        self.expect(5, ["--class-weight c.npy: class_weight[1] = -3"], "--class-weight", "c.npy")
+
+    def test_a_limit_is_kept_or_named(self):
+        for limit in ["1", "64B", "1KiB"]:
+            words = [
+                f"workspace_limit = {limit.replace('KiB', '024').strip('B')} bytes",
+                "needs at least",
+            ]
+            self.expect(2, words, "--workspace-limit", limit)
+        done = self.loss("--workspace-limit", "1", "--outputs", "loss,dx,dw", code=2)
+        least = int(re.search(r"lane cpu needs at least (\d+) bytes", done.stderr)[1])
+        outputs = ["--outputs", "loss,dx,dw", "--receipt", "r.json", "--workspace-limit"]
+        self.loss(*outputs, str(least))
+        receipt = json.loads(pathlib.Path(self.at("r.json")).read_text())
+        self.assertIn(f'"workspace_bytes": {least}', json.dumps(receipt))
+        self.expect(2, [str(least)], "--outputs", "loss,dx,dw", "--workspace-limit", str(least - 1))
+
+    def test_explain_names_the_least_limit(self):
+        shape = ["--tokens", "8192", "--hidden", "4096", "--vocab", "128256", "--dtype", "bf16"]
+        done = self.talea("explain", *shape, code=2)
+        least = int(re.search(r"lane cpu needs at least (\d+) bytes", done.stderr)[1])
+        self.assertLess(least, 300 << 20)  # not the 2 GiB of a sum of dW
+        self.assertIn("lane cpu needs at least", done.stdout)
+        self.assertIn("lane unfused needs at least", done.stdout)
+        self.talea("explain", *shape, "--workspace-limit", str(least))
+        said = json.loads(self.talea("explain", *shape, "--json", code=2).stdout)
+        self.assertIsNone(said["lane"])
 
     def test_invalid_main_grad(self):
         floats(self.at("g.npy"), (1, 2), [0, 0])

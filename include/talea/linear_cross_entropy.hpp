@@ -42,7 +42,7 @@ struct LinearCrossEntropyOptions {
   double softcap = 0;          // k of k * tanh(a / k); 0: off
   double logit_scale = 1;      // finite, not 0; multiplies a per-token scale when both are given
   int64_t workspace_limit_bytes = int64_t{256} << 20;  // on the host: kept, or an error
-  int threads = 0;            // cpu lanes; 0: as many as OpenMP offers
+  int threads = 0;                                     // cpu lanes; 0: as many as OpenMP offers
   std::string lane = "auto";  // or a lane's name: a named lane that declines is an error
 };
 

@@ -149,7 +149,9 @@ class Plan:
         if ranks is not None:
             args.ranks = c.pointer(ranks)
         needed = c.c_int64()
-        _abi.check(_abi.lib.talea_linear_cross_entropy_workspace_bytes(c.byref(args), c.byref(needed)))
+        _abi.check(
+            _abi.lib.talea_linear_cross_entropy_workspace_bytes(c.byref(args), c.byref(needed))
+        )
         self.workspace_bytes = args.workspace_bytes = needed.value
         self._args, self.ref, self._keep = args, c.byref(args), (c_in, c_out, ranks)
 

@@ -23,7 +23,9 @@ def tool():
 def lay_out(tmp_path) -> Path:
     variant = tool().lay_out(Path(talea.__file__).parent, "0.1.0", tmp_path)
     # The test runs on a machine without a GPU whatever lanes the library was built with.
-    return variant.rename(variant.with_name("torch-cpu")) if variant.name != "torch-cpu" else variant
+    return (
+        variant.rename(variant.with_name("torch-cpu")) if variant.name != "torch-cpu" else variant
+    )
 
 
 def test_the_digests_are_those_of_the_files(tmp_path):

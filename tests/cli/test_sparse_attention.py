@@ -92,13 +92,18 @@ class SparseCase(test_cli.Case):
         """(o, lse) of one query and head."""
         row = self.q[(s * H + h) * D :][:D]
         keys = [j for j in self.lists[s] if j >= 0]
-        logits = [sum(a * b for a, b in zip(row, self.kv[j * D :][:D], strict=False)) / D**0.5 for j in keys]
+        logits = [
+            sum(a * b for a, b in zip(row, self.kv[j * D :][:D], strict=False)) / D**0.5
+            for j in keys
+        ]
         if not keys:
             return [0.0] * DV, math.inf
         lse = math.log(sum(map(math.exp, logits)))
         total = math.log(math.exp(lse) + math.exp(self.sink[h]))
         p = [math.exp(x - total) for x in logits]
-        return [sum(w * self.kv[j * D + c] for w, j in zip(p, keys, strict=False)) for c in range(DV)], lse
+        return [
+            sum(w * self.kv[j * D + c] for w, j in zip(p, keys, strict=False)) for c in range(DV)
+        ], lse
 
 
 class Attend(SparseCase):

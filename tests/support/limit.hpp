@@ -18,7 +18,8 @@ inline int64_t least_limit(LinearCrossEntropyProblem p) {
   const LaneChoice choice = explain(p);
   p.options.workspace_limit_bytes = 0;
   for (const lce::Lane& lane : lce::lanes())
-    if (lane.name == choice.lane) return lane.workspace_bytes(p, gather_device_facts(p.device_index));
+    if (lane.name == choice.lane)
+      return lane.workspace_bytes(p, gather_device_facts(p.device_index));
   return 0;
 }
 

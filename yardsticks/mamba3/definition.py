@@ -7,14 +7,32 @@ autograd of a third form, and chunks against the recurrence; exit code 1 when on
 Names and shapes as in docs/mamba3.md, always with a rank axis R (SISO: R = 1); optional tensors may be
 missing. A sequence's arrays are [T, H, ...], a chunk's [H, rows, ...], row = (token, r).
 """
+
 import numpy as np
 
 PI = np.pi
 STATES = ("angle", "ssm", "k", "v")
-SHAPES = {"q": "BSRGN", "k": "BSRGN", "v": "BSHP", "z": "BSHP", "adt": "BHS", "dt": "BHS",
-          "trap": "BHS", "angles": "BSHA", "q_bias": "HRN", "k_bias": "HRN", "d": "H",
-          "mimo_v": "HRP", "mimo_z": "HRP", "mimo_out": "HRP", "norm_weight": "HP",
-          "initial_angle": "nHA", "initial_ssm": "nHPN", "initial_k": "nRHN", "initial_v": "nHP"}
+SHAPES = {
+    "q": "BSRGN",
+    "k": "BSRGN",
+    "v": "BSHP",
+    "z": "BSHP",
+    "adt": "BHS",
+    "dt": "BHS",
+    "trap": "BHS",
+    "angles": "BSHA",
+    "q_bias": "HRN",
+    "k_bias": "HRN",
+    "d": "H",
+    "mimo_v": "HRP",
+    "mimo_z": "HRP",
+    "mimo_out": "HRP",
+    "norm_weight": "HP",
+    "initial_angle": "nHA",
+    "initial_ssm": "nHPN",
+    "initial_k": "nRHN",
+    "initial_v": "nHP",
+}
 
 
 def sigmoid(x):
@@ -27,8 +45,8 @@ def outer(v, k):  # sum over r of v_r k_r^T: [..., P, N]
 
 def pair(x, A, pairs):  # views of the two members of each rotated pair
     if pairs == "interleaved":
-        return x[..., 0:2 * A:2], x[..., 1:2 * A:2]
-    return x[..., :A], x[..., x.shape[-1] // 2:][..., :A]
+        return x[..., 0 : 2 * A : 2], x[..., 1 : 2 * A : 2]
+    return x[..., :A], x[..., x.shape[-1] // 2 :][..., :A]
 
 
 def torque(t, g, s, x):  # of each pair: what turning t adds to <t, g>
@@ -46,10 +64,21 @@ def rotate(x, cos, sin, pairs):  # x [..., H, R, N], cos and sin [..., H, A]; -s
 def complete(x):  # missing tensors as the neutral ones they stand for; sequences; sizes
     (B, S, R, G, N), (H, P), cu = x["q"].shape, x["v"].shape[2:], x.get("cu_seqlens")
     A = 0 if x.get("angles") is None else x["angles"].shape[-1]
-    where = [(b, 0, S) for b in range(B)] if cu is None else [(0, *c) for c in zip(cu, cu[1:])]
+    where = (
+        [(b, 0, S) for b in range(B)]
+        if cu is None
+        else [(0, *c) for c in zip(cu, cu[1:], strict=False)]
+    )
     size = dict(B=B, S=S, R=R, G=G, N=N, H=H, P=P, A=A, n=len(where))
-    full = {"pairs": "interleaved", "norm": False, "eps": 1e-5, "chunk": 3, "z": None,
-            "reduce": R == 1 or x.get("mimo_out") is not None, **x}
+    full = {
+        "pairs": "interleaved",
+        "norm": False,
+        "eps": 1e-5,
+        "chunk": 3,
+        "z": None,
+        "reduce": R == 1 or x.get("mimo_out") is not None,
+        **x,
+    }
     for c in (c for c in SHAPES if full.get(c) is None and c != "z"):
         full[c] = (np.ones if c[:4] in ("mimo", "norm") else np.zeros)([size[i] for i in SHAPES[c]])
     return full, where, size
@@ -136,7 +165,7 @@ def chunk_scan(x, s, h):  # scan by chunks: section 1.4
         kept.append(h)
         Y = eL * (q @ h.swapaxes(1, 2)) + (q @ k.swapaxes(1, 2) * Gamma) @ v
         Y += x["d"][:, None, None] * v
-        y[lo:lo + x["chunk"]] = Y.reshape(len(Y), -1, *y.shape[2:]).swapaxes(0, 1)
+        y[lo : lo + x["chunk"]] = Y.reshape(len(Y), -1, *y.shape[2:]).swapaxes(0, 1)
         h = eL[:, -1:] * h + (eR * scale * v).swapaxes(1, 2) @ k
     return y, h, kept + [h]
 
@@ -148,8 +177,8 @@ def chunk_scan_adjoint(x, s, kept, dy, E):
     for i in reversed(range(len(kept) - 1)):
         q, k, v, Gamma, eL, eR, scale, M, same = chunk_of(x, s, i * x["chunk"])
         H, m, at = *q.shape[:2], slice(i * x["chunk"], i * x["chunk"] + q.shape[1] // R)
-        tokens = lambda t: t.reshape(H, m // R, R, -1).sum(2).swapaxes(0, 1)  # noqa: E731
-        until = lambda t: np.cumsum(tokens(t)[::-1], axis=0)[::-1]  # noqa: E731
+        tokens = lambda t, H=H, m=m: t.reshape(H, m // R, R, -1).sum(2).swapaxes(0, 1)  # noqa: E731
+        until = lambda t, tokens=tokens: np.cumsum(tokens(t)[::-1], axis=0)[::-1]  # noqa: E731
         dO = dy[at].swapaxes(0, 1).reshape(H, m, -1)
         W, S = dO @ v.swapaxes(1, 2), q @ k.swapaxes(1, 2)  # [query row, key row]
         dq = eL * (dO @ kept[i]) + (W * Gamma) @ k
@@ -157,7 +186,7 @@ def chunk_scan_adjoint(x, s, kept, dy, E):
         dv = (S * Gamma).swapaxes(1, 2) @ dO + eR * scale * (k @ E.swapaxes(1, 2))
         ds = tokens(k * ((W * M).swapaxes(1, 2) @ q + eR * (v @ E))).sum(2)
         r["gamma"][at] = ds + tokens(W * S * same).sum(2)
-        r["b"][at.start + 1:at.stop + 1] = ds[:len(dy) - at.start - 1]  # b of t scales key t - 1
+        r["b"][at.start + 1 : at.stop + 1] = ds[: len(dy) - at.start - 1]  # b of t scales key t - 1
         r["adt"][at] = (kept[i + 1] * E).sum((1, 2)) + until(q * dq - k * dk).sum(2)
         turn = until(torque(q, dq, s, x) + torque(k, dk, s, x))
         r["theta"][at] = last - torque(kept[i + 1], E, s, x).sum(1) + turn
@@ -256,17 +285,23 @@ def autograd(torch, x, up, up_final):
     y = (y * p["mimo_out"]).sum(3) if x["reduce"] else (y * p["mimo_out"]).transpose(2, 3)
     ssm = h * L[..., -1:, None].exp() + ein("bjhrp,bjhrn,bhj->bhpn", v, k, weight[:, :, -1])
     ends = (y, theta[:, -1], ssm, k[:, -1].transpose(1, 2), p["v"][:, -1])
-    sum((e * torch.tensor(w)).sum() for e, w in zip(ends, (up, *up_final.values()))).backward()
+    sum(
+        (e * torch.tensor(w)).sum() for e, w in zip(ends, (up, *up_final.values()), strict=False)
+    ).backward()
     return {c: np.zeros_like(x[c]) if t.grad is None else t.grad.numpy() for c, t in p.items()}
 
 
 if __name__ == "__main__":
     from importlib.util import find_spec
+
     torch = __import__("torch") if find_spec("torch") else print("no torch: no autograd")
     draw, good = np.random.default_rng(3).normal, []
 
     def example(without, *sizes, **options):
-        size, some = dict(zip("BSHGRNPAn", sizes)), (c for c in SHAPES if c not in without)
+        size, some = (
+            dict(zip("BSHGRNPAn", sizes, strict=False)),
+            (c for c in SHAPES if c not in without),
+        )
         x = {c: draw(size=[size[i] for i in SHAPES[c]]) for c in some}
         return {**x, "adt": -abs(x["adt"]) / 2, "dt": abs(x["dt"]) / 2, **options}
 
@@ -276,10 +311,11 @@ if __name__ == "__main__":
         print(f"    {what:20}{off:9.1e}", "ok" if good[-1] else "FAILED")
 
     for what, x in {
-            "SISO": example(("mimo_v", "mimo_z", "mimo_out"), 2, 7, 4, 1, 1, 8, 3, 2, 2),
-            "MIMO, 1 < G < H": example((), 1, 7, 6, 3, 2, 8, 3, 4, 1, pairs="halves", norm=True),
-            "packed, one empty": example((), 1, 9, 4, 2, 4, 8, 2, 2, 4, cu_seqlens=[0, 1, 1, 6, 9]),
-            "G = H, unreduced": example(("d", "z", "mimo_out"), 2, 5, 4, 4, 2, 6, 3, 3, 2)}.items():
+        "SISO": example(("mimo_v", "mimo_z", "mimo_out"), 2, 7, 4, 1, 1, 8, 3, 2, 2),
+        "MIMO, 1 < G < H": example((), 1, 7, 6, 3, 2, 8, 3, 4, 1, pairs="halves", norm=True),
+        "packed, one empty": example((), 1, 9, 4, 2, 4, 8, 2, 2, 4, cu_seqlens=[0, 1, 1, 6, 9]),
+        "G = H, unreduced": example(("d", "z", "mimo_out"), 2, 5, 4, 4, 2, 6, 3, 3, 2),
+    }.items():
         (out, final, saved), slopes, dots, step = forward(x), {}, {}, 1e-6
         up, to = draw(size=out.shape), {c: draw(size=final[c].shape) for c in STATES}
         g = backward(saved, up, to)

@@ -38,7 +38,7 @@ CASES = [  # absent tensors; B S H G R N P A n; what else
 
 def example(number):
     without, sizes, options = CASES[number]
-    size = dict(zip("BSHGRNPAn", sizes))
+    size = dict(zip("BSHGRNPAn", sizes, strict=False))
     x = {}
     for i, name in enumerate(NAMES):
         if name in without:

@@ -11,8 +11,8 @@ namespace talea::yardsticks::mamba3 {
 
 double relative_l2(const std::vector<double>& ours, const std::vector<double>& truth);
 
-// One tensor. `yardstick`: the same output of lane unfused on the same inputs; `noise`: of oracle().
-// Empty: it holds.
+// One tensor. `yardstick`: the same output of lane unfused on the same inputs; `noise`: of
+// oracle(). Empty: it holds.
 std::string judge_tensor(const Case& c, const std::string& name, const std::vector<double>& ours,
                          const std::vector<double>& truth, const std::vector<double>& yardstick,
                          const std::vector<double>& noise = {});

@@ -1,0 +1,82 @@
+// What: parts of a case: some of its tokens, as a call of their own.
+// Why: cutting, packing and handing states on are tested against the whole.
+// Never: computes.
+#pragma once
+
+#include <cmath>
+
+#include "ops/mamba3/run.hpp"
+
+namespace talea::yardsticks::mamba3 {
+
+// The axis of the tokens, or -1.
+inline int token_axis(const std::string& name) {
+  std::string of = name;
+  if (of.rfind("d_", 0) == 0 && of.size() > 2 && of != "d_out") of = of.substr(2);
+  for (const char* n : {"q", "k", "v", "z", "angles", "out", "d_out"})
+    if (of == n && name != "d") return 1;
+  for (const char* n : {"adt", "dt", "trap"})
+    if (of == n) return 2;
+  return -1;
+}
+
+// Elements [first, last) of one axis, laid out densely.
+inline HostTensor part(const HostTensor& t, int axis, int64_t first, int64_t last) {
+  std::vector<int64_t> shape = t.shape();
+  const int64_t whole = shape[static_cast<size_t>(axis)];
+  shape[static_cast<size_t>(axis)] = last - first;
+  HostTensor to(t.dtype(), shape);
+  int64_t inner = 1;
+  for (size_t i = static_cast<size_t>(axis) + 1; i < shape.size(); ++i) inner *= shape[i];
+  for (int64_t i = 0; i < to.elements(); ++i) {
+    const int64_t low = i % inner, at = i / inner % std::max<int64_t>(last - first, 1);
+    const int64_t high = i / inner / std::max<int64_t>(last - first, 1);
+    to.set(i, t.get((high * whole + first + at) * inner + low));
+  }
+  return to;
+}
+
+// Tokens [first, last) of a dense case, with all else as it is.
+inline Case tokens_of(const Case& c, int64_t first, int64_t last) {
+  Case p = c;
+  p.size.S = last - first;
+  p.rows = {};
+  for (auto& [name, tensor] : p.in)
+    if (const int axis = token_axis(name); axis > 0)
+      tensor = part(c.in.at(name), axis, first, last);
+  return p;
+}
+
+inline void put_into(HostTensor& whole, const HostTensor& piece, int axis, int64_t first) {
+  int64_t inner = 1;
+  const auto& shape = piece.shape();
+  for (size_t i = static_cast<size_t>(axis) + 1; i < shape.size(); ++i) inner *= shape[i];
+  const int64_t own = shape[static_cast<size_t>(axis)];
+  const int64_t all = whole.shape()[static_cast<size_t>(axis)];
+  for (int64_t i = 0; i < piece.elements(); ++i)
+    whole.set((i / inner / own * all + first + i / inner % own) * inner + i % inner, piece.get(i));
+}
+
+// A packed case of one batch entry with these lengths.
+inline void pack(Case& c, const std::vector<int64_t>& ends) {
+  c.cu = ends;
+  HostTensor cu(DType::i32, {static_cast<int64_t>(ends.size())});
+  for (size_t i = 0; i < ends.size(); ++i)
+    cu.set(static_cast<int64_t>(i), static_cast<double>(ends[i]));
+  c.in["cu_seqlens"] = cu;
+}
+
+inline bool all_finite(const HostTensor& t) {
+  for (int64_t i = 0; i < t.elements(); ++i)
+    if (!std::isfinite(t.get(i))) return false;
+  return true;
+}
+
+// A model's shape in small: MIMO or SISO, groups between 1 and H, everything present.
+inline Case usual(int64_t S, int64_t R = 2, DType dtype = DType::f32, uint64_t seed = 5) {
+  Sizes s{1, S, 4, 2, 16, 8, R, 6};
+  s.rank_axis = R > 1;
+  return full_case(s, dtype, seed);
+}
+
+}  // namespace talea::yardsticks::mamba3

@@ -38,6 +38,9 @@ class Arena {
     return reinterpret_cast<T*>(base_ + begin);
   }
 
+  // Bytes from the workspace's address on that are taken: what follows is free.
+  int64_t used() const { return used_; }
+
   // What a caller must give so that the same takes succeed at any address.
   int64_t bytes() const { return used_ - skew_ + alignment; }
 

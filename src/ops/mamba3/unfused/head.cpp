@@ -240,8 +240,11 @@ void Head::finish(int64_t t) {
 
 void Head::final_states() {
   const States& f = c_.out.final_states;
-  for (int64_t i = 0; f.angle && i < A_; ++i) {
+  for (int64_t i = 0; i < A_; ++i) {
     const double angle = m_.turn[(T_ - 1) * A_ + i];
+    if (c_.final_turns)
+      c_.final_turns[(s_.row * p_.heads + h_) * A_ + i] = to_turns(angle / two_pi);
+    if (!f.angle) continue;
     set(f.angle, angle < 0 ? angle + two_pi : angle, s_.row, h_, i);
   }
   for (int64_t p = 0; p < P_; ++p) {
@@ -256,10 +259,13 @@ void Head::pass_through() {
   const bool back = p_.backward();
   const States& from = back ? c_.in.d_final_states : c_.in.initial_states;
   const States& to = back ? c_.out.d.initial_states : c_.out.final_states;
-  for (int64_t i = 0; to.angle && i < A_; ++i) {
+  for (int64_t i = 0; i < A_; ++i) {
     double angle = get_or(0, from.angle, s_.row, h_, i);
-    if (!back) angle = stored_radians(to_turns(angle / two_pi), true);
-    set(to.angle, angle, s_.row, h_, i);
+    const int64_t at = (s_.row * p_.heads + h_) * A_ + i;
+    const uint64_t turns = to_turns(angle / two_pi) + (c_.angle_offset ? c_.angle_offset[at] : 0);
+    if (c_.final_turns && !back) c_.final_turns[at] = turns;
+    if (!back) angle = stored_radians(turns, true);
+    if (to.angle) set(to.angle, angle, s_.row, h_, i);
   }
   for (int64_t p = 0; p < P_; ++p) {
     for (int64_t n = 0; to.ssm && n < N_; ++n)

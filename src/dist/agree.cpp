@@ -1,0 +1,91 @@
+// What: a hash of every field that ranks must share, and the exchange that names a difference.
+// Why: one small exchange a call is the price; the text travels only when the hashes differ.
+// Never: continues after a disagreement.
+#include "dist/agree.hpp"
+
+#include <array>
+
+#include "core/fail.hpp"
+#include "core/half.hpp"
+
+namespace talea {
+namespace {
+
+constexpr auto bad = ErrorKind::invalid_data;
+constexpr uint64_t hash_seed = 0xcbf29ce484222325u;
+
+uint64_t hash(uint64_t h, const void* data, size_t bytes) {
+  const auto* p = static_cast<const unsigned char*>(data);
+  for (size_t i = 0; i < bytes; ++i) h = (h ^ p[i]) * 0x100000001b3u;
+  return h;
+}
+
+uint64_t hash_of(const std::vector<AgreedField>& fields) {
+  uint64_t h = hash_seed;
+  for (const AgreedField& f : fields) h = hash(h, f.value.c_str(), f.value.size() + 1);
+  return h;
+}
+
+// Every rank sends its fields as text; the first that differs from rank 0's is named on all ranks.
+void name_difference(const std::vector<AgreedField>& fields, Communicator& c) {
+  struct Text {
+    char value[64];
+  };
+  for (const AgreedField& field : fields) {
+    Text own{};
+    std::strncpy(own.value, field.value.c_str(), sizeof own.value - 1);
+    std::vector<Text> all(static_cast<size_t>(c.size()));
+    require(c.host_gather(&own, all.data(), sizeof own), ErrorKind::runtime,
+            "{} of rank {}: its host channel failed", c.engine(), c.rank());
+    for (int r = 1; r < c.size(); ++r)
+      require(std::strcmp(all[r].value, all[0].value) == 0, bad,
+              "{}: the ranks disagree: {} on rank 0, {} on rank {}", field.name, all[0].value,
+              all[r].value, r);
+  }
+}
+
+}  // namespace
+
+std::string content_of(const Tensor& t) {
+  if (!t) return "absent";
+  if (t.device != DeviceKind::cpu) return "present";
+  uint64_t h = hash_seed;
+  std::array<int64_t, max_rank> index{};
+  int64_t at = 0;
+  for (int64_t n = t.elements(); n > 0; --n) {  // row-major
+    const double value = load_element(t.data, t.dtype, at);
+    h = hash(h, &value, sizeof value);
+    for (int d = t.rank - 1; d >= 0; --d) {
+      at += t.stride[d];
+      if (++index[d] < t.shape[d]) break;
+      at -= t.stride[d] * t.shape[d];
+      index[d] = 0;
+    }
+  }
+  return fmt::format("content hash {:016x}", h);
+}
+
+std::optional<std::vector<std::byte>> agree_bytes(const std::vector<AgreedField>& fields,
+                                                  std::span<const std::byte> own, Communicator& c) {
+  const uint64_t hashed = hash_of(fields);
+  const size_t each = sizeof hashed + own.size(), ranks = static_cast<size_t>(c.size());
+  std::vector<std::byte> hello(each), all(each * ranks), values(own.size() * ranks);
+  std::memcpy(hello.data(), &hashed, sizeof hashed);
+  if (!own.empty()) std::memcpy(hello.data() + sizeof hashed, own.data(), own.size());
+  if (!c.host_gather(hello.data(), all.data(), static_cast<int64_t>(each))) return std::nullopt;
+  bool same = true;
+  for (size_t r = 0; r < ranks; ++r) {
+    same = same && std::memcmp(all.data() + r * each, all.data(), sizeof hashed) == 0;
+    if (!own.empty())
+      std::memcpy(values.data() + r * own.size(), all.data() + r * each + sizeof hashed,
+                  own.size());
+  }
+  if (!same) {
+    name_difference(fields, c);
+    fail(bad, "the ranks' settings differ (hash {:016x} on rank {}) in no field that can be shown",
+         hashed, c.rank());
+  }
+  return values;
+}
+
+}  // namespace talea

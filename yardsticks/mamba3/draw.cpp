@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <sstream>
 
 namespace talea::yardsticks::mamba3 {
 namespace {
@@ -116,8 +117,7 @@ void fill(Case& c, const std::string& name, DType type, uint64_t seed, const Lay
   HostTensor t(type, shape_of(c, name), layout);
   uint64_t own = seed;
   for (const char letter : name) own = mixed(own ^ static_cast<uint64_t>(letter));
-  std::string of = name;
-  if (of.rfind("initial_", 0) == 0) of = of.substr(8);
+  const std::string of = name.rfind("initial_", 0) == 0 ? name.substr(8) : name;
   for (int64_t i = 0; i < t.elements(); ++i) t.set(i, scaled(c, of, own, i));
   c.in[name] = std::move(t);
 }
@@ -227,25 +227,16 @@ std::vector<Case> pairwise_cases(uint64_t seed) {
 
 std::string describe_case(const Case& c) {
   const Sizes& s = c.size;
-  std::string text = std::string(name_of(c.dtype));
-  for (const auto& [name, value] : {std::pair{" B", s.B},
-                                    {" S", s.S},
-                                    {" H", s.H},
-                                    {" G", s.G},
-                                    {" N", s.N},
-                                    {" P", s.P},
-                                    {" R", s.R},
-                                    {" A", s.A},
-                                    {" chunk ", c.options.chunk},
-                                    {" schedule ", static_cast<int64_t>(c.options.schedule)}})
-    text.append(name).append(std::to_string(value));
-  text += c.halves() ? " halves" : " interleaved";
-  if (s.shared_angles) text += " shared";
-  if (c.options.head_norm) text += " norm";
-  for (const auto& [name, tensor] : c.in) text.append(" ").append(name);
-  text += " cu";
-  for (const int64_t e : c.cu) text.append(" ").append(std::to_string(e));
-  return text;
+  std::ostringstream text;
+  text << name_of(c.dtype) << " B" << s.B << " S" << s.S << " H" << s.H << " G" << s.G << " N"
+       << s.N << " P" << s.P << " R" << s.R << " A" << s.A << " chunk " << c.options.chunk
+       << " schedule " << static_cast<int>(c.options.schedule)
+       << (c.halves() ? " halves" : " interleaved") << (s.shared_angles ? " shared" : "")
+       << (c.options.head_norm ? " norm" : "");
+  for (const auto& [name, tensor] : c.in) text << ' ' << name;
+  text << " cu";
+  for (const int64_t e : c.cu) text << ' ' << e;
+  return text.str();
 }
 
 }  // namespace talea::yardsticks::mamba3

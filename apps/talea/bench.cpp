@@ -18,6 +18,7 @@
 #include "device/cpu/onednn.hpp"
 #include "io/receipt_file.hpp"
 #include "memory.hpp"
+#include "ops/linear_cross_entropy/receipt.hpp"
 #include "progress.hpp"
 #include "record.hpp"
 #include "table.hpp"
@@ -235,7 +236,7 @@ void fill_receipt(Receipt& receipt, const Workload& w, const std::vector<double>
                   {"ratio", 1.0}});
   for (const Subject& s : w.subjects) {
     runs.push_back(run_json(s));
-    CallFacts facts;
+    lce::CallFacts facts;
     facts.problem = s.last.problem;
     facts.result = s.last.result;
     facts.measured_peak_extra_bytes = s.peak_bytes;
@@ -244,7 +245,7 @@ void fill_receipt(Receipt& receipt, const Workload& w, const std::vector<double>
     facts.time = time_stats(s.ms);
     facts.ratio_to_plain_products = middle(s.ratios);
     if (world.size() > 1) add_ranks(world, s.last.ranks, facts);
-    receipt.call(facts);
+    receipt.call(lce::call_json(facts));
   }
   receipt.section(
       "bench",

@@ -12,6 +12,7 @@
 #include "core/fail.hpp"
 #include "core/receipt.hpp"
 #include "io/receipt_file.hpp"
+#include "ops/linear_cross_entropy/receipt.hpp"
 #include "progress.hpp"
 #include "table.hpp"
 
@@ -226,7 +227,7 @@ Receipt make_receipt(DeviceSession& session, Data& data, Provenance provenance,
     runs.push_back(run_json(b, s, shape));
     if (!data.backward())  // few tokens: one read of the weight at the speed of a copy is the floor
       runs.back()["weight_read_share_of_copy"] = weight_bytes / (middle(s.ms) / 1e3) / copy;
-    CallFacts facts;
+    lce::CallFacts facts;
     facts.problem = s.problem;
     facts.result = s.result;
     facts.seed = static_cast<int64_t>(b.seed);
@@ -239,7 +240,7 @@ Receipt make_receipt(DeviceSession& session, Data& data, Provenance provenance,
         2.0 * static_cast<double>(b.shape.tokens) * static_cast<double>(b.shape.vocab);
     facts.time = time_stats(s.ms);
     facts.ratio_to_plain_products = middle(s.ratios);
-    receipt.call(facts);
+    receipt.call(lce::call_json(facts));
   }
   receipt.section(
       "bench",

@@ -12,6 +12,7 @@
 #include "io/read_tensor.hpp"
 #include "io/receipt_file.hpp"
 #include "memory.hpp"
+#include "ops/linear_cross_entropy/receipt.hpp"
 #include "table.hpp"
 
 namespace talea::cli {
@@ -139,9 +140,9 @@ double l2(const Tensor& t) {
   return std::sqrt(sum);
 }
 
-CallFacts call_facts(const MeasuredCall& call, const Read& read, const HostOutputs& out,
-                     const RankWorld& world) {
-  CallFacts facts;
+lce::CallFacts call_facts(const MeasuredCall& call, const Read& read, const HostOutputs& out,
+                          const RankWorld& world) {
+  lce::CallFacts facts;
   facts.problem = call.problem;
   facts.result = call.result;
   if (read.hidden_shape.size() == 3) facts.layout = "[S,B,D]";
@@ -234,7 +235,7 @@ void run(Context& context, const Flags& f) {
       call_with_files(read, {read.in, out.views, options, f.ranks.sequence_parallel}, world);
   check_interrupt();
   if (!world.speaks()) return;
-  receipt.call(call_facts(call, read, out, world)).verdict(Verdict::not_checked);
+  receipt.call(lce::call_json(call_facts(call, read, out, world))).verdict(Verdict::not_checked);
   if (!f.out.empty()) {
     std::vector<io::NamedTensor> shaped = out.named;
     for (io::NamedTensor& t : shaped)

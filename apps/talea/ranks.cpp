@@ -84,7 +84,7 @@ lce::ShardedResult RankWorld::call(const lce::ShardedCall& whole) const {
 }
 
 void add_ranks(const RankWorld& world, const std::vector<lce::ShardFigures>& ranks,
-               CallFacts& facts) {
+               lce::CallFacts& facts) {
   facts.collective = world.engine();
   facts.shards.clear();
   for (size_t r = 0; r < ranks.size(); ++r) {

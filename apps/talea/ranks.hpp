@@ -7,6 +7,7 @@
 
 #include "context.hpp"
 #include "core/receipt.hpp"
+#include "ops/linear_cross_entropy/receipt.hpp"
 #include "ops/linear_cross_entropy/sharded.hpp"
 
 namespace talea::cli {
@@ -48,7 +49,7 @@ class RankWorld {
 
 // The ranks' shards, the engine and one note a rank.
 void add_ranks(const RankWorld& world, const std::vector<lce::ShardFigures>& ranks,
-               CallFacts& facts);
+               lce::CallFacts& facts);
 
 // mpirun gave this process a rank: the launcher's variables say so.
 bool under_mpirun();

@@ -52,7 +52,7 @@ int run(int argc, char** argv) {
   std::string why;
   const auto d = DeviceSession::open(0, why);
   require(d != nullptr, ErrorKind::unavailable, "{}", why);
-  std::vector<CallFacts> calls;
+  std::vector<lce::CallFacts> calls;
   const std::string lane = argv[6], file = argv[7];
   bool passed = true;
   nlohmann::json section;
@@ -66,7 +66,7 @@ int run(int argc, char** argv) {
   }
   if (w.rank == 0 && file != "-") {
     Receipt receipt(ReceiptKind::bench, provenance_of(argc, argv, *d, w.library));
-    for (const CallFacts& f : calls) receipt.call(f);
+    for (const lce::CallFacts& f : calls) receipt.call(lce::call_json(f));
     receipt.title(fmt::format("Lane {} over {} NCCL ranks", lane, w.size));
     receipt.section("bench", section).verdict(passed ? Verdict::passed : Verdict::failed);
     io::write_receipt(file, receipt);

@@ -76,7 +76,7 @@ class Speed {
     d_.fill_ids(shard_targets_, 4, end_ - begin_);
   }
 
-  nlohmann::json run(const std::vector<Variant>& variants, std::vector<CallFacts>& calls) {
+  nlohmann::json run(const std::vector<Variant>& variants, std::vector<lce::CallFacts>& calls) {
     add("world 1", nullptr);
     add("one rank's shard as a world of one", nullptr).world = 0;
     for (const Variant& v : variants) {
@@ -243,7 +243,7 @@ class Speed {
     return parts;
   }
 
-  nlohmann::json runs(int64_t extra, std::vector<CallFacts>& calls) {
+  nlohmann::json runs(int64_t extra, std::vector<lce::CallFacts>& calls) {
     nlohmann::json all = nlohmann::json::array();
     const std::string shape = fmt::format("{}x{}x{}", size_.tokens, size_.hidden, size_.vocab);
     const double one = time_stats(subjects_[0]->ms).median_ms;
@@ -278,8 +278,8 @@ class Speed {
     return all;
   }
 
-  CallFacts facts(const Subject& s, int64_t extra, const TimeStats& t) const {
-    CallFacts f;
+  lce::CallFacts facts(const Subject& s, int64_t extra, const TimeStats& t) const {
+    lce::CallFacts f;
     f.problem = s.problem;
     f.result = s.result;
     f.collective = s.world > 1 ? s.ranks.vocab->engine() : "none";
@@ -377,7 +377,8 @@ std::vector<Variant> parse_variants(const std::string& text) {
 }
 
 nlohmann::json measure_speed(World& world, DeviceSession& device, const Size& size,
-                             const std::vector<Variant>& variants, std::vector<CallFacts>& calls) {
+                             const std::vector<Variant>& variants,
+                             std::vector<lce::CallFacts>& calls) {
   return Speed(world, device, size).run(variants, calls);
 }
 

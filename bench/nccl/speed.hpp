@@ -5,6 +5,7 @@
 
 #include "bench/nccl/world.hpp"
 #include "core/receipt.hpp"
+#include "ops/linear_cross_entropy/receipt.hpp"
 
 namespace talea::bench {
 
@@ -17,6 +18,7 @@ std::vector<Variant> parse_variants(const std::string& text);  // "beside:8,once
 
 // The receipt's section; appends the calls.
 nlohmann::json measure_speed(World& world, DeviceSession& device, const Size& size,
-                             const std::vector<Variant>& variants, std::vector<CallFacts>& calls);
+                             const std::vector<Variant>& variants,
+                             std::vector<lce::CallFacts>& calls);
 
 }  // namespace talea::bench

@@ -134,7 +134,7 @@ struct LinearCrossEntropyProblem {
   bool has_saved = false;  // lse and target_logprob of an earlier call
   bool wants_loss = false, wants_lse = false, wants_logprob = false, wants_entropy = false;
   bool wants_argmax = false, wants_accuracy = false, wants_dx = false, wants_dw = false;
-  bool wants_db = false, accumulate_dw = false;
+  bool wants_db = false, accumulate_dw = false, accumulate_db = false;
   LinearCrossEntropyOptions options;
 
   bool backward() const { return wants_dx || wants_dw || wants_db; }

@@ -5,6 +5,8 @@
 
 #include <functional>
 #include <memory>
+#include <span>
+#include <vector>
 
 #include "talea/communicator.hpp"
 
@@ -12,12 +14,15 @@ namespace talea {
 
 enum class ExchangeKind : int32_t { all_gather = 1, all_reduce_sum = 2, reduce_scatter_sum = 3 };
 
+// Which ranks exchange: those that share the vocabulary, the batch, the heads or the sequence.
+enum class ExchangeGroup : int32_t { vocab = 0, batch = 1, heads = 2, sequence = 3 };
+
 // What the caller must do before the next phase. As the calls of Communicator: `send` may lie
 // inside `recv`; all_reduce_sum is in place (send == recv). There is always something to move. On
 // a device the work may be queued on `stream` and need not have run.
 struct Exchange {
   ExchangeKind kind = ExchangeKind::all_gather;
-  bool batch = false;  // over the ranks that share the batch; otherwise those of the vocabulary
+  ExchangeGroup group = ExchangeGroup::vocab;
   DeviceKind device = DeviceKind::cpu;  // where the buffers lie; the handshake's: the host
   const void* send = nullptr;
   void* recv = nullptr;
@@ -31,10 +36,11 @@ struct PhaseGroup {
   int rank = 0, size = 1;
   DeviceKind device = DeviceKind::cpu;
   const char* engine = "phases";  // for the receipt: who communicates
+  ExchangeGroup group = ExchangeGroup::vocab;
 };
 
-// A call in progress. The body is any code that takes communicators, such as one call of
-// linear_cross_entropy(); it runs on a thread of its own, in turns with the caller, never beside
+// A call in progress. The body is any code that takes communicators, such as one call of an
+// operator; it runs on a thread of its own, in turns with the caller, never beside
 // him. Thread-local settings are not carried over, but OpenMP's number of threads is.
 //
 //   Phases call({rank, size}, {}, [&](Communicator& vocab, Communicator& batch) { ... });
@@ -44,6 +50,11 @@ class Phases {
   using Body = std::function<void(Communicator& vocab, Communicator& batch)>;
 
   Phases(const PhaseGroup& vocab, const PhaseGroup& batch, Body body);
+
+  // The same over any groups; the body gets a communicator for each, in their order.
+  using GroupsBody = std::function<void(std::span<Communicator* const>)>;
+  Phases(std::vector<PhaseGroup> groups, GroupsBody body);
+
   // A call that has not ended is given up: its outputs are unfinished.
   ~Phases();
   Phases(const Phases&) = delete;

@@ -1,7 +1,7 @@
 // What: a Communicator whose engine is the caller's function table; it is not called without bytes.
 // Why: Python (torch.distributed) and C trainers bring the ranks they already have.
 // Never: communicates by itself.
-#include "capi/convert.hpp"
+#include "capi/tensor.hpp"
 #include "core/fail.hpp"
 
 namespace talea::capi {

@@ -1,55 +1,116 @@
 // What: the C functions of the linear cross-entropy operator.
 // Why: C struct -> C++ value -> operator, and the status back: nothing else happens here.
 // Never: computes, chooses or allocates tensor memory.
-#include <algorithm>
-#include <cstring>
-
-#include "capi/convert.hpp"
 #include "capi/guarded.hpp"
+#include "capi/phases.hpp"
 #include "capi/result.hpp"
-#include "core/fail.hpp"
+#include "capi/tensor.hpp"
+#include "ops/linear_cross_entropy/fields.hpp"
+#include "ops/linear_cross_entropy/receipt.hpp"
 
 namespace talea::capi {
 namespace {
 
-LinearCrossEntropyProblem problem_of(const Arguments& a) {
+constexpr const char* name = "linear_cross_entropy";
+
+struct Arguments {
+  LinearCrossEntropyInputs inputs;
+  LinearCrossEntropyOutputs outputs;
+  LinearCrossEntropyOptions options;
+  LinearCrossEntropyRanks ranks;
+  Workspace workspace;
+  Stream stream = nullptr;
+  std::shared_ptr<Communicator> vocab, batch;  // what ranks points to
+};
+
+void read_ranks(const talea_linear_cross_entropy_ranks* from, Purpose purpose, Arguments& to) {
+  if (!from) return;
+  check_size("ranks", from);
+  require(from->reserved == 0, ErrorKind::usage, "ranks: reserved = {}: must be 0", from->reserved);
+  const auto callbacks = purpose == Purpose::call ? Callbacks::needed : Callbacks::optional;
+  if (from->vocab) to.vocab = make_communicator("ranks.vocab", from->vocab, callbacks);
+  if (from->batch) to.batch = make_communicator("ranks.batch", from->batch, callbacks);
+  to.ranks.vocab = to.vocab.get();
+  to.ranks.batch = to.batch.get();
+  to.ranks.vocab_begin = from->vocab_begin;
+  to.ranks.sequence_parallel = from->sequence_parallel != 0;
+  to.ranks.handshake = from->skip_handshake == 0;
+  to.ranks.dx_sum = checked_enum<DType>("ranks.dx_sum", from->dx_sum, last_value<DType>());
+}
+
+// Throws Error(usage) for a struct, enum or pointer that is wrong in itself.
+Arguments read(const talea_linear_cross_entropy_args* args, Purpose purpose) {
+  check_args(args);
+  check_size("inputs", args->inputs);
+  check_size("outputs", args->outputs);
+  MadeUpAddresses addresses(purpose);
+  Arguments to;
+  read_tensors(*args->inputs, to.inputs, lce::input_fields, addresses);
+  read_tensors(*args->outputs, to.outputs, lce::output_fields, addresses);
+  to.outputs.accumulate_dw = args->outputs->accumulate_dw != 0;
+  to.outputs.accumulate_db = args->outputs->accumulate_db != 0;
+  read_options("options", args->options, to.options, lce::option_fields);
+  read_ranks(args->ranks, purpose, to);
+  to.workspace = {args->workspace, args->workspace_bytes};
+  to.stream = args->stream;
+  return to;
+}
+
+LinearCrossEntropyProblem problem_of(const talea_linear_cross_entropy_args* args) {
+  const Arguments a = read(args, Purpose::question);
   return describe(a.inputs, a.outputs, a.options, a.ranks);
 }
 
-void log_result(const LinearCrossEntropyResult& r) {
-  for (const LaneDecline& d : r.declined)
-    log(TALEA_LOG_DEBUG,
-        fmt::format("linear_cross_entropy: lane {} declined: {}", d.lane, d.reason));
-  log(TALEA_LOG_INFO, fmt::format("linear_cross_entropy: lane {}, {} workspace bytes, {} chunks",
-                                  r.lane, r.workspace_bytes, r.chunks));
+// The C facts with what their strings and lists point to.
+struct Facts {
+  LinearCrossEntropyResult result;
+  talea_linear_cross_entropy_facts c{};
+  std::vector<talea_lane_decline> declined;
+  std::vector<const char*> notes;
+
+  explicit Facts(LinearCrossEntropyResult r)
+      : result(std::move(r)),
+        declined(c_declines(result.declined)),
+        notes(c_strings(result.notes)) {
+    write_facts(result, c, lce::fact_fields);
+    c.declined = declined.data();
+    c.declined_count = static_cast<int32_t>(declined.size());
+    c.notes = notes.data();
+    c.notes_count = static_cast<int32_t>(notes.size());
+  }
+};
+
+talea_result* result_of(LinearCrossEntropyResult done) {
+  std::string json = lce::result_text(done);
+  return make_result<Facts>(name, std::move(json), std::make_shared<const Facts>(std::move(done)));
 }
 
-std::string lane_list() {
-  std::string list;
-  for (const std::string& name : linear_cross_entropy_lanes())
-    list += (list.empty() ? "" : ",") + name;
-  return list;
+LinearCrossEntropyResult run(const Arguments& a, const LinearCrossEntropyRanks& ranks) {
+  return linear_cross_entropy(a.inputs, a.outputs, a.options, a.workspace, ranks, a.stream);
 }
 
 }  // namespace
 }  // namespace talea::capi
 
+namespace capi = talea::capi;
 using talea::ErrorKind;
 using talea::require;
-namespace capi = talea::capi;
 
 extern "C" {
 
 talea_status talea_linear_cross_entropy_options_init(talea_linear_cross_entropy_options* options,
                                                      int64_t struct_bytes) {
-  return capi::guarded([&] { capi::write_defaults(options, struct_bytes); });
+  return capi::guarded([&] {
+    capi::write_defaults<talea::LinearCrossEntropyOptions>(options, struct_bytes,
+                                                           talea::lce::option_fields);
+  });
 }
 
 talea_status talea_linear_cross_entropy_workspace_bytes(const talea_linear_cross_entropy_args* args,
                                                         int64_t* bytes) {
   return capi::guarded([&] {
     require(bytes, ErrorKind::usage, "bytes: null pointer");
-    *bytes = talea::workspace_bytes(capi::problem_of(capi::convert(args, capi::Purpose::question)));
+    *bytes = talea::workspace_bytes(capi::problem_of(args));
   });
 }
 
@@ -57,11 +118,12 @@ talea_status talea_linear_cross_entropy(const talea_linear_cross_entropy_args* a
                                         talea_result** result) {
   if (result) *result = nullptr;
   return capi::guarded([&] {
-    const capi::Arguments a = capi::convert(args, capi::Purpose::call);
-    auto done =
-        talea::linear_cross_entropy(a.inputs, a.outputs, a.options, a.workspace, a.ranks, a.stream);
-    capi::log_result(done);
-    if (result) *result = capi::make_result(std::move(done));
+    const capi::Arguments a = capi::read(args, capi::Purpose::call);
+    auto done = capi::run(a, a.ranks);
+    capi::log_lanes(
+        capi::name, done.lane, done.declined,
+        fmt::format("{} workspace bytes, {} chunks", done.workspace_bytes, done.chunks));
+    if (result) *result = capi::result_of(std::move(done));
   });
 }
 
@@ -69,25 +131,39 @@ talea_status talea_linear_cross_entropy_explain(const talea_linear_cross_entropy
                                                 int32_t format, char* buffer, int64_t buffer_bytes,
                                                 int64_t* needed_bytes) {
   return capi::guarded([&] {
-    require(format == TALEA_TEXT || format == TALEA_JSON, ErrorKind::usage,
-            "format = {}: must be 0 (text) or 1 (JSON)", format);
-    require(buffer_bytes >= 0 && (buffer || buffer_bytes == 0), ErrorKind::usage,
-            "buffer: {} bytes at {}", buffer_bytes, buffer ? "an address" : "null");
-    const auto choice =
-        talea::explain(capi::problem_of(capi::convert(args, capi::Purpose::question)));
-    const std::string text =
-        format == TALEA_JSON ? capi::explain_json(choice) : capi::explain_text(choice);
-    if (needed_bytes) *needed_bytes = static_cast<int64_t>(text.size()) + 1;
-    if (buffer_bytes == 0) return;
-    const size_t n = std::min(text.size(), static_cast<size_t>(buffer_bytes - 1));
-    std::memcpy(buffer, text.data(), n);
-    buffer[n] = 0;
+    const capi::TextBuffer text = {format, buffer, buffer_bytes, needed_bytes};
+    capi::check_buffer(text);
+    capi::write_choice(capi::name, talea::explain(capi::problem_of(args)), text);
+  });
+}
+
+talea_status talea_linear_cross_entropy_phases_begin(const talea_linear_cross_entropy_args* args,
+                                                     talea_phases** phases) {
+  if (phases) *phases = nullptr;
+  return capi::guarded([&] {
+    require(phases, ErrorKind::usage, "phases: null pointer");
+    const auto a = std::make_shared<const capi::Arguments>(capi::read(args, capi::Purpose::phases));
+    using talea::ExchangeGroup;
+    *phases =
+        capi::begin_phases({{ExchangeGroup::vocab, a->vocab}, {ExchangeGroup::batch, a->batch}},
+                           [a](std::span<talea::Communicator* const> c) {
+                             talea::LinearCrossEntropyRanks ranks = a->ranks;
+                             ranks.vocab = c[0];
+                             ranks.batch = c[1];
+                             return capi::result_of(capi::run(*a, ranks));
+                           });
   });
 }
 
 const char* talea_linear_cross_entropy_lanes(void) {
-  static const std::string list = capi::lane_list();
+  static const std::string list = capi::comma_list(talea::linear_cross_entropy_lanes());
   return list.c_str();
+}
+
+const talea_linear_cross_entropy_facts* talea_linear_cross_entropy_result_facts(
+    const talea_result* result) {
+  const auto* facts = capi::facts_of<capi::Facts>(result, capi::name);
+  return facts ? &facts->c : nullptr;
 }
 
 }  // extern "C"

@@ -1,40 +1,27 @@
 // What: the C functions of a call cut at its exchanges.
 // Why: a handle and a plain struct each turn: any language with a loop can communicate for us.
 // Never: keeps a pointer to the caller's structs, only to the tensor memory they name.
-#include "talea/phases.hpp"
+#include "capi/phases.hpp"
 
-#include <string>
-
-#include "capi/convert.hpp"
 #include "capi/guarded.hpp"
-#include "capi/result.hpp"
-#include "core/fail.hpp"
+#include "capi/tensor.hpp"
 
 namespace capi = talea::capi;
 using talea::ErrorKind;
 using talea::require;
 
 struct talea_phases {
-  capi::Arguments args;
-  std::string vocab_engine, batch_engine;
-  talea::LinearCrossEntropyResult result;
+  std::vector<capi::GroupOfCall> groups;  // their engines' names are used to the end
+  std::unique_ptr<talea_result> result;
   enum { running, ended, taken, failed } state = running;
   std::unique_ptr<talea::Phases> call;  // the last member: its thread uses the others
-
-  void start();
 };
 
 namespace {
 
-talea::PhaseGroup group_of(const talea::Communicator* c, std::string& engine) {
-  if (!c) return {};
-  engine = c->engine();
-  return {c->rank(), c->size(), c->device(), engine.c_str()};
-}
-
 void fill(const talea::Exchange& from, talea_exchange& to) {
   to.kind = static_cast<int32_t>(from.kind);
-  to.group = from.batch ? TALEA_GROUP_BATCH : TALEA_GROUP_VOCAB;
+  to.group = static_cast<int32_t>(from.group);
   to.device = static_cast<int32_t>(from.device);
   to.dtype = static_cast<int32_t>(from.dtype);
   to.send = from.send;
@@ -46,40 +33,29 @@ void fill(const talea::Exchange& from, talea_exchange& to) {
 
 }  // namespace
 
-void talea_phases::start() {
-  const talea::PhaseGroup vocab = group_of(args.vocab.get(), vocab_engine);
-  const talea::PhaseGroup batch = group_of(args.batch.get(), batch_engine);
-  call = std::make_unique<talea::Phases>(
-      vocab, batch, [this](talea::Communicator& v, talea::Communicator& b) {
-        talea::LinearCrossEntropyRanks ranks = args.ranks;
-        ranks.vocab = &v;
-        ranks.batch = &b;
-        result = talea::linear_cross_entropy(args.inputs, args.outputs, args.options,
-                                             args.workspace, ranks, args.stream);
+talea_phases* capi::begin_phases(const std::vector<GroupOfCall>& groups, PhasesBody body) {
+  auto made = std::make_unique<talea_phases>();
+  made->groups = groups;
+  std::vector<PhaseGroup> given;
+  for (const GroupOfCall& g : made->groups) {
+    PhaseGroup group;
+    if (g.named) group = {g.named->rank(), g.named->size(), g.named->device(), g.named->engine()};
+    group.group = g.group;
+    given.push_back(group);
+  }
+  made->call = std::make_unique<Phases>(
+      given, [phases = made.get(), body = std::move(body)](std::span<Communicator* const> c) {
+        phases->result.reset(body(c));
       });
+  return made.release();
 }
 
 extern "C" {
 
-talea_status talea_linear_cross_entropy_phases_begin(const talea_linear_cross_entropy_args* args,
-                                                     talea_phases** phases) {
-  if (phases) *phases = nullptr;
+talea_status talea_phases_next(talea_phases* phases, talea_exchange* exchange) {
   return capi::guarded([&] {
     require(phases, ErrorKind::usage, "phases: null pointer");
-    auto made = std::make_unique<talea_phases>();
-    made->args = capi::convert(args, capi::Purpose::phases);
-    made->start();
-    *phases = made.release();
-  });
-}
-
-talea_status talea_phases_next(talea_phases* phases, talea_exchange* exchange) {
-  const talea_status status = capi::guarded([&] {
-    require(phases, ErrorKind::usage, "phases: null pointer");
-    require(exchange, ErrorKind::usage, "exchange: null pointer");
-    require(exchange->struct_bytes == static_cast<int64_t>(sizeof *exchange), ErrorKind::usage,
-            "exchange: struct_bytes = {} where this library (ABI version {}) has {}",
-            exchange->struct_bytes, TALEA_ABI_VERSION, sizeof *exchange);
+    capi::check_size("exchange", exchange);
     require(phases->state != talea_phases::failed, ErrorKind::usage,
             "phases: this call has already ended with an error");
     *exchange = {};
@@ -92,7 +68,6 @@ talea_status talea_phases_next(talea_phases* phases, talea_exchange* exchange) {
     }
     if (next) fill(*next, *exchange);
   });
-  return status;
 }
 
 talea_status talea_phases_finish(talea_phases* phases, talea_result** result) {
@@ -104,7 +79,7 @@ talea_status talea_phases_finish(talea_phases* phases, talea_result** result) {
             : phases->state == talea_phases::taken ? "the result was taken before"
                                                    : "the call ended with an error");
     phases->state = talea_phases::taken;
-    if (result) *result = capi::make_result(std::move(phases->result));
+    if (result) *result = phases->result.release();
   });
 }
 

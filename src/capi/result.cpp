@@ -1,15 +1,15 @@
-// What: results and lane choices as plain structs, text and JSON.
+// What: results and lane choices as plain structs, text and JSON, of any operator.
 // Why: one place turns C++ values into what a C caller can read.
 // Never: drops a number that is not finite: JSON has it as a string.
 #include "capi/result.hpp"
 
-#include <fmt/format.h>
-
+#include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <nlohmann/json.hpp>
 
 #include "capi/guarded.hpp"
-#include "core/receipt.hpp"
+#include "core/fail.hpp"
 
 namespace talea::capi {
 namespace {
@@ -22,69 +22,22 @@ Json number(double value) {
   return value;
 }
 
-Json declined_json(const std::vector<LaneDecline>& declined) {
-  Json list = Json::array();
-  for (const LaneDecline& d : declined) list.push_back({{"lane", d.lane}, {"reason", d.reason}});
-  return list;
-}
-
-void fill_facts(talea_result& to) {
-  const LinearCrossEntropyResult& r = to.result;
-  for (const LaneDecline& d : r.declined) to.declined.push_back({d.lane.c_str(), d.reason.c_str()});
-  for (const std::string& n : r.notes) to.notes.push_back(n.c_str());
-  talea_linear_cross_entropy_facts& f = to.facts;
-  f.struct_bytes = sizeof(f);
-  f.lane = r.lane.c_str();
-  f.lane_kind = r.lane_kind.c_str();
-  f.logits_home = r.logits_home.c_str();
-  f.accumulator_softmax = r.accumulator_softmax.c_str();
-  f.accumulator_dx = r.accumulator_dx.c_str();
-  f.accumulator_dw = r.accumulator_dw.c_str();
-  f.accumulator_loss = r.accumulator_loss.c_str();
-  f.upstream_handling = r.upstream_handling.c_str();
-  f.merges = r.merges.c_str();
-  f.logits_tile_rows = r.logits_tile_rows;
-  f.logits_tile_columns = r.logits_tile_columns;
-  f.logits_tile_bytes = r.logits_tile_bytes;
-  f.chunk_rows = r.chunk_rows;
-  f.chunks = r.chunks;
-  f.workspace_bytes = r.workspace_bytes;
-  f.flops = r.flops;
-  f.valid_tokens = r.valid_tokens;
-  f.ignored_tokens = r.ignored_tokens;
-  f.out_of_range_tokens = r.out_of_range_tokens;
-  f.targets_in_partition = r.targets_in_partition;
-  f.denominator = r.denominator;
-  f.full_logits_tensor = r.full_logits_tensor;
-  f.declined_count = static_cast<int32_t>(to.declined.size());
-  f.declined = to.declined.data();
-  f.notes = to.notes.data();
-  f.notes_count = static_cast<int32_t>(to.notes.size());
-}
-
-}  // namespace
-
-talea_result* make_result(LinearCrossEntropyResult result) {
-  auto made = std::make_unique<talea_result>();
-  made->result = std::move(result);
-  fill_facts(*made);
-  made->json = result_text(made->result);
-  return made.release();
-}
-
-std::string explain_json(const LaneChoice& choice) {
+std::string choice_json(const char* op, const LaneChoice& choice) {
+  Json declined = Json::array();
+  for (const LaneDecline& d : choice.declined)
+    declined.push_back({{"lane", d.lane}, {"reason", d.reason}});
   Json j;
-  j["operator"] = "linear_cross_entropy";
+  j["operator"] = op;
   j["lane"] = choice.lane.empty() ? Json() : Json(choice.lane);
   j["lane_kind"] = choice.lane_kind;
-  j["declined"] = declined_json(choice.declined);
+  j["declined"] = declined;
   j["workspace_bytes"] = choice.workspace_bytes;
   j["flops"] = number(choice.flops);
   j["details"] = choice.details;
   return j.dump();
 }
 
-std::string explain_text(const LaneChoice& choice) {
+std::string choice_text(const LaneChoice& choice) {
   std::string text =
       choice.lane.empty()
           ? "no lane takes this problem\n"
@@ -96,14 +49,52 @@ std::string explain_text(const LaneChoice& choice) {
   return text;
 }
 
+}  // namespace
+
+std::vector<talea_lane_decline> c_declines(const std::vector<LaneDecline>& declined) {
+  std::vector<talea_lane_decline> list;
+  for (const LaneDecline& d : declined) list.push_back({d.lane.c_str(), d.reason.c_str()});
+  return list;
+}
+
+std::vector<const char*> c_strings(const std::vector<std::string>& strings) {
+  std::vector<const char*> list;
+  for (const std::string& s : strings) list.push_back(s.c_str());
+  return list;
+}
+
+std::string comma_list(const std::vector<std::string>& names) {
+  std::string list;
+  for (const std::string& name : names) list += (list.empty() ? "" : ",") + name;
+  return list;
+}
+
+void check_buffer(const TextBuffer& b) {
+  require(b.format == TALEA_TEXT || b.format == TALEA_JSON, ErrorKind::usage,
+          "format = {}: must be 0 (text) or 1 (JSON)", b.format);
+  require(b.bytes >= 0 && (b.data || b.bytes == 0), ErrorKind::usage, "buffer: {} bytes at {}",
+          b.bytes, b.data ? "an address" : "null");
+}
+
+void write_choice(const char* op, const LaneChoice& choice, const TextBuffer& b) {
+  const std::string text = b.format == TALEA_JSON ? choice_json(op, choice) : choice_text(choice);
+  if (b.needed) *b.needed = static_cast<int64_t>(text.size()) + 1;
+  if (b.bytes == 0) return;
+  const size_t n = std::min(text.size(), static_cast<size_t>(b.bytes - 1));
+  std::memcpy(b.data, text.data(), n);
+  b.data[n] = 0;
+}
+
+void log_lanes(const char* op, const std::string& lane, const std::vector<LaneDecline>& declined,
+               const std::string& cost) {
+  for (const LaneDecline& d : declined)
+    log(TALEA_LOG_DEBUG, fmt::format("{}: lane {} declined: {}", op, d.lane, d.reason));
+  log(TALEA_LOG_INFO, fmt::format("{}: lane {}, {}", op, lane, cost));
+}
+
 }  // namespace talea::capi
 
 extern "C" {
-
-const talea_linear_cross_entropy_facts* talea_linear_cross_entropy_result_facts(
-    const talea_result* result) {
-  return result ? &result->facts : nullptr;
-}
 
 const char* talea_result_json(const talea_result* result) {
   return result ? result->json.c_str() : nullptr;

@@ -1,6 +1,6 @@
 // What: the envelope of a receipt, its text form and its way back.
 // Why: what is written and what is read pass the same schema.
-// Never: knows an operator; core/receipt_call.cpp describes a call.
+// Never: knows an operator; ops/<operator>/receipt.cpp describe a call.
 #include "core/receipt.hpp"
 
 #include <algorithm>
@@ -9,7 +9,6 @@
 #include <nlohmann/json.hpp>
 
 #include "core/fail.hpp"
-#include "core/receipt_call.hpp"
 #include "core/strict_json.hpp"
 
 namespace talea {
@@ -149,13 +148,8 @@ Receipt& Receipt::title(const std::string& text) {
   return *this;
 }
 
-Receipt& Receipt::call(const CallFacts& facts) {
-  (*document_)["calls"].push_back(spelled_out(to_json(facts)));
-  return *this;
-}
-
-Receipt& Receipt::call(json entry) {
-  (*document_)["calls"].push_back(spelled_out(std::move(entry)));
+Receipt& Receipt::call(json section) {
+  (*document_)["calls"].push_back(spelled_out(std::move(section)));
   return *this;
 }
 
@@ -174,8 +168,33 @@ Receipt& Receipt::section(const std::string& name, json value) {
   return *this;
 }
 
-std::string result_text(const LinearCrossEntropyResult& result) {
-  return spelled_out(to_json(result)).dump(-1, ' ', false, json::error_handler_t::replace);
+std::string one_line(json value) {
+  return spelled_out(std::move(value)).dump(-1, ' ', false, json::error_handler_t::replace);
+}
+
+json inputs_json(const std::vector<InputFact>& inputs) {
+  json list = json::array();
+  for (const InputFact& i : inputs)
+    list.push_back({{"name", i.name},
+                    {"source", i.source},
+                    {"dtype", name_of(i.dtype)},
+                    {"shape", i.shape},
+                    {"sha256", i.sha256}});
+  return list;
+}
+
+json declined_json(const std::vector<LaneDecline>& declined) {
+  json list = json::array();
+  for (const LaneDecline& d : declined) list.push_back({{"lane", d.lane}, {"reason", d.reason}});
+  return list;
+}
+
+json count_json(int64_t count) { return count < 0 ? json(nullptr) : json(count); }
+
+json values_json(const CallMeasures& measures) {
+  json values = json::object();
+  for (const auto& [name, value] : measures.values) values[name] = value;
+  return values;
 }
 
 std::string Receipt::text() const {

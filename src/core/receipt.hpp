@@ -12,7 +12,8 @@
 #include <vector>
 
 #include "core/provenance.hpp"
-#include "talea/linear_cross_entropy.hpp"
+#include "talea/call.hpp"
+#include "talea/tensor.hpp"
 
 namespace talea {
 
@@ -47,25 +48,13 @@ struct ErrorFigure {
   double eager_abs = 0, eager_rel_l2 = 0, tolerance = 0;
 };
 
-struct ShardFact {
-  int rank = 0;
-  int64_t begin = 0, end = 0;
-};
-
-// One call of linear cross-entropy. Only problem and result must be set.
-struct CallFacts {
-  LinearCrossEntropyProblem problem;  // its options are the call's options
-  LinearCrossEntropyResult result;
-  std::string layout = "[N,D]";
+// What was measured around one call of any operator; the operator's own facts stand beside it.
+struct CallMeasures {
   std::optional<int64_t> seed;
   std::vector<InputFact> inputs;
-  std::vector<ShardFact> shards;    // empty: this rank's alone
-  std::string collective = "none";  // engine of the exchange, e.g. "threads"
-  int64_t measured_peak_extra_bytes = -1;
+  int64_t measured_peak_extra_bytes = -1;  // -1: not measured
   std::string measured_by = "not measured";
-  bool full_logits_measured = false;  // the allocator, not the lane, says so
   std::optional<TimeStats> time;
-  std::optional<double> ratio_to_plain_products;
   std::vector<std::pair<std::string, double>> values;  // "loss", "accuracy"
 };
 
@@ -82,8 +71,8 @@ class Receipt {
 
   Receipt& verdict(Verdict verdict);
   Receipt& title(const std::string& text);
-  Receipt& call(const CallFacts& facts);      // appends to "calls"
-  Receipt& call(nlohmann::json entry);        // of another operator, as the schema has it
+  // Appends to "calls": an operator's section, see ops/<operator>/receipt.hpp.
+  Receipt& call(nlohmann::json section);
   Receipt& error(const ErrorFigure& figure);  // appends to "errors"
   Receipt& note(const std::string& text);     // appends to "notes"
   // Sets a section of the envelope: "check", "bench", "train", "repro", "gates", "mutants",
@@ -103,8 +92,15 @@ class Receipt {
   std::unique_ptr<nlohmann::json> document_;
 };
 
-// What ran in one call, in one line of JSON: for callers of the C interface, who know the problem.
-std::string result_text(const LinearCrossEntropyResult& result);
+// Compact, non-finite numbers as strings, bytes that are no UTF-8 replaced.
+std::string one_line(nlohmann::json value);
+
+// Parts that every operator's call section has, under these names: "inputs", "declined" (of
+// "boundary"), a count that may be unread (-1: null), "values".
+nlohmann::json inputs_json(const std::vector<InputFact>& inputs);
+nlohmann::json declined_json(const std::vector<LaneDecline>& declined);
+nlohmann::json count_json(int64_t count);
+nlohmann::json values_json(const CallMeasures& measures);
 
 // A JSON form of one figure, for sections that hold their own.
 nlohmann::json to_json(const ErrorFigure& figure);

@@ -34,8 +34,7 @@ struct Turns {
 
 class PhaseCommunicator final : public Communicator {
  public:
-  PhaseCommunicator(const PhaseGroup& group, bool batch, Turns& turns)
-      : group_(group), batch_(batch), turns_(turns) {}
+  PhaseCommunicator(const PhaseGroup& group, Turns& turns) : group_(group), turns_(turns) {}
   const char* engine() const override { return group_.engine; }
   int rank() const override { return group_.rank; }
   int size() const override { return group_.size; }
@@ -47,24 +46,24 @@ class PhaseCommunicator final : public Communicator {
       std::memmove(recv, send, static_cast<size_t>(bytes));
       return;
     }
-    ask({ExchangeKind::all_gather, batch_, group_.device, send, recv, bytes, DType::f32, bytes,
-         stream});
+    ask({ExchangeKind::all_gather, group_.group, group_.device, send, recv, bytes, DType::f32,
+         bytes, stream});
   }
   void all_reduce_sum(void* buffer, int64_t count, DType dtype, Stream stream) override {
     if (group_.size > 1 && count > 0)
-      ask({ExchangeKind::all_reduce_sum, batch_, group_.device, buffer, buffer, count, dtype,
+      ask({ExchangeKind::all_reduce_sum, group_.group, group_.device, buffer, buffer, count, dtype,
            count * size_of(dtype), stream});
   }
   void reduce_scatter_sum(const void* send, void* recv, int64_t count, DType dtype,
                           Stream stream) override {
     if (group_.size == 1 || count == 0)
       return all_gather(send, recv, count * size_of(dtype), stream);
-    ask({ExchangeKind::reduce_scatter_sum, batch_, group_.device, send, recv, count, dtype,
+    ask({ExchangeKind::reduce_scatter_sum, group_.group, group_.device, send, recv, count, dtype,
          count * size_of(dtype), stream});
   }
   bool host_gather(const void* send, void* recv, int64_t bytes) override {
-    ask({ExchangeKind::all_gather, batch_, DeviceKind::cpu, send, recv, bytes, DType::f32, bytes,
-         nullptr});
+    ask({ExchangeKind::all_gather, group_.group, DeviceKind::cpu, send, recv, bytes, DType::f32,
+         bytes, nullptr});
     return true;
   }
 
@@ -80,26 +79,36 @@ class PhaseCommunicator final : public Communicator {
   }
 
   const PhaseGroup group_;
-  const bool batch_;
   Turns& turns_;
 };
 
-void check(const char* name, const PhaseGroup& g) {
+void check(const PhaseGroup& g) {
+  constexpr const char* names[] = {"vocab", "batch", "heads", "sequence"};
+  const char* name = names[static_cast<int>(g.group)];
   require(g.size >= 1, ErrorKind::usage, "{}: size = {}: must be >= 1", name, g.size);
   require(g.rank >= 0 && g.rank < g.size, ErrorKind::usage, "{}: rank = {}: must lie in [0, {})",
           name, g.rank, g.size);
+}
+
+PhaseGroup with(PhaseGroup g, ExchangeGroup group) {
+  g.group = group;
+  return g;
 }
 
 }  // namespace
 
 struct Phases::State {
   Turns turns;
-  PhaseCommunicator vocab, batch;
+  std::vector<PhaseCommunicator> groups;
+  std::vector<Communicator*> communicators;
   std::future<void> result;  // the last member: its thread ends before the others
 
-  State(const PhaseGroup& v, const PhaseGroup& b) : vocab(v, false, turns), batch(b, true, turns) {}
+  explicit State(const std::vector<PhaseGroup>& given) {
+    groups.reserve(given.size());
+    for (const PhaseGroup& g : given) communicators.push_back(&groups.emplace_back(g, turns));
+  }
 
-  void start(Body body) {
+  void start(GroupsBody body) {
     const int threads = omp_get_max_threads();
     result = std::async(std::launch::async, [this, threads, body = std::move(body)] {
       struct Over {  // also where the body throws
@@ -116,17 +125,20 @@ struct Phases::State {
       const Over over{turns};
       if (turns.given_up) return;
       omp_set_num_threads(threads);
-      body(vocab, batch);
+      body(communicators);
     });
   }
 };
 
-Phases::Phases(const PhaseGroup& vocab, const PhaseGroup& batch, Body body) {
-  check("vocab", vocab);
-  check("batch", batch);
-  state_ = std::make_unique<State>(vocab, batch);
+Phases::Phases(std::vector<PhaseGroup> groups, GroupsBody body) {
+  for (const PhaseGroup& g : groups) check(g);
+  state_ = std::make_unique<State>(groups);
   state_->start(std::move(body));
 }
+
+Phases::Phases(const PhaseGroup& vocab, const PhaseGroup& batch, Body body)
+    : Phases({with(vocab, ExchangeGroup::vocab), with(batch, ExchangeGroup::batch)},
+             [body = std::move(body)](std::span<Communicator* const> c) { body(*c[0], *c[1]); }) {}
 
 Phases::~Phases() {
   Turns& t = state_->turns;

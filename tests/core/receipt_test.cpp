@@ -10,6 +10,7 @@
 #include <tuple>
 
 #include "io/receipt_file.hpp"
+#include "ops/linear_cross_entropy/receipt.hpp"
 #include "support/expect_error.hpp"
 #include "support/temp_dir.hpp"
 
@@ -20,8 +21,8 @@ using json = nlohmann::json;
 using testing::expect_error;
 using testing::TempDir;
 
-CallFacts some_call() {
-  CallFacts facts;
+lce::CallFacts some_call() {
+  lce::CallFacts facts;
   facts.problem.tokens = 4;
   facts.problem.hidden = 3;
   facts.problem.vocab = facts.problem.vocab_local = 5;
@@ -47,7 +48,11 @@ Receipt some_receipt() {
   figure.passed = true;
   figure.worst_index = {1, 2};
   figure.rel = -INFINITY;
-  receipt.call(some_call()).error(figure).verdict(Verdict::passed).note("a note").title("a title");
+  receipt.call(lce::call_json(some_call()))
+      .error(figure)
+      .verdict(Verdict::passed)
+      .note("a note")
+      .title("a title");
   return receipt;
 }
 
@@ -71,12 +76,12 @@ TEST(Receipt, SurvivesTheWayToAFileAndBack) {
 
 TEST(Receipt, KeepsEveryDigitAndEvery64BitInteger) {
   Receipt receipt = some_receipt();
-  CallFacts facts = some_call();
+  lce::CallFacts facts = some_call();
   facts.seed = INT64_MIN;
   facts.problem.options.ignore_index = INT64_MIN;
   facts.problem.tokens = INT64_MAX;
   facts.values = {{"loss", 0.1}, {"small", 4.9e-324}};
-  receipt.call(facts);
+  receipt.call(lce::call_json(facts));
   const Receipt back = Receipt::parse("r.json", receipt.text());
   const json& call = back.document()["calls"][1];
   EXPECT_EQ(call["seed"].get<int64_t>(), INT64_MIN);
@@ -211,7 +216,7 @@ TEST(Receipt, HostileTextNamesTheFile) {
 
 TEST(Receipt, ArgumentsOfAnyBytesDoNotPreventAReceipt) {
   Receipt receipt(ReceiptKind::loss, gather_provenance({"talea", "\xff\xfe.npy"}, {}));
-  receipt.call(some_call());
+  receipt.call(lce::call_json(some_call()));
   EXPECT_NO_THROW(Receipt::parse("r.json", receipt.text()));
 }
 
@@ -219,7 +224,7 @@ TEST(Receipt, AResultAloneIsOneLineAndKeepsNaN) {
   LinearCrossEntropyResult result = some_call().result;
   result.denominator = std::nan("");
   result.notes = {"two\nlines", "\xff"};
-  const std::string text = result_text(result);
+  const std::string text = lce::result_text(result);
   EXPECT_EQ(text.find('\n'), std::string::npos);
   const json j = json::parse(text);
   EXPECT_EQ(j["denominator"], "NaN");

@@ -33,7 +33,7 @@ void perform(const std::vector<const Exchange*>& all) {
   for (const Exchange* other : all) {
     ASSERT_EQ(other->kind, e.kind);
     ASSERT_EQ(other->bytes, e.bytes);
-    ASSERT_EQ(other->batch, e.batch);
+    ASSERT_EQ(other->group, e.group);
   }
   std::vector<std::vector<char>> sent;
   for (const Exchange* from : all) {

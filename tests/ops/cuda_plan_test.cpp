@@ -30,6 +30,8 @@ DeviceFacts h200() {
   return d;
 }
 
+int64_t workspace(const Problem& p) { return cuda_lane().plan(p, h200()).workspace_bytes; }
+
 // Row by row in the order of the launches: nothing unread is overwritten, nothing leaves the
 // buffer.
 void walk(const Plan& plan, int64_t rows, int64_t buffer) {
@@ -70,7 +72,7 @@ TEST(CudaPlan, ChunksUseTheLimitAndKeepIt) {
   for (const int64_t mib : {135, 265, 530, 1060}) {
     const Problem p = problem(8192, 4096, 128256, DType::bf16, mib);
     const Plan r = plan(p, h200());
-    const int64_t bytes = cuda::workspace_bytes(p, h200());
+    const int64_t bytes = workspace(p);
     EXPECT_LE(bytes, mib << 20) << mib;
     EXPECT_GE(r.chunk_rows * r.chunks, 8192);
     // Logits of a whole chunk in fp32 would not fit: the pieces are what makes room for its dz.
@@ -126,7 +128,7 @@ TEST(CudaPlan, LossAloneKeepsASmallLimit) {
       p.wants_dx = p.wants_dw = p.accumulate_dw = false;
       p.top_k = 5;
       const Plan r = plan(p, h200());
-      EXPECT_LE(cuda::workspace_bytes(p, h200()), mib << 20) << name_of(dtype) << " " << mib;
+      EXPECT_LE(workspace(p), mib << 20) << name_of(dtype) << " " << mib;
       EXPECT_FALSE(r.over_limit);
       int64_t next = 0, parts = 0;
       for (const Panel& panel : panels(p, r)) {
@@ -147,9 +149,9 @@ TEST(CudaPlan, ALimitThatCannotBeKeptIsNamed) {
   p.dw_dtype = DType::bf16;
   p.accumulate_dw = false;
   EXPECT_TRUE(plan(p, h200()).over_limit);
-  const int64_t least = cuda::workspace_bytes(p, h200());
+  const int64_t least = workspace(p);
   bool said = false;
-  for (const std::string& line : details(p, h200()))
+  for (const std::string& line : details(p, cuda_lane().plan(p, h200())))
     said = said || line.find(std::to_string(least)) != std::string::npos;
   EXPECT_TRUE(said) << "the least bytes are not named";
   p.options.workspace_limit_bytes = least;

@@ -32,7 +32,7 @@ Problem training(int64_t tokens, int64_t hidden, int64_t vocab, int64_t limit_mi
   return p;
 }
 
-int64_t workspace(const Problem& p) { return sm90_lane().workspace_bytes(p, hopper()); }
+int64_t workspace(const Problem& p) { return sm90_lane().plan(p, hopper()).workspace_bytes; }
 
 TEST(Sm90Config, WorkspaceStaysWithinTheLimit) {
   for (int64_t mib : {135, 265, 530, 1050})

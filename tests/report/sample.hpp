@@ -8,6 +8,7 @@
 #include <tuple>
 #include <vector>
 
+#include "ops/linear_cross_entropy/receipt.hpp"
 #include "report/report.hpp"
 
 namespace talea::testing {
@@ -31,7 +32,7 @@ inline ErrorFigure sample_error(const char* tensor, const char* lane, double abs
 }
 
 inline Receipt sample_loss(const Provenance& p) {
-  CallFacts call;
+  lce::CallFacts call;
   call.problem.tokens = 1024;
   call.problem.hidden = 768;
   call.problem.vocab = call.problem.vocab_local = call.problem.vocab_stored = 32000;
@@ -54,7 +55,10 @@ inline Receipt sample_loss(const Provenance& p) {
   call.measured_peak_extra_bytes = 18 << 20;
   call.measured_by = "allocator hook";
   Receipt r(ReceiptKind::loss, p);
-  r.call(call).verdict(Verdict::passed).title("Sample loss").note("Made up for a test.");
+  r.call(lce::call_json(call))
+      .verdict(Verdict::passed)
+      .title("Sample loss")
+      .note("Made up for a test.");
   r.error(sample_error("dx", "cpu", 2e-8, 9e-8)).error(sample_error("dw", "cpu", 3e-7, 6e-7));
   return r;
 }

@@ -7,46 +7,13 @@
 
 #include "core/fail.hpp"
 #include "ops/linear_cross_entropy/contract.hpp"
-#include "ops/linear_cross_entropy/views.hpp"
+#include "ops/linear_cross_entropy/fields.hpp"
 
 namespace talea::lce {
 namespace {
 
 constexpr auto data_error = ErrorKind::invalid_data;
 constexpr int most_threads = 4096;  // an OpenMP runtime that cannot start one ends the process
-
-std::string shape_of(const Tensor& t) {
-  std::string s = "[";
-  for (int i = 0; i < t.rank; ++i) s += fmt::format("{}{}", i ? ", " : "", t.shape[i]);
-  return s + "]";
-}
-
-void check_shape(const char* name, const Tensor& t, std::initializer_list<int64_t> want) {
-  if (!t) return;
-  bool same = t.rank == static_cast<int>(want.size());
-  int i = 0;
-  std::string expected = "[";
-  for (int64_t extent : want) {
-    same = same && t.shape[i] == extent;
-    expected += fmt::format("{}{}", i ? ", " : "", extent);
-    ++i;
-  }
-  require(same, data_error, "{}: shape {} where {}] is needed", name, shape_of(t), expected);
-  require(t.data || t.elements() == 0, data_error, "{}: null pointer with shape {}", name,
-          shape_of(t));
-}
-
-template <typename... Allowed>
-void check_dtype(const char* name, const Tensor& t, Allowed... allowed) {
-  if (!t) return;
-  std::string list;
-  const auto add = [&](const std::string& name) {
-    if (list.find(name) == std::string::npos) list += (list.empty() ? "" : ", ") + name;
-  };
-  (add(name_of(allowed)), ...);
-  require(((t.dtype == allowed) || ...), data_error,
-          "{}: dtype {} is not supported here; one of {}", name, name_of(t.dtype), list);
-}
 
 void check_options(const Options& o) {
   const auto bad = ErrorKind::usage;
@@ -70,14 +37,14 @@ void check_options(const Options& o) {
 
 void check_dtypes(const Inputs& in, const Outputs& out) {
   using enum DType;
-  check_dtype("hidden", in.hidden, f32, bf16, f16, f64);
+  check_dtype("hidden", in.hidden, {f32, bf16, f16, f64});
   if (is_16bit(in.hidden.dtype))
-    check_dtype("weight", in.weight, in.hidden.dtype, f32);
+    check_dtype("weight", in.weight, {in.hidden.dtype, f32});
   else
-    check_dtype("weight", in.weight, in.hidden.dtype);
-  check_dtype("bias", in.bias, in.weight.dtype, f32);
-  check_dtype("targets", in.targets, i32, i64);
-  check_dtype("soft_target_ids", in.soft_target_ids, i32, i64);
+    check_dtype("weight", in.weight, {in.hidden.dtype});
+  check_dtype("bias", in.bias, {in.weight.dtype, f32});
+  check_dtype("targets", in.targets, {i32, i64});
+  check_dtype("soft_target_ids", in.soft_target_ids, {i32, i64});
   for (const NamedTensor& n :
        {NamedTensor{"class_weight", &in.class_weight},
         NamedTensor{"token_weight", &in.token_weight}, NamedTensor{"token_scale", &in.token_scale},
@@ -90,12 +57,12 @@ void check_dtypes(const Inputs& in, const Outputs& out) {
         NamedTensor{"target_logprob", &out.target_logprob}, NamedTensor{"entropy", &out.entropy},
         NamedTensor{"accuracy", &out.accuracy}, NamedTensor{"topk_values", &out.topk_values},
         NamedTensor{"topk_logprobs", &out.topk_logprobs}})
-    check_dtype(n.name, *n.tensor, f32, f64);
-  check_dtype("argmax", out.argmax, i64);
-  check_dtype("topk_ids", out.topk_ids, i64);
-  check_dtype("dx", out.dx, in.hidden.dtype, f32, f64);
-  check_dtype("dw", out.dw, in.weight.dtype, f32, f64);
-  check_dtype("db", out.db, in.bias ? in.bias.dtype : in.weight.dtype, f32, f64);
+    check_dtype(n.name, *n.tensor, {f32, f64});
+  check_dtype("argmax", out.argmax, {i64});
+  check_dtype("topk_ids", out.topk_ids, {i64});
+  check_dtype("dx", out.dx, {in.hidden.dtype, f32, f64});
+  check_dtype("dw", out.dw, {in.weight.dtype, f32, f64});
+  check_dtype("db", out.db, {in.bias ? in.bias.dtype : in.weight.dtype, f32, f64});
   require(!out.accumulate_dw || !is_16bit(out.dw.dtype), data_error,
           "dw: accumulation needs an fp32 main gradient, not {}", name_of(out.dw.dtype));
   require(!out.accumulate_db || !is_16bit(out.db.dtype), data_error,
@@ -172,25 +139,12 @@ int64_t alignment_of(const Inputs& in, const Outputs& out) {
 }
 
 void fill_flags(Problem& p, const Inputs& in, const Outputs& out) {
-  p.has_targets = in.targets.present;
-  p.has_bias = in.bias.present;
-  p.has_class_weight = in.class_weight.present;
-  p.has_token_weight = in.token_weight.present;
-  p.has_token_scale = in.token_scale.present;
-  p.has_upstream = in.upstream.present;
-  p.has_upstream_lse = in.upstream_lse.present;
-  p.has_upstream_entropy = in.upstream_entropy.present;
-  p.has_saved = in.saved_lse.present;
-  p.wants_loss = out.loss.present;
-  p.wants_lse = out.lse.present;
-  p.wants_logprob = out.target_logprob.present;
-  p.wants_entropy = out.entropy.present;
-  p.wants_argmax = out.argmax.present;
-  p.wants_accuracy = out.accuracy.present;
-  p.wants_dx = out.dx.present;
-  p.wants_dw = out.dw.present;
-  p.wants_db = out.db.present;
+  for (const auto& f : input_fields)
+    if (f.present) p.*f.present = (in.*f.member).present;
+  for (const auto& f : output_fields)
+    if (f.present) p.*f.present = (out.*f.member).present;
   p.accumulate_dw = out.accumulate_dw;
+  p.accumulate_db = out.accumulate_db;
   // Ranks are checked later; a tensor of another rank shows strides that nobody reads.
   if (out.dx) p.dx_dtype = out.dx.dtype;
   if (out.dx) p.dx_row_stride = out.dx.stride[0], p.dx_col_stride = out.dx.stride[1];
@@ -205,7 +159,9 @@ void fill_flags(Problem& p, const Inputs& in, const Outputs& out) {
 
 Problem describe(const Inputs& in, const Outputs& out, const Options& options, const Ranks& ranks) {
   check_options(options);
-  check_views(in, out);
+  const auto inputs = tensors_of(in, input_fields), outputs = tensors_of(out, output_fields);
+  check_views(inputs);
+  check_views(outputs);
   require(in.hidden && in.hidden.rank == 2, data_error,
           "hidden: needed, with shape [tokens, hidden]{}",
           in.hidden ? fmt::format(", not {}", shape_of(in.hidden)) : "");
@@ -250,8 +206,9 @@ Problem describe(const Inputs& in, const Outputs& out, const Options& options, c
   check_presence(p, in, out);
   check_dtypes(in, out);
   check_shapes(p, in, out);
-  check_devices(in, out);
-  check_overlap(in, out);
+  check_devices({"hidden", &in.hidden}, inputs);
+  check_devices({"hidden", &in.hidden}, outputs);
+  check_overlap(inputs, outputs);
   return p;
 }
 

@@ -1,4 +1,4 @@
-// What: the interface between the operator and its lanes, and the lane table.
+// What: what a lane of this operator gets, and the lanes there are.
 // Why: one table, best first, reference last; each lane accepts a problem or says why not.
 // Never: includes a header of CUDA, oneDNN, MPI or NCCL.
 #pragma once
@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "core/device_facts.hpp"
+#include "core/operator.hpp"
 #include "ops/linear_cross_entropy/finish.hpp"
 #include "talea/linear_cross_entropy.hpp"
 
@@ -38,21 +38,21 @@ inline bool sums_dx_in_bf16(const Problem& p) {
   return p.world > 1 && p.wants_dx && p.dx_sum == DType::bf16;
 }
 
-struct Lane {
-  const char* name;
-  const char* kind;
-  // Nothing: accepts. Otherwise the reason, which names the option, shape or device at fault.
-  std::optional<std::string> (*decline)(const Problem&, const DeviceFacts&);
-  int64_t (*workspace_bytes)(const Problem&, const DeviceFacts&);
-  // One "name = value" a line: tile, chunk, schedule.
-  std::vector<std::string> (*details)(const Problem&, const DeviceFacts&);
-  void (*run)(const Call&);
-  // Nothing, or why under lane = auto another lane that accepts should come before this one.
-  std::optional<std::string> (*yields)(const Problem&) = nullptr;
+struct Operator {
+  using Problem = lce::Problem;
+  using Call = lce::Call;
+  using Result = lce::Result;
+  // Best first, reference last. Lanes not built are in the table and decline with "not built".
+  static std::span<const talea::Lane<Operator>> lanes();
 };
+using Lane = talea::Lane<Operator>;
 
-// Best first, reference last. Lanes not built are in the table and decline with "not built".
-std::span<const Lane> lanes();
+// Of the logits, and of dX and dW where they are wanted.
+inline double product_flops(const Problem& p) {
+  const double one = 2.0 * static_cast<double>(p.tokens) * static_cast<double>(p.hidden) *
+                     static_cast<double>(p.vocab_local);
+  return one * (1 + (p.wants_dx ? 1 : 0) + (p.wants_dw ? 1 : 0));
+}
 
 Lane reference_lane();
 Lane unfused_lane();

@@ -4,22 +4,8 @@
 #include "ops/linear_cross_entropy/lane.hpp"
 
 namespace talea::lce {
-namespace {
 
-Lane absent(const char* name) {
-  return {name,
-          "not built",
-          [](const Problem&, const DeviceFacts&) -> std::optional<std::string> {
-            return "not built: this library was built without CUDA";
-          },
-          nullptr,
-          nullptr,
-          nullptr};
-}
-
-}  // namespace
-
-Lane cuda_lane() { return absent("cuda"); }
-Lane sm90_lane() { return absent("sm90"); }
+Lane cuda_lane() { return absent_lane<Operator>("cuda", DeviceKind::cuda); }
+Lane sm90_lane() { return absent_lane<Operator>("sm90", DeviceKind::cuda); }
 
 }  // namespace talea::lce

@@ -16,10 +16,10 @@ namespace talea::lce::cpu {
 
 using talea::cpu::store_row;
 
-Run::Run(const Call& call)
+Run::Run(const Call& call, const Plan& plan)
     : c_(call),
       p_(call.problem),
-      plan_(make_plan(call.problem, call.device)),
+      plan_(plan),
       arena_(call.workspace),
       b_(arena_, call.problem, plan_),
       lanes_(talea::cpu::lanes()),
@@ -203,12 +203,13 @@ std::optional<std::string> decline(const Problem& p, const DeviceFacts&) {
   return std::nullopt;
 }
 
-int64_t needed(const Problem& p, const DeviceFacts& device) {
-  return cpu::make_plan(p, device).bytes;
+Planned plan(const Problem& p, const DeviceFacts& device) {
+  const cpu::Plan plan = cpu::make_plan(p, device);
+  return planned(plan.bytes, product_flops(p), plan);
 }
 
-std::vector<std::string> details(const Problem& p, const DeviceFacts& device) {
-  const cpu::Plan plan = cpu::make_plan(p, device);
+std::vector<std::string> details(const Problem& p, const Planned& planned) {
+  const auto& plan = planned.as<cpu::Plan>();
   return {std::string("isa = ") + talea::cpu::isa_name(),
           "threads = " + std::to_string(plan.threads),
           "tile_columns = " + std::to_string(cpu::tile_columns),
@@ -222,8 +223,13 @@ std::vector<std::string> details(const Problem& p, const DeviceFacts& device) {
 }  // namespace
 
 Lane cpu_lane() {
-  return {"cpu",  "native kernel", decline,
-          needed, details,         [](const Call& c) { cpu::Run(c).all(); }};
+  return {
+      .name = "cpu",
+      .kind = "native kernel",
+      .decline = decline,
+      .plan = plan,
+      .details = details,
+      .run = [](const Call& c, const Planned& plan) { cpu::Run(c, plan.as<cpu::Plan>()).all(); }};
 }
 
 }  // namespace talea::lce

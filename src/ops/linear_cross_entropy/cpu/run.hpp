@@ -38,7 +38,7 @@ struct DwBlock {
 
 class Run {
  public:
-  explicit Run(const Call& call);
+  Run(const Call& call, const Plan& plan);
   void all();
 
  private:
@@ -116,7 +116,7 @@ class Run {
 
   const Call& c_;
   const Problem& p_;
-  const Plan plan_;
+  const Plan& plan_;
   Arena arena_;
   Buffers b_;
   const int64_t lanes_, k_;

@@ -21,10 +21,9 @@ std::string tiles_of_dx(const Plan& plan, int64_t hidden) {
   return all;
 }
 
-std::string over_limit(const Problem& p, const DeviceFacts& device) {
-  return fmt::format("workspace_limit: the smallest plan needs {} bytes{}",
-                     workspace_bytes(p, device),
-                     plan(p, device).dw_in_place || !p.wants_dw
+std::string over_limit(const Problem& p, const Plan& plan) {
+  return fmt::format("workspace_limit: the smallest plan needs {} bytes{}", bytes_of(p, plan),
+                     plan.dw_in_place || !p.wants_dw
                          ? ""
                          : "; an fp32 dw or main gradient needs no sum in the workspace");
 }
@@ -46,8 +45,8 @@ std::optional<std::string> decline(const Problem& p, const DeviceFacts& device) 
   return std::nullopt;
 }
 
-std::vector<std::string> details(const Problem& p, const DeviceFacts& device) {
-  const Plan r = plan(p, device);
+std::vector<std::string> details(const Problem& p, const Planned& planned) {
+  const auto& r = planned.as<Plan>();
   std::vector<std::string> all = {
       fmt::format("products = cuBLASLt {}, {} operands, fp32 accumulation, inner dimension whole",
                   device::cublaslt_version(), name_of(r.compute)),
@@ -63,7 +62,7 @@ std::vector<std::string> details(const Problem& p, const DeviceFacts& device) {
     all.push_back(fmt::format("tail = the last {} columns, padded to {} in products of their own",
                               r.tail, tail_width));
   if (!r.with_gradient) all.push_back(fmt::format("panel_columns = {}", r.panel_columns));
-  if (r.over_limit) all.push_back(over_limit(p, device));
+  if (r.over_limit) all.push_back(over_limit(p, r));
   return all;
 }
 
@@ -85,7 +84,7 @@ void report(const Call& call, const Plan& plan, const Buffers& b, int64_t chunks
   if (p.world > 1)
     r.merges += fmt::format(", ranks (all_gather of row states, {})", call.vocab.engine());
   r.denominator = NAN;
-  if (plan.over_limit) r.notes.push_back(over_limit(p, call.device));
+  if (plan.over_limit) r.notes.push_back(over_limit(p, plan));
   if (plan.copies_weight)
     r.notes.push_back(fmt::format(
         "weight: strides {}, {} suit no product; a dense copy was made in the workspace",

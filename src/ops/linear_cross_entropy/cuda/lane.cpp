@@ -19,10 +19,10 @@ void require_device(const Communicator& c, const char* name) {
 
 class Run {
  public:
-  explicit Run(const Call& call)
+  Run(const Call& call, const Plan& plan)
       : c_(call),
         p_(call.problem),
-        plan_(plan(call.problem, call.device)),
+        plan_(plan),
         arena_(call.workspace),
         b_(arena_, p_, plan_, plan_.chunk_rows),
         s_(shape_of(call, plan_, b_)),
@@ -242,7 +242,7 @@ class Run {
 
   const Call& c_;
   const Problem& p_;
-  const Plan plan_;
+  const Plan& plan_;
   Arena arena_;
   Buffers b_;
   const Shape s_;
@@ -253,11 +253,16 @@ class Run {
   bool counted_ = false, scattered_ = false;
 };
 
-void run(const Call& call) {
+void run(const Call& call, const Planned& planned) {
   const device::DeviceGuard current(call.problem.device_index);
   device::refuse_earlier_error(device::cuda_stream(call.stream));
-  Run once(call);
+  Run once(call, planned.as<Plan>());
   once();
+}
+
+Planned planned(const Problem& p, const DeviceFacts& device) {
+  const Plan decided = plan(p, device);
+  return talea::planned(bytes_of(p, decided), product_flops(p), decided);
 }
 
 }  // namespace
@@ -266,8 +271,13 @@ void run(const Call& call) {
 namespace talea::lce {
 
 Lane cuda_lane() {
-  return {"cuda",   "library composition", cuda::decline, cuda::workspace_bytes, cuda::details,
-          cuda::run};
+  return {.name = "cuda",
+          .kind = "library composition",
+          .runs_on = DeviceKind::cuda,
+          .decline = cuda::decline,
+          .plan = cuda::planned,
+          .details = cuda::details,
+          .run = cuda::run};
 }
 
 }  // namespace talea::lce

@@ -177,9 +177,8 @@ Buffers::Buffers(Arena& a, const Problem& p, const Plan& plan, int64_t rows) {
   factors = a.take<RowFactors>(rows);
 }
 
-int64_t workspace_bytes(const Problem& p, const DeviceFacts& device) {
-  const Plan r = plan(p, device);
-  return bytes_with(p, r, r.chunk_rows);
+int64_t bytes_of(const Problem& p, const Plan& plan) {
+  return bytes_with(p, plan, plan.chunk_rows);
 }
 
 }  // namespace talea::lce::cuda

@@ -90,13 +90,14 @@ struct Buffers {
   Buffers(Arena& a, const Problem& p, const Plan& plan, int64_t rows);
 };
 
-int64_t workspace_bytes(const Problem& p, const DeviceFacts& device);
+// Of the workspace, by the layout code.
+int64_t bytes_of(const Problem& p, const Plan& plan);
 
 // What kernels read of the call.
 Shape shape_of(const Call& call, const Plan& plan, const Buffers& b);
 
 std::optional<std::string> decline(const Problem& p, const DeviceFacts& device);
-std::vector<std::string> details(const Problem& p, const DeviceFacts& device);
+std::vector<std::string> details(const Problem& p, const Planned& planned);
 // Fills what the result says of the run. counted: the host has read the token counts.
 void report(const Call& call, const Plan& plan, const Buffers& b, int64_t chunks, bool counted);
 

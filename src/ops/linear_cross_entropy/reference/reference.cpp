@@ -270,13 +270,13 @@ std::optional<std::string> decline(const Problem& p, const DeviceFacts&) {
   return std::nullopt;
 }
 
-int64_t needed(const Problem& p, const DeviceFacts&) {
+Planned plan(const Problem& p, const DeviceFacts&) {
   Arena arena;
   Buffers layout(arena, p);
-  return arena.bytes();
+  return {.workspace_bytes = arena.bytes(), .flops = product_flops(p)};
 }
 
-void run(const Call& c) {
+void run(const Call& c, const Planned&) {
   Reference(c).run();
   Result& r = c.result;
   r.logits_home = "fp64 rows of a chunk in the workspace";
@@ -293,14 +293,15 @@ void run(const Call& c) {
 }  // namespace
 
 Lane reference_lane() {
-  return {"reference",
-          "reference",
-          decline,
-          needed,
-          [](const Problem&, const DeviceFacts&) {
-            return std::vector<std::string>{"arithmetic = fp64 loops", "chunk_rows = 32"};
-          },
-          run};
+  return {.name = "reference",
+          .kind = "reference",
+          .decline = decline,
+          .plan = plan,
+          .details =
+              [](const Problem&, const Planned&) {
+                return std::vector<std::string>{"arithmetic = fp64 loops", "chunk_rows = 32"};
+              },
+          .run = run};
 }
 
 }  // namespace talea::lce

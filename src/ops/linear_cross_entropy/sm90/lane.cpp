@@ -56,12 +56,12 @@ void report(const Run& r) {
       reinterpret_cast<const char*>(r.b.facts) - static_cast<const char*>(r.call.workspace.data)));
 }
 
-void run(const Call& call) {
+void run(const Call& call, const Planned& planned) {
   const device::DeviceGuard guard(call.problem.device_index);
   device::refuse_earlier_error(device::cuda_stream(call.stream));
   require_device(call.vocab, "vocabulary");
   require_device(call.batch, "batch");
-  const Config c = config(call.problem, call.device);
+  const auto& c = planned.as<Config>();
   Arena arena(call.workspace);
   const Run r{call, call.problem, c, lay_out(call.problem, c, arena),
               device::cuda_stream(call.stream)};
@@ -77,14 +77,15 @@ void run(const Call& call) {
   report(r);
 }
 
-int64_t bytes(const Problem& p, const DeviceFacts& device) {
+Planned plan(const Problem& p, const DeviceFacts& device) {
+  const Config c = config(p, device);
   Arena counting;
-  lay_out(p, config(p, device), counting);
-  return counting.bytes();
+  lay_out(p, c, counting);
+  return planned(counting.bytes(), product_flops(p), c);
 }
 
-std::vector<std::string> details(const Problem& p, const DeviceFacts& device) {
-  const Config c = config(p, device);
+std::vector<std::string> details(const Problem& p, const Planned& planned) {
+  const auto& c = planned.as<Config>();
   const bool few = c.online && p.tokens <= kFewRows;
   return {fmt::format("schedule = {}", schedule_of(c)),
           fmt::format("chunk_rows = {}", c.chunk_rows),
@@ -111,8 +112,14 @@ std::vector<std::string> details(const Problem& p, const DeviceFacts& device) {
 namespace talea::lce {
 
 Lane sm90_lane() {
-  return {"sm90",        "native kernel", sm90::decline, sm90::bytes,
-          sm90::details, sm90::run,       sm90::yields};
+  return {.name = "sm90",
+          .kind = "native kernel",
+          .runs_on = DeviceKind::cuda,
+          .decline = sm90::decline,
+          .plan = sm90::plan,
+          .details = sm90::details,
+          .run = sm90::run,
+          .yields = sm90::yields};
 }
 
 }  // namespace talea::lce

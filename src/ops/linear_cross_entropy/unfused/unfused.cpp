@@ -63,10 +63,10 @@ struct EagerRow {
 
 class Unfused {
  public:
-  explicit Unfused(const Call& c)
+  Unfused(const Call& c, int threads)
       : c_(c),
         p_(c.problem),
-        threads_(threads_of(c.problem, c.device)),
+        threads_(threads),
         arena_(c.workspace),
         b_(arena_, c.problem, threads_),
         k_(candidates_kept(c.problem)) {}
@@ -385,14 +385,15 @@ std::optional<std::string> decline(const Problem& p, const DeviceFacts&) {
   return std::nullopt;
 }
 
-int64_t needed(const Problem& p, const DeviceFacts& device) {
+Planned plan(const Problem& p, const DeviceFacts& device) {
+  const int threads = threads_of(p, device);
   Arena arena;
-  Buffers layout(arena, p, threads_of(p, device));
-  return arena.bytes();
+  Buffers layout(arena, p, threads);
+  return planned(arena.bytes(), product_flops(p), threads);
 }
 
-void run(const Call& c) {
-  Unfused(c).run();
+void run(const Call& c, const Planned& plan) {
+  Unfused(c, plan.as<int>()).run();
   const Problem& p = c.problem;
   Result& r = c.result;
   r.logits_home = std::string("full tensor in ") + name_of(p.hidden_dtype);
@@ -412,15 +413,18 @@ void run(const Call& c) {
 }  // namespace
 
 Lane unfused_lane() {
-  return {"unfused",
-          "unfused comparison",
-          decline,
-          needed,
-          [](const Problem& p, const DeviceFacts& device) {
-            return std::vector<std::string>{"logits = full tensor",
-                                            fmt::format("threads = {}", threads_of(p, device))};
-          },
-          run};
+  return {.name = "unfused",
+          .kind = "unfused comparison",
+          .reach = Reach::by_name,
+          .by_name_why = "materialises the logits; only when asked for by name",
+          .decline = decline,
+          .plan = plan,
+          .details =
+              [](const Problem&, const Planned& plan) {
+                return std::vector<std::string>{"logits = full tensor",
+                                                fmt::format("threads = {}", plan.as<int>())};
+              },
+          .run = run};
 }
 
 }  // namespace talea::lce

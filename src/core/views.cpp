@@ -1,52 +1,20 @@
 // What: the checks of the caller's memory: extents, strides, alignment, devices, overlap.
 // Why: a wrong view makes wrong numbers in silence, or on a device an error nobody can recover
 // from. Never: dereferences a tensor.
-#include "ops/linear_cross_entropy/views.hpp"
+#include "core/views.hpp"
 
 #include <algorithm>
 #include <array>
 
 #include "core/fail.hpp"
 
-namespace talea::lce {
+namespace talea {
 namespace {
 
 constexpr auto data_error = ErrorKind::invalid_data;
 
-std::vector<NamedTensor> input_list(const Inputs& in) {
-  return {{"hidden", &in.hidden},
-          {"weight", &in.weight},
-          {"bias", &in.bias},
-          {"targets", &in.targets},
-          {"class_weight", &in.class_weight},
-          {"token_weight", &in.token_weight},
-          {"token_scale", &in.token_scale},
-          {"soft_target_ids", &in.soft_target_ids},
-          {"soft_target_probs", &in.soft_target_probs},
-          {"upstream", &in.upstream},
-          {"upstream_lse", &in.upstream_lse},
-          {"upstream_entropy", &in.upstream_entropy},
-          {"saved_lse", &in.saved_lse},
-          {"saved_target_logprob", &in.saved_target_logprob}};
-}
-
-std::vector<NamedTensor> output_list(const Outputs& out) {
-  return {{"loss", &out.loss},
-          {"lse", &out.lse},
-          {"target_logprob", &out.target_logprob},
-          {"entropy", &out.entropy},
-          {"argmax", &out.argmax},
-          {"accuracy", &out.accuracy},
-          {"topk_values", &out.topk_values},
-          {"topk_ids", &out.topk_ids},
-          {"topk_logprobs", &out.topk_logprobs},
-          {"dx", &out.dx},
-          {"dw", &out.dw},
-          {"db", &out.db}};
-}
-
 template <typename F>
-void for_present(const std::vector<NamedTensor>& list, F f) {
+void for_present(std::span<const NamedTensor> list, F f) {
   for (const NamedTensor& n : list)
     if (*n.tensor) f(n.name, *n.tensor);
 }
@@ -70,7 +38,7 @@ Extent extent_of(const Tensor& t) {
   return {base + bytes(low), base + bytes(high + 1)};
 }
 
-// So far that the sum of four, in bytes of the widest dtype, stays within 64 bits.
+// So far that the sum of five, in bytes of the widest dtype, stays within 64 bits.
 constexpr int64_t most_elements = INT64_MAX / 64;
 
 void check_view(const char* name, const Tensor& t) {
@@ -126,24 +94,53 @@ void check_output_strides(const char* name, const Tensor& t) {
 
 }  // namespace
 
-void check_views(const Inputs& in, const Outputs& out) {
-  for_present(input_list(in), check_view);
-  for_present(output_list(out), check_view);
+std::string shape_of(const Tensor& t) {
+  std::string s = "[";
+  for (int i = 0; i < t.rank; ++i) s += fmt::format("{}{}", i ? ", " : "", t.shape[i]);
+  return s + "]";
 }
 
-void check_devices(const Inputs& in, const Outputs& out) {
+void check_shape(const char* name, const Tensor& t, std::initializer_list<int64_t> want) {
+  if (!t) return;
+  bool same = t.rank == static_cast<int>(want.size());
+  int i = 0;
+  std::string expected = "[";
+  for (int64_t extent : want) {
+    same = same && t.shape[i] == extent;
+    expected += fmt::format("{}{}", i ? ", " : "", extent);
+    ++i;
+  }
+  require(same, data_error, "{}: shape {} where {}] is needed", name, shape_of(t), expected);
+  require(t.data || t.elements() == 0, data_error, "{}: null pointer with shape {}", name,
+          shape_of(t));
+}
+
+void check_dtype(const char* name, const Tensor& t, std::initializer_list<DType> allowed) {
+  if (!t) return;
+  std::string list;
+  bool found = false;
+  for (const DType one : allowed) {
+    const std::string text = name_of(one);
+    found = found || t.dtype == one;
+    if (list.find(text) == std::string::npos) list += (list.empty() ? "" : ", ") + text;
+  }
+  require(found, data_error, "{}: dtype {} is not supported here; one of {}", name,
+          name_of(t.dtype), list);
+}
+
+void check_views(std::span<const NamedTensor> tensors) { for_present(tensors, check_view); }
+
+void check_devices(const NamedTensor& first, std::span<const NamedTensor> tensors) {
   const auto kind = [](const Tensor& t) { return t.device == DeviceKind::cpu ? "cpu" : "cuda"; };
-  const auto check = [&](const char* name, const Tensor& t) {
-    require(t.device == in.hidden.device && t.device_index == in.hidden.device_index, data_error,
-            "{}: lies on another device than hidden ({} {} against {} {})", name, kind(t),
-            t.device_index, kind(in.hidden), in.hidden.device_index);
-  };
-  for_present(input_list(in), check);
-  for_present(output_list(out), check);
+  const Tensor& home = *first.tensor;
+  for_present(tensors, [&](const char* name, const Tensor& t) {
+    require(t.device == home.device && t.device_index == home.device_index, data_error,
+            "{}: lies on another device than {} ({} {} against {} {})", name, first.name, kind(t),
+            t.device_index, kind(home), home.device_index);
+  });
 }
 
-void check_overlap(const Inputs& in, const Outputs& out) {
-  const auto inputs = input_list(in), outputs = output_list(out);
+void check_overlap(std::span<const NamedTensor> inputs, std::span<const NamedTensor> outputs) {
   for (size_t i = 0; i < outputs.size(); ++i) {
     if (!*outputs[i].tensor) continue;
     const char* const name = outputs[i].name;
@@ -153,20 +150,23 @@ void check_overlap(const Inputs& in, const Outputs& out) {
       require(!own.crosses(extent_of(t)), data_error, "{}: its memory overlaps the input {}", name,
               other);
     });
-    for (size_t j = i + 1; j < outputs.size(); ++j)
-      require(!*outputs[j].tensor || !own.crosses(extent_of(*outputs[j].tensor)), data_error,
-              "{}: its memory overlaps the output {}", name, outputs[j].name);
+    for_present(outputs.subspan(i + 1), [&](const char* other, const Tensor& t) {
+      require(!own.crosses(extent_of(t)), data_error, "{}: its memory overlaps the output {}", name,
+              other);
+    });
   }
 }
 
-void check_workspace(const Inputs& in, const Outputs& out, const Workspace& workspace) {
-  const auto base = reinterpret_cast<uintptr_t>(workspace.data);
-  const Extent room = {base, base + static_cast<uintptr_t>(workspace.bytes)};
-  const auto check = [&](const char* name, const Tensor& t) {
+void check_workspace(const char* lane, const Workspace& given, int64_t needed,
+                     std::span<const NamedTensor> tensors) {
+  require(given.bytes >= needed && (given.data || needed == 0), ErrorKind::usage,
+          "workspace: {} bytes given, {} bytes needed by lane {}", given.data ? given.bytes : 0,
+          needed, lane);
+  const auto base = reinterpret_cast<uintptr_t>(given.data);
+  const Extent room = {base, base + static_cast<uintptr_t>(needed)};
+  for_present(tensors, [&](const char* name, const Tensor& t) {
     require(!room.crosses(extent_of(t)), data_error, "workspace: its memory overlaps {}", name);
-  };
-  for_present(input_list(in), check);
-  for_present(output_list(out), check);
+  });
 }
 
-}  // namespace talea::lce
+}  // namespace talea

@@ -1,0 +1,203 @@
+// What: the operator layer: a table of lanes, the choice among them, and the way into a call.
+// Why: every operator chooses, plans, explains and runs in the same way; what it computes is its
+// own. Never: knows an operator or a lane, keeps a registry, or takes a decision twice in a call.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/device_facts.hpp"
+#include "core/fail.hpp"
+#include "core/mutant.hpp"
+#include "core/views.hpp"
+#include "talea/call.hpp"
+
+namespace talea {
+
+// A lane's decision on one problem, taken once a call and handed to its run().
+struct Planned {
+  int64_t workspace_bytes = 0;
+  double flops = 0;                         // of the matrix products that will run
+  std::shared_ptr<const void> config = {};  // the lane's own; absent where it has nothing to decide
+
+  template <class Config>
+  const Config& as() const {
+    return *static_cast<const Config*>(config.get());
+  }
+};
+
+template <class Config>
+Planned planned(int64_t workspace_bytes, double flops, Config config) {
+  return {workspace_bytes, flops, std::make_shared<const Config>(std::move(config))};
+}
+
+// Whether lane = auto considers a lane, or only its name reaches it.
+enum class Reach { automatic, by_name };
+
+// One row of an operator's table. Op has the types Problem (with options.lane and device_index),
+// Call and Result, and a static lanes(): its table, best first, reference last.
+template <class Op>
+struct Lane {
+  using Problem = typename Op::Problem;
+  using Reason = std::optional<std::string>;
+
+  const char* name = "";
+  const char* kind = "";  // "native kernel", "library composition", "reference", ...
+  DeviceKind runs_on = DeviceKind::cpu;
+  Reach reach = Reach::automatic;
+  const char* by_name_why = "";  // with Reach::by_name: why auto passes it by
+  // Nothing: accepts. Otherwise the reason, which names the option, shape or device at fault.
+  Reason (*decline)(const Problem&, const DeviceFacts&) = nullptr;
+  Planned (*plan)(const Problem&, const DeviceFacts&) = nullptr;
+  // One "name = value" a line: tile, chunk, schedule. Apart from plan(), because a call needs no
+  // text.
+  std::vector<std::string> (*details)(const Problem&, const Planned&) = nullptr;
+  void (*run)(const typename Op::Call&, const Planned&) = nullptr;
+  // Nothing, or why under lane = auto another lane that accepts should come before this one.
+  Reason (*yields)(const Problem&) = nullptr;
+};
+
+// A lane that this build does not have: it stays in the table, and says so.
+template <class Op>
+Lane<Op> absent_lane(const char* name, DeviceKind runs_on) {
+  return {
+      .name = name,
+      .kind = "not built",
+      .runs_on = runs_on,
+      .decline = [](const typename Op::Problem&, const DeviceFacts&) -> std::optional<std::string> {
+        return "not built: this library was built without CUDA";
+      }};
+}
+
+template <class Op>
+std::vector<std::string> lane_names() {
+  std::vector<std::string> names;
+  for (const Lane<Op>& lane : Op::lanes()) names.emplace_back(lane.name);
+  return names;
+}
+
+template <class Op>
+struct Choice {
+  const Lane<Op>* lane = nullptr;  // null: none accepts
+  std::vector<LaneDecline> declined;
+};
+
+// The first lane that accepts and does not yield to a later one; or the one that is named.
+template <class Op>
+Choice<Op> choose(const typename Op::Problem& p, const DeviceFacts& device) {
+  Choice<Op> choice;
+  LaneDecline yielded;
+  const Lane<Op>* second = nullptr;
+  const std::string& wanted = p.options.lane;
+  const bool automatic = wanted == "auto";
+  bool known = automatic;
+  std::string names;
+  for (const Lane<Op>& lane : Op::lanes()) {
+    names += (names.empty() ? "" : ", ") + std::string(lane.name);
+    const bool named = wanted == lane.name;
+    known = known || named;
+    if (choice.lane || !(automatic || named)) continue;
+    if (automatic && lane.reach == Reach::by_name) {
+      choice.declined.push_back({lane.name, lane.by_name_why});
+    } else if (auto reason = lane.decline(p, device)) {
+      choice.declined.push_back({lane.name, *reason});
+    } else if (auto why = lane.yields && automatic ? lane.yields(p) : std::nullopt) {
+      second = &lane;
+      yielded = {lane.name, *why};
+    } else {
+      choice.lane = &lane;
+    }
+  }
+  if (second && choice.lane) choice.declined.push_back(yielded);
+  if (!choice.lane) choice.lane = second;
+  require(known, ErrorKind::usage, "lane = {}: no such lane ({})", wanted, names);
+  return choice;
+}
+
+// A problem's lane with its decision.
+template <class Op>
+struct Prepared {
+  DeviceFacts device = {};
+  const Lane<Op>* lane = nullptr;
+  std::vector<LaneDecline> declined = {};
+  Planned plan = {};
+};
+
+// The lane's decision. On the host a workspace limit is kept or is an error; device lanes note what
+// they exceed.
+template <class Op>
+Planned plan_within_limit(const Lane<Op>& lane, const typename Op::Problem& p,
+                          const DeviceFacts& device) {
+  Planned plan = lane.plan(p, device);
+  if constexpr (requires { p.options.workspace_limit_bytes; }) {
+    const int64_t limit = p.options.workspace_limit_bytes;
+    if (lane.runs_on == DeviceKind::cpu && plan.workspace_bytes > limit) {
+      typename Op::Problem least = p;
+      least.options.workspace_limit_bytes = 0;
+      fail(ErrorKind::usage,
+           "workspace_limit = {} bytes: cannot be kept; for this problem lane {} needs at least {} "
+           "bytes",
+           limit, lane.name, lane.plan(least, device).workspace_bytes);
+    }
+  }
+  return plan;
+}
+
+// Throws Error(unavailable) with every lane's reason where none accepts.
+template <class Op>
+Prepared<Op> prepare(const typename Op::Problem& p) {
+  Prepared<Op> ready{.device = gather_device_facts(p.device_index)};
+  Choice<Op> choice = choose<Op>(p, ready.device);
+  if (!choice.lane && p.options.lane != "auto" && mutant(Mutant::b13_silent_fallback)) {
+    typename Op::Problem any = p;
+    any.options.lane = "auto";
+    choice = choose<Op>(any, ready.device);
+  }
+  std::string reasons;
+  for (const LaneDecline& d : choice.declined)
+    reasons += fmt::format("\n  {}: {}", d.lane, d.reason);
+  require(choice.lane, ErrorKind::unavailable, "no lane takes this problem:{}", reasons);
+  ready.lane = choice.lane;
+  ready.declined = std::move(choice.declined);
+  ready.plan = plan_within_limit(*ready.lane, p, ready.device);
+  return ready;
+}
+
+template <class Op>
+LaneChoice explain(const typename Op::Problem& p) {
+  const DeviceFacts device = gather_device_facts(p.device_index);
+  const Choice<Op> choice = choose<Op>(p, device);
+  LaneChoice said;
+  said.declined = choice.declined;
+  if (!choice.lane) return said;
+  const Planned plan = plan_within_limit(*choice.lane, p, device);
+  said.lane = choice.lane->name;
+  said.lane_kind = choice.lane->kind;
+  said.workspace_bytes = plan.workspace_bytes;
+  said.flops = plan.flops;
+  if (choice.lane->details) said.details = choice.lane->details(p, plan);
+  return said;
+}
+
+// One call: prepares, checks the workspace against the plan and against `memory` (every tensor of
+// the call), writes into the result what any lane knows, and hands over to
+// run(const Prepared<Op>&, Result&), which shakes hands with the ranks and runs the lane.
+template <class Op, class Run>
+typename Op::Result call(const typename Op::Problem& p, const Workspace& workspace,
+                         std::span<const NamedTensor> memory, Run&& run) {
+  const Prepared<Op> ready = prepare<Op>(p);
+  check_workspace(ready.lane->name, workspace, ready.plan.workspace_bytes, memory);
+  typename Op::Result result;
+  result.lane = ready.lane->name;
+  result.lane_kind = ready.lane->kind;
+  result.declined = ready.declined;
+  result.workspace_bytes = ready.plan.workspace_bytes;
+  result.flops = ready.plan.flops;
+  run(ready, result);
+  return result;
+}
+
+}  // namespace talea

@@ -7,7 +7,8 @@
 #include <memory>
 #include <string>
 
-#include "talea/linear_cross_entropy.hpp"
+#include "talea/communicator.hpp"
+#include "talea/tensor.hpp"
 
 namespace talea {
 

@@ -10,17 +10,23 @@ import tempfile
 from pathlib import Path
 
 ROOMS = {
-    # room of src: rooms it may include, besides itself and include/talea
+    # room of src: rooms it may include, besides itself and include/talea. A right that nobody
+    # uses is a fault as well: the next leak would go through it.
     "core": set(),
     "algebra": {"core"},
     "dist": {"core"},
-    "device": {"core", "dist"},
+    "device": {"core"},
     "io": {"core"},
     "ops": {"core", "algebra", "dist", "device"},
-    "report": {"core", "io"},
-    "train": {"core", "dist", "io", "ops"},
-    "capi": {"core", "dist", "io", "ops"},
+    "report": {"core"},
+    "train": {"core", "io", "ops"},
+    "capi": {"core", "ops"},
 }
+# Rooms that know no operator: not even a public header of one.
+NEUTRAL = {"core", "algebra", "dist", "device", "io", "report"}
+OPERATORS = r"talea/(c/)?(linear_cross_entropy|sparse_attention|mamba3)\.hp?p?"
+# The oracle, the plain arithmetic and the cases of an operator: they share no code with src.
+YARDSTICKS = ("talea", "yardsticks")
 SUFFIXES = {".cpp", ".hpp", ".cu", ".cuh", ".h", ".c"}
 # Headers of an engine, and the only places that may include them: what speaks to it, and a test
 # that stands for it.
@@ -68,7 +74,13 @@ def check_include(path: str, name: str, src_rooms: set[str]) -> str | None:
         return None
     if path.startswith("src/ops/") and path.endswith("/op.cpp") and re.fullmatch(CUDA, name):
         return f"includes {name}: op.cpp knows no CUDA"
+    if path.startswith("yardsticks/") and first in src_rooms and "/" in name:
+        return f"includes {name}: yardsticks may include {sorted(YARDSTICKS)} only"
     room = room_of(path)
+    if room in NEUTRAL and re.fullmatch(OPERATORS, name):
+        return f"includes {name}: {room} knows no operator"
+    if room and first in {"tests", "apps", "yardsticks", "bench", "repro"}:
+        return f"includes {name}: nothing of src includes {first}"
     if not room or first not in src_rooms or "/" not in name:
         return None
     if first != room and first not in ROOMS.get(room, set()):
@@ -112,12 +124,24 @@ def check_file(path: str, text: str, src_rooms: set[str]) -> list[str]:
 def check_tree(root: Path) -> list[str]:
     src_rooms = {p.name for p in (root / "src").iterdir() if p.is_dir()}
     found = [f"src/{room}: a room the rules do not know" for room in src_rooms - ROOMS.keys()]
-    for top in ("include", "src", "apps", "tests", "bench"):
+    used: set[tuple[str, str]] = set()
+    for top in ("include", "src", "apps", "tests", "bench", "yardsticks"):
         for file in sorted((root / top).rglob("*")) if (root / top).is_dir() else []:
             if file.suffix in SUFFIXES and file.is_file():
                 path = file.relative_to(root).as_posix()
-                found += check_file(path, file.read_text(encoding="utf-8"), src_rooms)
-    return found
+                text = file.read_text(encoding="utf-8")
+                found += check_file(path, text, src_rooms)
+                used |= {(room_of(path), name.split("/")[0]) for name in includes_of(text)}
+    return found + unused_rights(src_rooms, used)
+
+
+def unused_rights(src_rooms: set[str], used: set[tuple[str, str]]) -> list[str]:
+    return [
+        f"src/{room}: may include {other} and does not: take the right away"
+        for room, others in ROOMS.items()
+        for other in sorted(others)
+        if room in src_rooms and (room, other) not in used
+    ]
 
 
 GOOD = "// What: x.\n// Why: y.\n// Never: z.\n"
@@ -128,6 +152,19 @@ SELF_TESTS = [
     ("src/core/a.cpp", "core may include", GOOD + '#include "dist/row_state.hpp"\n'),
     ("src/dist/a.cpp", "dist may include", GOOD + '#include "ops/x/contract.hpp"\n'),
     ("src/device/cpu/a.cpp", "device may include", GOOD + '#include "ops/x/contract.hpp"\n'),
+    ("src/core/a.cpp", "core knows no operator", GOOD + '#include "talea/mamba3.hpp"\n'),
+    ("src/dist/a.cpp", "dist knows no operator", GOOD + '#include "talea/sparse_attention.hpp"\n'),
+    ("src/io/a.cpp", "io knows no operator", GOOD + '#include "talea/c/linear_cross_entropy.h"\n'),
+    ("src/device/cpu/a.cpp", "device may include", GOOD + '#include "dist/agree.hpp"\n'),
+    ("src/io/a.cpp", "io may include", GOOD + '#include "dist/agree.hpp"\n'),
+    ("src/report/a.cpp", "report may include", GOOD + '#include "io/npy.hpp"\n'),
+    ("src/train/a.cpp", "train may include", GOOD + '#include "device/cpu/isa.hpp"\n'),
+    ("src/capi/a.cpp", "capi may include", GOOD + '#include "io/npy.hpp"\n'),
+    ("src/ops/x/a.cpp", "ops may include", GOOD + '#include "io/npy.hpp"\n'),
+    ("src/ops/x/a.cpp", "", GOOD + '#include "talea/mamba3.hpp"\n#include "core/a.hpp"\n'),
+    ("src/ops/x/a.cpp", "nothing of src", GOOD + '#include "yardsticks/x/oracle.hpp"\n'),
+    ("yardsticks/x/a.cpp", "", GOOD + '#include "yardsticks/x/a.hpp"\n#include "talea/error.hpp"\n'),
+    ("yardsticks/x/a.cpp", "yardsticks may include", GOOD + '#include "core/half.hpp"\n'),
     ("src/dist/nccl.cpp", "", GOOD + "#include <nccl.h>\n"),
     ("tests/dist/a.cpp", "", GOOD + "#include <nccl.h>\n"),
     ("src/ops/x/cuda/a.cpp", "only src/dist/", GOOD + "#include <nccl.h>\n"),
@@ -166,6 +203,8 @@ def self_test() -> list[str]:
         (Path(folder) / "src" / "attic").mkdir(parents=True)
         if not check_tree(Path(folder)):
             failed.append("self-test: an unknown room was accepted")
+    if unused_rights({"io"}, {("io", "core")}) or not unused_rights({"io"}, {("io", "io")}):
+        failed.append("self-test: an unused right was accepted, or a used one was not")
     return failed
 
 

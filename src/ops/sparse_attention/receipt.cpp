@@ -103,12 +103,6 @@ json options_json(const Problem& p) {
   return j;
 }
 
-json declined_json(const Result& r) {
-  json list = json::array();
-  for (const LaneDecline& d : r.declined) list.push_back({{"lane", d.lane}, {"reason", d.reason}});
-  return list;
-}
-
 json slots_json(const Result& r) {
   return {{"given", count(r.slots_given)},
           {"valid", count(r.slots_valid)},
@@ -165,17 +159,6 @@ json facts_json(const Result& r) {
   return j;
 }
 
-json inputs_json(const std::vector<InputFact>& inputs) {
-  json list = json::array();
-  for (const InputFact& i : inputs)
-    list.push_back({{"name", i.name},
-                    {"source", i.source},
-                    {"dtype", name_of(i.dtype)},
-                    {"shape", i.shape},
-                    {"sha256", i.sha256}});
-  return list;
-}
-
 json ranks_json(const CallFacts& f) {
   json shares = json::array();
   for (const ShareFact& s : f.shares)
@@ -200,7 +183,7 @@ json to_json(const CallFacts& f) {
   j["problem"] = problem_json(f);
   j["options"] = options_json(f.problem);
   j["inputs"] = inputs_json(f.inputs);
-  j["boundary"] = {{"lane", r.lane}, {"lane_kind", r.lane_kind}, {"declined", declined_json(r)}};
+  j["boundary"] = {{"lane", r.lane}, {"lane_kind", r.lane_kind}, {"declined", declined_json(r.declined)}};
   j["ranks"] = ranks_json(f);
   j["cost"] = {{"workspace_bytes", r.workspace_bytes},
                {"measured_peak_extra_bytes", count(f.measured_peak_extra_bytes)},
@@ -217,7 +200,7 @@ std::string result_text(const Result& r) {
   j["version"] = build_info().version;
   j["lane"] = r.lane;
   j["lane_kind"] = r.lane_kind;
-  j["declined"] = declined_json(r);
+  j["declined"] = declined_json(r.declined);
   j["workspace_bytes"] = r.workspace_bytes;
   j["flops"] = number(r.flops);
   return j.dump(-1, ' ', false, json::error_handler_t::replace);

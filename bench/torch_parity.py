@@ -87,7 +87,7 @@ class Problem:
 
 
 def judge(problem, name, ours, truth, eager, largest_logit):
-    """Section 7 of the contract for one tensor: (error figure, error over its bound)."""
+    """The contract's accuracy rule for one tensor: (error figure, error over its bound)."""
     narrow = problem.dtype != WIDE
     largest = max(truth.nan_to_num(0).abs().max().item(), largest_logit if name == "loss" else 0)
     error, yardstick = (ours - truth).abs(), (eager - truth).abs()

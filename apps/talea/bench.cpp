@@ -306,8 +306,8 @@ void run_on_device(Context& context, const Flags& f, const std::vector<std::stri
 void run(Context& context, const Flags& f) {
   require_other_file("--receipt", f.receipt, {f.runs_from});
   if (!f.runs_from.empty()) return record(context, ReceiptKind::bench, f.runs_from, f.receipt);
-  require(f.options.lane == "auto", ErrorKind::usage, "--lane {}: here the lanes are --lanes",
-          f.options.lane);
+  require(f.options.values.lane == "auto", ErrorKind::usage, "--lane {}: here the lanes are --lanes",
+          f.options.values.lane);
   require(f.shape.tokens > 0 && f.shape.hidden > 0 && f.shape.vocab > 0, ErrorKind::usage,
           "--tokens {} --hidden {} --vocab {}: a benchmark needs all above 0", f.shape.tokens,
           f.shape.hidden, f.shape.vocab);
@@ -319,7 +319,7 @@ void run(Context& context, const Flags& f) {
         std::pair("--also-plain", f.also_plain), std::pair("--spread", f.spread != 1)})
     require(!given, ErrorKind::usage, "{}: of device lanes (--lanes sm90 or cuda) only", flag);
   // The plain products have no argument for their threads: both sides take OpenMP's number.
-  if (f.options.threads > 0) omp_set_num_threads(f.options.threads);
+  if (f.options.values.threads > 0) omp_set_num_threads(f.options.values.threads);
   const RankWorld world(f.ranks);
   require(world.size() == 1 || f.lanes.find("unfused") == std::string::npos, ErrorKind::usage,
           "--lanes {}: lane unfused has no ranks", f.lanes);

@@ -53,7 +53,7 @@ class Data {
   LinearCrossEntropyOutputs outputs() {
     LinearCrossEntropyOutputs o;
     const int64_t n = b_.shape.tokens;
-    const bool none = b_.options.reduction == "none";
+    const bool none = b_.options.values.reduction == Reduction::none;
     if (wanted_.loss) o.loss = none ? make(DType::f32, {n}) : make(DType::f32, {});
     if (wanted_.lse) o.lse = make(DType::f32, {n});
     if (wanted_.target_logprob) o.target_logprob = make(DType::f32, {n});
@@ -133,7 +133,7 @@ class Data {
     // A fixed share, spread evenly over the batch.
     for (int64_t t = 0; t < n; ++t)
       if (std::fmod(static_cast<double>(t) * 0.6180339887498949, 1.0) < b_.ignored)
-        ids[static_cast<size_t>(t)] = b_.options.ignore_index;
+        ids[static_cast<size_t>(t)] = b_.options.values.ignore_index;
     session_.upload(in.targets.data, ids.data(), n * 8);
   }
 

@@ -1,71 +1,75 @@
 // What: flags to values.
-// Why: see options.hpp.
+// Why: a flag an option, from the operator's own list: a new option is a new flag.
 // Never: reads a file.
 #include "options.hpp"
 
+#include <algorithm>
+
 #include "core/fail.hpp"
+#include "ops/linear_cross_entropy/fields.hpp"
 
 namespace talea::cli {
 
+namespace {
+
+// --label-smoothing for label_smoothing.
+std::string flag_of(std::string name) {
+  std::replace(name.begin(), name.end(), '_', '-');
+  return "--" + name;
+}
+
+template <class Value, class F>
+void add_flag(CLI::App& sub, Value& value, const F& field) {
+  const std::string flag = flag_of(field.name);
+  if constexpr (std::is_enum_v<Value>) {
+    std::vector<std::string> words(std::begin(Words<Value>::list), std::end(Words<Value>::list));
+    sub.add_option_function<std::string>(
+           flag,
+           [&value, words](const std::string& given) {
+             value =
+                 static_cast<Value>(std::find(words.begin(), words.end(), given) - words.begin());
+           },
+           field.about)
+        ->check(CLI::IsMember(words))
+        ->default_str(word(value));
+  } else {
+    sub.add_option(flag, value, field.about)->capture_default_str();
+  }
+}
+
+}  // namespace
+
 void OptionFlags::add(CLI::App& sub, bool with_vocab) {
-  sub.add_option("--reduction", reduction, "of the loss")
-      ->check(CLI::IsMember({"mean", "sum", "none"}))
-      ->capture_default_str();
-  sub.add_option("--denominator", denominator, "of the mean: valid, weighted, or a number")
-      ->capture_default_str();
-  sub.add_option("--denominator-scope", denominator_scope, "local, or global over the batch ranks")
-      ->check(CLI::IsMember({"local", "global"}))
-      ->capture_default_str();
-  sub.add_option("--on-empty", on_empty, "mean of a batch without a valid row")
-      ->check(CLI::IsMember({"nan", "zero"}))
-      ->capture_default_str();
-  sub.add_option("--target-check", target_check, "targets outside the vocabulary")
-      ->check(CLI::IsMember({"automatic", "checked", "poison"}))
-      ->capture_default_str();
-  sub.add_option("--ignore-index", ignore_index, "target that takes no part")
-      ->capture_default_str();
-  sub.add_option("--label-smoothing", label_smoothing, "in [0, 1)")->capture_default_str();
-  sub.add_option("--z-loss", z_loss, "weight of lse^2")->capture_default_str();
-  sub.add_option("--softcap", softcap, "k of k * tanh(logit / k), > 0; default off");
-  sub.add_option("--logit-scale", logit_scale, "1 / temperature")->capture_default_str();
-  if (with_vocab)
-    sub.add_option("--vocab", vocab, "logical vocabulary; rows of the weight above it are padding");
-  sub.add_option("--lane", lane, "auto, or a lane by name (it runs or says why not)")
-      ->capture_default_str();
-  sub.add_option("--threads", threads, "of the cpu lanes; 0: all")->capture_default_str();
+  for_each_field(lce::option_fields, [&](const auto& field) {
+    const std::string name = field.name;
+    if (name == "denominator")
+      sub.add_option("--denominator", denominator, field.about)->capture_default_str();
+    else if (name == "workspace_limit_bytes")
+      sub.add_option("--workspace-limit", workspace_limit, field.about)->capture_default_str();
+    else if (name == "softcap")
+      sub.add_option("--softcap", softcap, field.about);
+    else if (name == "vocab" && with_vocab)
+      sub.add_option("--vocab", vocab, field.about);
+    else if (name != "vocab" && name != "denominator_value")
+      add_flag(sub, values.*field.member, field);
+  });
   add_isa(sub);
-  sub.add_option("--workspace-limit", workspace_limit,
-                 "bytes, e.g. 64MiB; one that cannot be kept is an error that names the least")
-      ->capture_default_str();
 }
 
 LinearCrossEntropyOptions OptionFlags::options() const {
-  LinearCrossEntropyOptions o;
-  o.reduction = reduction == "mean"  ? Reduction::mean
-                : reduction == "sum" ? Reduction::sum
-                                     : Reduction::none;
+  LinearCrossEntropyOptions o = values;
   if (denominator == "weighted") {
     o.denominator = Denominator::weighted;
   } else if (denominator != "valid") {
     o.denominator = Denominator::given;
     o.denominator_value = parse_number("--denominator", denominator);
   }
-  if (denominator_scope == "global") o.denominator_scope = DenominatorScope::global;
-  if (on_empty == "zero") o.on_empty = OnEmpty::zero;
-  if (target_check != "automatic")
-    o.target_check = target_check == "checked" ? TargetCheck::checked : TargetCheck::poison;
-  o.ignore_index = ignore_index;
   require(vocab.value_or(1) > 0, ErrorKind::usage, "--vocab {}: must be > 0", *vocab);
   o.vocab = vocab.value_or(0);
-  o.label_smoothing = label_smoothing;
-  o.z_loss = z_loss;
   if (!softcap.empty()) {
     o.softcap = parse_number("--softcap", softcap);
     require(o.softcap > 0, ErrorKind::usage, "--softcap {}: must be > 0", softcap);
   }
-  o.logit_scale = logit_scale;
-  o.lane = lane;
-  o.threads = threads;
   o.workspace_limit_bytes = parse_bytes("--workspace-limit", workspace_limit);
   return o;
 }

@@ -11,16 +11,13 @@
 namespace talea::cli {
 
 struct OptionFlags {
-  std::string reduction = "mean", denominator = "valid", denominator_scope = "local";
-  std::string on_empty = "nan", target_check = "automatic", lane = "auto";
-  std::string workspace_limit = "256MiB";
-  int64_t ignore_index = -100;
+  LinearCrossEntropyOptions values;
+  // As they are written: a word or a number, a size with its unit, and a number that must not be 0.
+  std::string denominator = "valid", workspace_limit = "256MiB", softcap;
   std::optional<int64_t> vocab;  // not given: every row of the weight
-  double label_smoothing = 0, z_loss = 0, logit_scale = 1;
-  std::string softcap;  // empty: off; 0 is an error, as the contract has it
-  int threads = 0;
 
-  // with_vocab: --vocab is the logical vocabulary (bench and explain have it as a shape).
+  // A flag an option, from the operator's list of fields. with_vocab: --vocab is the logical
+  // vocabulary (bench and explain have it as a shape).
   void add(CLI::App& sub, bool with_vocab);
   LinearCrossEntropyOptions options() const;
 };

@@ -65,9 +65,8 @@ struct Field {
   const char* name;
   Value Struct::*member;
   CValue CStruct::*c;
-  // Ranks must agree on it (options); or its place in the receipt, as a JSON pointer (facts).
-  bool agreed = false;
-  const char* place = "";
+  bool agreed = false;     // an option: ranks must agree on it
+  const char* about = "";  // an option: what its flag says. A fact: its place in JSON, a pointer
 };
 
 template <class S, class V, class C, class CV, class... More>

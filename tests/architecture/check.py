@@ -149,10 +149,11 @@ GOOD = "// What: x.\n// Why: y.\n// Never: z.\n"
 SELF_TESTS = [
     ("src/core/a.cpp", "", GOOD + '#include "core/fail.hpp"\n#include "talea/error.hpp"\n'),
     ("src/core/a.cpp", "core may include", GOOD + '#include "ops/x/contract.hpp"\n'),
-    ("src/core/a.cpp", "core may include", GOOD + '#include "dist/row_state.hpp"\n'),
+    ("src/core/a.cpp", "core may include", GOOD + '#include "algebra/row_state.hpp"\n'),
     ("src/dist/a.cpp", "dist may include", GOOD + '#include "ops/x/contract.hpp"\n'),
     ("src/device/cpu/a.cpp", "device may include", GOOD + '#include "ops/x/contract.hpp"\n'),
     ("src/core/a.cpp", "core knows no operator", GOOD + '#include "talea/mamba3.hpp"\n'),
+    ("src/algebra/a.cpp", "algebra may include", GOOD + '#include "dist/agree.hpp"\n'),
     ("src/dist/a.cpp", "dist knows no operator", GOOD + '#include "talea/sparse_attention.hpp"\n'),
     ("src/io/a.cpp", "io knows no operator", GOOD + '#include "talea/c/linear_cross_entropy.h"\n'),
     ("src/device/cpu/a.cpp", "device may include", GOOD + '#include "dist/agree.hpp"\n'),

@@ -1,6 +1,6 @@
 // What: the edge rows of the contract's section 3 that concern targets and special values.
 // Why: each row is a promise on every lane; several are bugs that others shipped.
-// Never: looser than the rule of section 7.
+// Never: looser than the contract's accuracy rule.
 #include <cmath>
 
 #include "support/generate.hpp"

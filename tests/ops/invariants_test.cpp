@@ -1,4 +1,4 @@
-// What: the invariants of section 7 on drawn problems, on every lane.
+// What: the invariants of the contract on drawn problems, on every lane.
 // Why: they need no oracle, so they hold where an oracle and a lane could be wrong alike.
 // Never: compares with a tolerance where the contract says bitwise.
 #include <cmath>

@@ -1,4 +1,4 @@
-// What: the precision clauses of section 7: confident rows, distant targets, fp32 softmax, L2.
+// What: the precision clauses of the accuracy rule: confident rows, distant targets, fp32 softmax, L2.
 // Why: these digits are what the project exists for; each was lost by a widely used library.
 // Never: measures time.
 #include <cmath>

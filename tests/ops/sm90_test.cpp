@@ -1,6 +1,6 @@
 // What: the contract on lane sm90, in the shapes and options that it accepts.
 // Why: the common suites draw shapes that the copy engine refuses; here every case must be taken.
-// Never: looser than the rule of section 7.
+// Never: looser than the contract's accuracy rule.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>

@@ -3,8 +3,8 @@
 // Never: reads a logit; everything about the row is in its state.
 #pragma once
 
+#include "algebra/row_state.hpp"
 #include "core/mutant.hpp"
-#include "dist/row_state.hpp"
 
 namespace talea::lce {
 

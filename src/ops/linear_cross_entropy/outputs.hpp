@@ -3,7 +3,7 @@
 // Never: touches dx, dw or db.
 #pragma once
 
-#include "dist/top_k.hpp"
+#include "algebra/top_k.hpp"
 #include "ops/linear_cross_entropy/contract.hpp"
 
 namespace talea::lce {

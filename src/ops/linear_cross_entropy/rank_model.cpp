@@ -6,8 +6,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "algebra/row_state.hpp"
 #include "core/fail.hpp"
-#include "dist/row_state.hpp"
 
 namespace talea::lce {
 namespace {

@@ -82,7 +82,7 @@ json problem_json(const Problem& p, const std::string& layout) {
 json facts_json(const Result& r) {
   json all = json::object();
   for_each_field(fact_fields,
-                 [&](const auto& f) { all[json::json_pointer(f.place)] = r.*f.member; });
+                 [&](const auto& f) { all[json::json_pointer(f.about)] = r.*f.member; });
   return all;
 }
 

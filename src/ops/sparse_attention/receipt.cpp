@@ -183,7 +183,8 @@ json to_json(const CallFacts& f) {
   j["problem"] = problem_json(f);
   j["options"] = options_json(f.problem);
   j["inputs"] = inputs_json(f.inputs);
-  j["boundary"] = {{"lane", r.lane}, {"lane_kind", r.lane_kind}, {"declined", declined_json(r.declined)}};
+  j["boundary"] = {
+      {"lane", r.lane}, {"lane_kind", r.lane_kind}, {"declined", declined_json(r.declined)}};
   j["ranks"] = ranks_json(f);
   j["cost"] = {{"workspace_bytes", r.workspace_bytes},
                {"measured_peak_extra_bytes", count(f.measured_peak_extra_bytes)},

@@ -5,8 +5,8 @@
 
 #include <cuda_runtime_api.h>
 
+#include "algebra/top_k.hpp"
 #include "device/common/view.cuh"
-#include "dist/top_k.hpp"
 #include "ops/linear_cross_entropy/finish.hpp"
 #include "talea/linear_cross_entropy.hpp"
 

@@ -1,5 +1,5 @@
 // From partial sums or states to losses and gradient factors, and the targets' own share of dW.
-// Exists so that the lane ends a row by the algebra of dist/row_state.hpp, in fp64.
+// Exists so that the lane ends a row by the algebra of algebra/row_state.hpp, in fp64.
 // Never forms p - 1 by subtraction and never adds in an order that timing could change.
 #include <algorithm>
 #include <cub/block/block_reduce.cuh>

@@ -4,8 +4,8 @@
 #pragma once
 #include <algorithm>
 
+#include "algebra/top_k.hpp"
 #include "core/arena.hpp"
-#include "dist/top_k.hpp"
 #include "ops/linear_cross_entropy/sm90/config.hpp"
 #include "ops/linear_cross_entropy/sm90/row_kernels.hpp"
 

@@ -2,8 +2,8 @@
 // Exists so that the lane has one meaning of ignored, poisoned and valid rows. Never allocates or
 // synchronises: counts stay in device memory and grids cover the whole batch.
 #pragma once
+#include "algebra/top_k.hpp"
 #include "device/common/view.cuh"
-#include "dist/top_k.hpp"
 #include "ops/linear_cross_entropy/finish.hpp"
 #include "ops/linear_cross_entropy/sm90/rows.hpp"
 #include "talea/linear_cross_entropy.hpp"

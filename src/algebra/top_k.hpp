@@ -5,8 +5,8 @@
 
 #include <cstdint>
 
+#include "algebra/row_state.hpp"
 #include "core/mutant.hpp"
-#include "dist/row_state.hpp"
 
 namespace talea {
 

@@ -65,33 +65,32 @@ def _read(kind: str, text: str):
     return {"int": int, "float": float, "str": str}[kind](text)
 
 
+_ENUMS = {
+    "reduction": _abi.REDUCTION,
+    "denominator": _abi.DENOMINATOR,
+    "denominator_scope": _abi.SCOPE,
+    "on_empty": _abi.ON_EMPTY,
+    "target_check": _abi.TARGET_CHECK,
+}
+# Every other field of the C struct that a number fits into.
+_NUMBERS = [
+    name
+    for name, kind in _abi.Options._fields_
+    if name in _PLAIN and name not in _ENUMS and kind is not c.c_char_p
+]
+
+
 @lru_cache(maxsize=256)
 def _options(config: Config) -> _abi.Options:
     options = _abi.Options()
     size = c.sizeof(options)
     _abi.check(_abi.lib.talea_linear_cross_entropy_options_init(c.byref(options), size))
-    for name, table in (
-        ("reduction", _abi.REDUCTION),
-        ("denominator", _abi.DENOMINATOR),
-        ("denominator_scope", _abi.SCOPE),
-        ("on_empty", _abi.ON_EMPTY),
-        ("target_check", _abi.TARGET_CHECK),
-    ):
+    for name, table in _ENUMS.items():
         value = getattr(config, name)
         if value not in table:
             raise _abi.UsageError(f"{name} = {value!r}: one of {', '.join(table)}")
         setattr(options, name, table[value])
-    for name in (
-        "denominator_value",
-        "ignore_index",
-        "vocab",
-        "label_smoothing",
-        "z_loss",
-        "softcap",
-        "logit_scale",
-        "workspace_limit_bytes",
-        "threads",
-    ):
+    for name in _NUMBERS:
         value = getattr(config, name)
         if isinstance(value, int) and not -(2**63) <= value < 2**63:  # C would cut it
             raise _abi.UsageError(f"{name} = {value}: does not fit into 64 bits")

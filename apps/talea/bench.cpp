@@ -306,8 +306,8 @@ void run_on_device(Context& context, const Flags& f, const std::vector<std::stri
 void run(Context& context, const Flags& f) {
   require_other_file("--receipt", f.receipt, {f.runs_from});
   if (!f.runs_from.empty()) return record(context, ReceiptKind::bench, f.runs_from, f.receipt);
-  require(f.options.values.lane == "auto", ErrorKind::usage, "--lane {}: here the lanes are --lanes",
-          f.options.values.lane);
+  require(f.options.values.lane == "auto", ErrorKind::usage,
+          "--lane {}: here the lanes are --lanes", f.options.values.lane);
   require(f.shape.tokens > 0 && f.shape.hidden > 0 && f.shape.vocab > 0, ErrorKind::usage,
           "--tokens {} --hidden {} --vocab {}: a benchmark needs all above 0", f.shape.tokens,
           f.shape.hidden, f.shape.vocab);

@@ -164,7 +164,11 @@ SELF_TESTS = [
     ("src/ops/x/a.cpp", "ops may include", GOOD + '#include "io/npy.hpp"\n'),
     ("src/ops/x/a.cpp", "", GOOD + '#include "talea/mamba3.hpp"\n#include "core/a.hpp"\n'),
     ("src/ops/x/a.cpp", "nothing of src", GOOD + '#include "yardsticks/x/oracle.hpp"\n'),
-    ("yardsticks/x/a.cpp", "", GOOD + '#include "yardsticks/x/a.hpp"\n#include "talea/error.hpp"\n'),
+    (
+        "yardsticks/x/a.cpp",
+        "",
+        GOOD + '#include "yardsticks/x/a.hpp"\n#include "talea/error.hpp"\n',
+    ),
     ("yardsticks/x/a.cpp", "yardsticks may include", GOOD + '#include "core/half.hpp"\n'),
     ("src/dist/nccl.cpp", "", GOOD + "#include <nccl.h>\n"),
     ("tests/dist/a.cpp", "", GOOD + "#include <nccl.h>\n"),

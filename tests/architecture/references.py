@@ -10,8 +10,12 @@ import sys
 from pathlib import Path
 
 LINK = re.compile(r"\]\(([^)\s]+)\)")
-SECTION = re.compile(r"(?i)\bsections? (\d+)(?:\.\d+)? of the contract|the contract's section (\d+)")
-PATH = re.compile(r"`((?:src|include|tests|apps|docs|bench|receipts)/(?:[\w.-]+/)*(?:[\w-]+\.[a-z]+)?)`")
+SECTION = re.compile(
+    r"(?i)\bsections? (\d+)(?:\.\d+)? of the contract|the contract's section (\d+)"
+)
+PATH = re.compile(
+    r"`((?:src|include|tests|apps|docs|bench|receipts)/(?:[\w.-]+/)*(?:[\w-]+\.[a-z]+)?)`"
+)
 # Made when something runs, or a page of the site.
 MADE = ("docs/reference/", "reference/", "docs/figures/PAGE")
 
@@ -76,7 +80,9 @@ def self_test(root: Path) -> list[str]:
     ]
     good = "[x](docs/contract.md#4-accuracy), `src/core/fail.hpp`, section 4 of the contract"
     sections = {"1", "4"}
-    failed = [f"self-test: accepted: {t}" for t in broken if not check_text(root, "a.md", t, sections)]
+    failed = [
+        f"self-test: accepted: {t}" for t in broken if not check_text(root, "a.md", t, sections)
+    ]
     return failed + [f"self-test: {c}" for c in check_text(root, "a.md", good, sections)]
 
 
@@ -96,7 +102,9 @@ def main() -> int:
         text = (root / path).read_text(encoding="utf-8")
         if path == "tests/architecture/references.py":
             continue
-        found += check_text(root, path, text, sections | set("6789") if any(o in path for o in others) else sections)
+        found += check_text(
+            root, path, text, sections | set("6789") if any(o in path for o in others) else sections
+        )
     print("\n".join(found) or "every reference resolves")
     return 1 if found else 0
 

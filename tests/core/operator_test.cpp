@@ -110,8 +110,7 @@ Lane<Add> lane(const char* name, bool backwards) {
     return planned(64, 1.0, Config{false});
   };
   made.details = [](const Problem&, const Planned& plan) {
-    return std::vector<std::string>{
-        fmt::format("backwards = {}", plan.as<Config>().backwards)};
+    return std::vector<std::string>{fmt::format("backwards = {}", plan.as<Config>().backwards)};
   };
   made.run = add;
   return made;
@@ -190,10 +189,13 @@ TEST_F(Sum, ANamedLaneRunsOrSaysWhyNot) {
 }
 
 TEST_F(Sum, MemoryIsCheckedBeforeAnyWork) {
-  testing::expect_error(ErrorKind::usage, {"workspace: 63 bytes given, 64 bytes needed by lane plain"},
-                        [&] { run(in, out, options, {room, 63}); });
-  testing::expect_error(ErrorKind::invalid_data, {"workspace: its memory overlaps a"},
-                        [&] { run(in, out, options, {a, 64}); });
+  testing::expect_error(ErrorKind::usage,
+                        {"workspace: 63 bytes given, 64 bytes needed by lane plain"}, [&] {
+                          run(in, out, options, {room, 63});
+                        });
+  testing::expect_error(ErrorKind::invalid_data, {"workspace: its memory overlaps a"}, [&] {
+    run(in, out, options, {a, 64});
+  });
   out.sum.data = b + 1;
   out.sum.shape[0] = 2, in.a.shape[0] = 2, in.b.shape[0] = 2;
   testing::expect_error(ErrorKind::invalid_data, {"sum: its memory overlaps the input b"},
@@ -244,9 +246,8 @@ TEST_F(Sum, GoesThroughTheCDoor) {
   EXPECT_STREQ(seen->c.order, "falling");
   EXPECT_EQ(capi::facts_of<Facts>(made.get(), "subtract"), nullptr);
   c_options.struct_bytes -= 8;
-  testing::expect_error(ErrorKind::usage, {"options: struct_bytes = "}, [&] {
-    capi::read_options("options", &c_options, options, option_fields);
-  });
+  testing::expect_error(ErrorKind::usage, {"options: struct_bytes = "},
+                        [&] { capi::read_options("options", &c_options, options, option_fields); });
 }
 
 TEST_F(Sum, HasASectionInAReceipt) {

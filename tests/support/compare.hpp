@@ -42,8 +42,9 @@ struct Rule {
   int worst_times = 0, l2_times = 0;
   Real* worst_use = nullptr;  // the largest share of the floor that was needed, over a run
 };
-// What a run needed beyond the contract's accuracy rule, for the products and for the lane that is eager on purpose:
-// the largest share of the floor, and of the roundings of two logits that trade places.
+// What a run needed beyond the contract's accuracy rule, for the products and for the lane that is
+// eager on purpose: the largest share of the floor, and of the roundings of two logits that trade
+// places.
 struct Used {
   Real floor = 0, tie = 0;
 };

@@ -17,9 +17,9 @@ inline int64_t least_limit(LinearCrossEntropyProblem p) {
   p.vocab_local = p.vocab;  // no rank's shard is larger
   const LaneChoice choice = explain(p);
   p.options.workspace_limit_bytes = 0;
-  for (const lce::Lane& lane : lce::lanes())
+  for (const lce::Lane& lane : lce::Operator::lanes())
     if (lane.name == choice.lane)
-      return lane.workspace_bytes(p, gather_device_facts(p.device_index));
+      return lane.plan(p, gather_device_facts(p.device_index)).workspace_bytes;
   return 0;
 }
 

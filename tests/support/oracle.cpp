@@ -210,6 +210,13 @@ class Oracle {
     }
   }
 
+  bool rows_alike() const {
+    for (int64_t v = 1; v < v_; ++v)
+      for (int64_t i = 0; i < d_; ++i)
+        if (w_[at(v, i)] != w_[at(0, i)]) return false;
+    return true;
+  }
+
   void products() {
     const int64_t stored = c_.vocab_stored();
     a_.dx.assign(static_cast<size_t>(n_ * d_), 0);
@@ -225,8 +232,10 @@ class Oracle {
     a_.db_subtracted.assign(a_.db.size(), 0);
     a_.dw_floor = magnitudes(a_.dw);
     a_.db_floor = magnitudes(a_.db);
-    // The roundings of a sum of n terms are a walk of sqrt(n) steps.
-    const Real over_vocab = std::sqrt(Real(v_)), over_tokens = std::sqrt(Real(n_));
+    // The roundings of a sum of n terms are a walk of sqrt(n) steps; equal terms round alike, and
+    // what is left of n of them are n / 8 roundings at the worst.
+    const Real over_tokens = std::sqrt(Real(n_));
+    const Real over_vocab = std::max(std::sqrt(Real(v_)), rows_alike() ? Real(v_) / 8 : Real(0));
     for (int64_t t = 0; c_.backward() && t < n_; ++t) {
       const Row kind = a_.rows[static_cast<size_t>(t)];
       if (kind == Row::poisoned) std::fill_n(a_.dx.begin() + t * d_, d_, nan);

@@ -9,6 +9,7 @@
 #include <string>
 #include <string_view>
 
+#include "core/kernel_mutant.hpp"
 #include "core/mutant.hpp"
 #include "device/cpu/isa.hpp"
 #include "ops/linear_cross_entropy/forced.hpp"
@@ -38,11 +39,22 @@ constexpr Planted planted[] = {
     TALEA_MUTANT_LIST(TALEA_MUTANT_ROW)
 #undef TALEA_MUTANT_ROW
 };
+struct PlantedInKernels {
+  const char* name;
+  const char* text;
+  talea::KernelMutant mutant;
+};
+constexpr PlantedInKernels planted_in_kernels[] = {
+#define TALEA_MUTANT_ROW(name, text) {#name, text, talea::KernelMutant::name},
+    TALEA_KERNEL_MUTANT_LIST(TALEA_MUTANT_ROW)
+#undef TALEA_MUTANT_ROW
+};
 #endif
 
 void list_mutants() {
 #ifdef TALEA_MUTANTS
   for (const Planted& m : planted) std::printf("%s\t%s\n", m.name, m.text);
+  for (const PlantedInKernels& m : planted_in_kernels) std::printf("%s\t%s\n", m.name, m.text);
 #endif
   for (const auto& [name, mutant] : compare_mutants)
     std::printf("%s\ta bug of the comparison itself\n", name);
@@ -59,6 +71,12 @@ bool plant(std::string_view wanted) {
     if (wanted == m.name) {
       talea::planted_mutant = m.mutant;
       return std::all_of(talea::device_switches.begin(), talea::device_switches.end(),
+                         [&](auto plant_there) { return plant_there(m.mutant); });
+    }
+  for (const PlantedInKernels& m : planted_in_kernels)
+    if (wanted == m.name) {
+      talea::planted_kernel_mutant = m.mutant;
+      return std::all_of(talea::kernel_switches.begin(), talea::kernel_switches.end(),
                          [&](auto plant_there) { return plant_there(m.mutant); });
     }
 #endif

@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "core/half.hpp"
+#include "core/kernel_mutant.hpp"
 #include "core/mutant.hpp"
 #include "device/cpu/tile_product.hpp"
 #include "ops/linear_cross_entropy/cpu/run.hpp"
@@ -276,7 +277,10 @@ void Run::gradient_tile(int64_t tile, float* slice_begin) {
     g.entropy_weight = f.entropy_weight + r;
     g.entropy_offset = f.entropy_offset + r;
     if (p_.wants_db) g.db_lanes = s.db_lanes;
+    if (mutant(KernelMutant::backward_logit_rounded))
+      for (int64_t e = 0; e < n * lanes_; ++e) view.z[e] = bf16_to_float(float_to_bf16(view.z[e]));
     gradient_pass(view, g);
+    if (mutant(KernelMutant::pass_run_twice)) gradient_pass(view, g);
     if (mutant(Mutant::b4_gradient_in_16_bits))
       for (int64_t e = 0; e < n * lanes_; ++e) view.z[e] = bf16_to_float(float_to_bf16(view.z[e]));
   }

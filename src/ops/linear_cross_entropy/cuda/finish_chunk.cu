@@ -4,6 +4,7 @@
 // Never: reads a logit.
 #include <cmath>
 
+#include "core/kernel_mutant.hpp"
 #include "device/common/cuda_check.hpp"
 #include "device/common/reduce.cuh"
 #include "ops/linear_cross_entropy/cuda/logit.cuh"
@@ -33,6 +34,7 @@ __device__ RowState<double> from_lane(const RowState<double>& s, int offset) {
 __device__ RowState<double> merged(const RowState<double>* states, int64_t parts, int64_t rows,
                                    int64_t r) {
   const int lane = threadIdx.x % warp_size;
+  if (mutant(KernelMutant::split_sum_dropped) && parts > 1) --parts;
   RowState<double> s;
   if (lane < parts) s = states[lane * rows + r];
   for (int64_t i = lane + warp_size; i < parts; i += warp_size) s = merge(s, states[i * rows + r]);
@@ -47,6 +49,7 @@ __device__ RowState<double> merged(const RowState<double>* states, int64_t parts
 __device__ Best next_of(const Best* best, int64_t parts, int64_t kept, int64_t rows, int64_t r,
                         const Best& last) {
   Best mine{-INFINITY, INT64_MAX};
+  if (mutant(KernelMutant::top_k_part_missed) && parts > 1) --parts;
   for (int64_t i = threadIdx.x % warp_size; i < parts * kept; i += warp_size) {
     const Best here = best[(i / kept * rows + r) * kept + i % kept];
     if (better(here, mine) && better(last, here)) mine = here;

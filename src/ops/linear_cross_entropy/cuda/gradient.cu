@@ -6,6 +6,7 @@
 
 #include <algorithm>
 
+#include "core/kernel_mutant.hpp"
 #include "device/common/cuda_check.hpp"
 #include "device/common/reduce.cuh"
 #include "ops/linear_cross_entropy/cuda/logit.cuh"
@@ -155,6 +156,10 @@ __global__ void __launch_bounds__(threads)
     if (v >= stride) continue;
     products[i][0] = *reinterpret_cast<const float4*>(row + v);
     products[i][1] = *reinterpret_cast<const float4*>(row + v + 4);
+    if (mutant(KernelMutant::backward_logit_rounded))
+      for (float4& four : products[i])
+        for (float* x : {&four.x, &four.y, &four.z, &four.w})
+          *x = __bfloat162float(__float2bfloat16(*x));
   }
   const int64_t t = c.order[c.begin + r];
   const RowFactors f = factors[r];
@@ -242,7 +247,8 @@ void form(const Shape& s, const ChunkRows& c, const Gradient& g, const float* sp
   for (int64_t first = 0, end = 0; first < c.rows; first = end) {
     end = g.lead > 0 ? std::min(c.rows, g.lead + 2 * first) : c.rows;
     const auto rows = static_cast<unsigned>(end - first);
-    kernel<<<rows * blocks, threads, 0, stream>>>(s, c, first, rows, g.logits, dz, rest, factors);
+    for (int runs = mutant(KernelMutant::pass_run_twice) ? 2 : 1; runs > 0; --runs)
+      kernel<<<rows * blocks, threads, 0, stream>>>(s, c, first, rows, g.logits, dz, rest, factors);
     device::check_launch("form_gradient");
   }
   if (s.soft != SoftTargets::sparse || s.soft_k == 0) return;

@@ -1,6 +1,7 @@
 // What: rows and matrices between the caller's layout and the workspace, and their conversions.
 // Why: the products read dense, aligned operands whatever the caller's strides and dtypes are.
 // Never: rounds twice; every value goes from fp32 to its output dtype once.
+#include "core/kernel_mutant.hpp"
 #include "device/common/cuda_check.hpp"
 #include "ops/linear_cross_entropy/cuda/logit.cuh"
 
@@ -36,7 +37,8 @@ __global__ void gather_kernel(ChunkRows c, const From* from, int64_t stride0, in
                               int64_t hidden, To* to, int64_t stride) {
   const int64_t r = blockIdx.x;
   const bool real = c.order ? is_row(c, r) : true;
-  const int64_t t = real && c.order ? c.order[c.begin + r] : c.begin + r;
+  const int64_t row = mutant(KernelMutant::gather_row_before) && r > 0 ? r - 1 : r;
+  const int64_t t = real && c.order ? c.order[c.begin + row] : c.begin + row;
   for (int64_t i = threadIdx.x; i < stride; i += blockDim.x) {
     const bool inside = real && i < hidden;
     put(to, r * stride + i, inside ? get(from, t * stride0 + i * stride1) : 0.0f);

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cub/block/block_reduce.cuh>
 
+#include "core/kernel_mutant.hpp"
 #include "device/common/reduce.cuh"
 #include "device/sm90/follow.cuh"
 #include "ops/linear_cross_entropy/sm90/device_vector.cuh"
@@ -139,7 +140,8 @@ __device__ float finish_one(const FinishParams& p, int row, const RowState<doubl
 
 __device__ double shift_of(const FinishParams& p, int row) {
   const int peak = p.rows.peak[row];
-  const float shift2 = needs_repair(peak) ? decode_peak(peak) : p.rows.shift[row];
+  const bool repaired = needs_repair(peak) && !mutant(KernelMutant::repair_left_out);
+  const float shift2 = repaired ? decode_peak(peak) : p.rows.shift[row];
   return shift2 * kNatural;
 }
 
@@ -173,7 +175,7 @@ __global__ void saved_kernel(SavedParams p) {
 __global__ void __launch_bounds__(kRows* kLanes) finish_kernel(FinishParams p) {
   __shared__ TileSums sums[kWarps][kRows];
   __shared__ float factors[kRows];
-  talea::sm90::begin_after_earlier_kernels();
+  if (!mutant(KernelMutant::wait_left_out)) talea::sm90::begin_after_earlier_kernels();
   if (p.zeroed && blockIdx.x == 0 && threadIdx.x == 0) p.zeroed[0] = p.zeroed[1] = 0;
   const int lane = threadIdx.x / kRows, r = threadIdx.x % kRows;
   const int row = blockIdx.x * kRows + r;
@@ -182,7 +184,8 @@ __global__ void __launch_bounds__(kRows* kLanes) finish_kernel(FinishParams p) {
   TileSums own{0, 0, 0};
   if (row < rows && !p.states) {
 #pragma unroll 4
-    for (int tile = lane; tile < p.tiles; tile += kLanes) {
+    for (int tile = lane; tile < p.tiles - mutant(KernelMutant::split_sum_dropped);
+         tile += kLanes) {
       const int64_t at = tile * p.tile_sums_stride + row;
       own.sum += p.tile_sums[at];
       if (p.tile_shifted) own.shifted += p.tile_shifted[at] * kLn2;

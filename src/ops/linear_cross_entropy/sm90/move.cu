@@ -1,6 +1,7 @@
 // Moves between the caller's tensors and the workspace: blanks, gathered rows, scaled rows, dX.
 // Exists so that the products see dense, aligned rows and the caller sees each value rounded once.
 // Never changes the order of the rows.
+#include "core/kernel_mutant.hpp"
 #include "device/sm90/follow.cuh"
 #include "ops/linear_cross_entropy/sm90/target_rule.cuh"
 
@@ -44,7 +45,9 @@ __global__ void gather_kernel(GatherParams p) {
     for (int64_t i = threadIdx.x; i < vectors; i += blockDim.x) to[i] = uint4{0, 0, 0, 0};
     return;
   }
-  const int64_t source = p.index ? p.index[p.range.begin + row] : p.range.begin + row;
+  const int64_t place =
+      p.range.begin + (mutant(KernelMutant::gather_row_before) && row > 0 ? row - 1 : row);
+  const int64_t source = p.index ? p.index[place] : place;
   const auto* from =
       reinterpret_cast<const uint4*>(static_cast<const uint16_t*>(p.hidden) + source * p.stride);
   for (int64_t i = threadIdx.x; i < vectors; i += blockDim.x) to[i] = from[i];

@@ -6,6 +6,7 @@
 #include <cub/block/block_scan.cuh>
 #include <cub/device/device_radix_sort.cuh>
 
+#include "core/kernel_mutant.hpp"
 #include "device/common/cuda_check.hpp"
 #include "device/sm90/follow.cuh"
 #include "ops/linear_cross_entropy/sm90/target_rule.cuh"
@@ -29,7 +30,8 @@ __device__ void write_row(const CompactParams& p, int place, int64_t t, int64_t 
       p.rule.targets.data ? static_cast<float>(read(p.class_weight, target, 1)) : 1.f;
   if (p.sort_keys) {
     const uint64_t key = here ? static_cast<uint64_t>(local) : 0xffffffffu;
-    p.sort_keys[place] = key << 32 | static_cast<uint32_t>(place);
+    const bool rows = !mutant(KernelMutant::sort_by_word_alone);
+    p.sort_keys[place] = key << 32 | static_cast<uint32_t>(rows ? place : 0);
   }
 }
 

@@ -1,0 +1,61 @@
+// What: planted bugs of single kernels and passes, beside those of core/mutant.hpp.
+// Why: a split sum, a gather, a wait or a second launch can each be wrong alone, and each must
+// show. Never: present in a normal build: without TALEA_MUTANTS every switch is a constant false.
+#pragma once
+
+#include <cstdint>
+#ifdef TALEA_MUTANTS
+#include <vector>
+#endif
+
+namespace talea {
+
+// "device: " stands before those that no lane of the host has a place for.
+#define TALEA_KERNEL_MUTANT_LIST(X)                                                        \
+  X(pass_run_twice, "the pass that turns logits into their gradient runs twice in place")  \
+  X(backward_logit_rounded, "the backward pass rounds the logit that the forward did not") \
+  X(split_sum_dropped, "device: the last part of a row's split sum is left out")           \
+  X(gather_row_before, "device: rows after the first are gathered from the one before")    \
+  X(repair_left_out, "device: a row whose shift was too small is not repaired")            \
+  X(sort_by_word_alone, "device: equal targets are sorted without their rows")             \
+  X(wait_left_out, "device: the end of the rows does not wait for the product before")     \
+  X(top_k_part_missed, "device: the last part of a row takes no part in its top-k")
+
+enum class KernelMutant : int32_t {
+  off = 0,
+#define TALEA_KERNEL_MUTANT_ENUM(name, text) name,
+  TALEA_KERNEL_MUTANT_LIST(TALEA_KERNEL_MUTANT_ENUM)
+#undef TALEA_KERNEL_MUTANT_ENUM
+};
+
+#ifndef TALEA_MUTANTS
+#ifdef __CUDACC__
+__host__ __device__ constexpr bool mutant(KernelMutant) { return false; }
+#else
+constexpr bool mutant(KernelMutant) { return false; }
+#endif
+#else
+inline KernelMutant planted_kernel_mutant = KernelMutant::off;  // set before any call
+// One a file of kernels, as in core/mutant.hpp.
+inline std::vector<bool (*)(KernelMutant)> kernel_switches;
+#ifndef __CUDACC__
+inline bool mutant(KernelMutant m) { return planted_kernel_mutant == m; }
+#else
+static __device__ KernelMutant planted_in_kernels = KernelMutant::off;
+static const bool kernel_switch_is_known = [] {
+  kernel_switches.push_back([](KernelMutant m) {
+    return cudaMemcpyToSymbol(planted_in_kernels, &m, sizeof m) == cudaSuccess;
+  });
+  return true;
+}();
+static __host__ __device__ inline bool mutant(KernelMutant m) {
+#ifdef __CUDA_ARCH__
+  return planted_in_kernels == m;
+#else
+  return planted_kernel_mutant == m;
+#endif
+}
+#endif
+#endif
+
+}  // namespace talea

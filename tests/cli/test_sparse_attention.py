@@ -243,7 +243,7 @@ class Attend(SparseCase):
         expect(3, "atomic", "--dkv-sum", "atomic", "--upstream", "do.npy")
         expect(5, "--sink: none.npy", "--sink", "none.npy")
         expect(5, "sink", "--sink", "do.npy")
-        expect(5, "--q-positions", "--q-positions", "q.npy:key")
+        expect(2, "--q-positions", "--q-positions", "q.npy:key")
         done = self.talea("attend", "--q", "q.npy", "--kv", "kv.npy", "--indices", "i.npy", code=2)
         self.assertIn("--value-dim", done.stderr)
         flags = ["--q", "q.npy", "--kv", "kv.npy", "--indices", "i.npy", "--value-dim", "13"]

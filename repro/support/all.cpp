@@ -5,34 +5,45 @@
 
 namespace talea::repro {
 
-#define TALEA_REPRO_LIST(X) \
-  X(none_backward)          \
-  X(transposed_input)       \
-  X(gradient_in_16_bits)    \
-  X(confident_tokens)       \
-  X(dw_16bit_accumulator)   \
-  X(padded_vocabulary)      \
-  X(sentinel_target)        \
-  X(local_smoothing)        \
-  X(bias_per_block)         \
-  X(running_max_zero)       \
-  X(hopper_output_layer)    \
-  X(dx_split_16bit)         \
-  X(all_ignored)            \
-  X(unordered_sum)          \
-  X(second_backward)        \
-  X(mamba_output_parity)    \
-  X(losses_only_compared)   \
-  X(probability_clamp)      \
-  X(accumulation_window)    \
-  X(invalid_target)         \
-  X(nan_gate)               \
-  X(ce_parity_drift)        \
-  X(tiles_normalise)        \
-  X(tuned_twice)            \
-  X(dropped_adapter)        \
-  X(ratio_not_one)          \
-  X(dx_chunks_in_bf16)
+#define TALEA_REPRO_LIST(X)    \
+  X(none_backward)             \
+  X(transposed_input)          \
+  X(gradient_in_16_bits)       \
+  X(confident_tokens)          \
+  X(dw_16bit_accumulator)      \
+  X(padded_vocabulary)         \
+  X(sentinel_target)           \
+  X(local_smoothing)           \
+  X(bias_per_block)            \
+  X(running_max_zero)          \
+  X(hopper_output_layer)       \
+  X(dx_split_16bit)            \
+  X(all_ignored)               \
+  X(unordered_sum)             \
+  X(second_backward)           \
+  X(mamba_output_parity)       \
+  X(losses_only_compared)      \
+  X(probability_clamp)         \
+  X(accumulation_window)       \
+  X(invalid_target)            \
+  X(nan_gate)                  \
+  X(ce_parity_drift)           \
+  X(tiles_normalise)           \
+  X(tuned_twice)               \
+  X(dropped_adapter)           \
+  X(ratio_not_one)             \
+  X(dx_chunks_in_bf16)         \
+  X(index_mask_capture)        \
+  X(sparse_dims)               \
+  X(fp8_storage)               \
+  X(sparse_backward_precision) \
+  X(index_memory)              \
+  X(shared_list_tile)          \
+  X(empty_rows)                \
+  X(selection_ties)            \
+  X(scale_formats)             \
+  X(sink_limits)               \
+  X(grid_limit)
 
 #define TALEA_REPRO_DECLARE(name) extern const Reproducer name;
 TALEA_REPRO_LIST(TALEA_REPRO_DECLARE)

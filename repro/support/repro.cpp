@@ -60,6 +60,8 @@ LinearCrossEntropyResult on_device(LinearCrossEntropyInputs in, LinearCrossEntro
 
 void run_on(DeviceSession* device) { session = device; }
 
+DeviceSession* device_in_use() { return session; }
+
 Data make_data(int64_t tokens, int64_t hidden, int64_t vocab, uint64_t seed, double spread,
                int64_t padding) {
   Data d;

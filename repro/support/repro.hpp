@@ -41,6 +41,7 @@ Answer run(const Data& data, const std::string& lane);
 
 // From here on "auto" runs on this device, through its own memory; null: on the host again.
 void run_on(DeviceSession* device);
+DeviceSession* device_in_use();  // null: the host
 
 // fp32 logits [tokens, stored] by plain loops: what a broken pattern starts from.
 std::vector<float> logits_of(const Data& data);

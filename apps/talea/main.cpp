@@ -13,6 +13,7 @@
 #include "context.hpp"
 #include "core/fail.hpp"
 #include "ranks.hpp"
+#include "sparse_attention/register.hpp"
 
 namespace talea::cli {
 namespace {
@@ -33,6 +34,8 @@ struct OperatorCommands {
 };
 constexpr OperatorCommands operators[] = {
     {"linear_cross_entropy", register_check, register_bench, register_explain},
+    {"sparse_attention", register_check_sparse_attention, register_bench_sparse_attention,
+     register_explain_sparse_attention},
 };
 
 // The value of --operator, which decides what flags there are; of a name that is none, the default,

@@ -26,9 +26,6 @@ json number(double value) {
   return value;
 }
 
-// -1 in the result: the count lives in device memory and was not read.
-json count(int64_t value) { return value < 0 ? json(nullptr) : json(value); }
-
 bool attends(Pass pass) { return pass == Pass::forward || pass == Pass::backward; }
 bool indexes(Pass pass) { return pass == Pass::select || pass == Pass::index_loss; }
 
@@ -104,12 +101,10 @@ json options_json(const Problem& p) {
 }
 
 json slots_json(const Result& r) {
-  return {{"given", count(r.slots_given)},
-          {"valid", count(r.slots_valid)},
-          {"absent", count(r.slots_absent)},
-          {"foreign", count(r.slots_foreign)},
-          {"first_foreign_slot", r.first_foreign_slot},
-          {"first_foreign_value", r.first_foreign_value}};
+  return {
+      {"given", count_json(r.slots_given)},         {"valid", count_json(r.slots_valid)},
+      {"absent", count_json(r.slots_absent)},       {"foreign", count_json(r.slots_foreign)},
+      {"first_foreign_slot", r.first_foreign_slot}, {"first_foreign_value", r.first_foreign_value}};
 }
 
 json scores_json(const Result& r) {
@@ -141,7 +136,7 @@ json numerics_json(const Result& r) {
 
 json indexer_json(const Result& r) {
   return {{"selection_rule", r.selection_rule},
-          {"nan_scores", count(r.nan_scores)},
+          {"nan_scores", count_json(r.nan_scores)},
           {"loss", number(r.loss)},
           {"denominator",
            {{"kind", r.denominator_kind},
@@ -187,7 +182,7 @@ json to_json(const CallFacts& f) {
       {"lane", r.lane}, {"lane_kind", r.lane_kind}, {"declined", declined_json(r.declined)}};
   j["ranks"] = ranks_json(f);
   j["cost"] = {{"workspace_bytes", r.workspace_bytes},
-               {"measured_peak_extra_bytes", count(f.measured_peak_extra_bytes)},
+               {"measured_peak_extra_bytes", count_json(f.measured_peak_extra_bytes)},
                {"measured_by", f.measured_by},
                {"flops", number(r.flops)},
                {"time", f.time ? talea::to_json(*f.time) : json(nullptr)},

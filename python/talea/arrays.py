@@ -93,3 +93,46 @@ def linear_cross_entropy(hidden, weight, targets=None, *, outputs=("loss",), **a
     addresses = [array.ctypes.data for array in (*tensors.values(), *out.values())]
     receipt = plan.run(addresses, workspace.ctypes.data)
     return {**out, "receipt": receipt.facts()}
+
+
+def sparse_attention(q, kv, indices, *, value_dim, outputs=("o", "lse"), o_dtype=None, **arguments):
+    """What `outputs` names, as a dict of arrays plus "receipt": o, lse, row_max, o_residual, status,
+    dq, dkv, d_sink. Tensors by the C names (sink, topk_length, d_o, d_lse, ...); the rest are options
+    of talea_sparse_attention_options. o_dtype: of o, where it is not that of q.
+    """
+    from ._sparse_attention import arrays
+
+    found = {"value_dim": value_dim, "outputs": outputs, "o_dtype": o_dtype, **arguments}
+    return arrays.sparse_attention(_fill, _as_array, q, kv, indices, **found)
+
+
+def sparse_select(index_q, index_k, index_weights, *, top_k, return_scores=False, **arguments):
+    """indices, topk_length (and scores) as a dict of arrays plus "receipt"."""
+    from ._sparse_attention import arrays
+
+    given = (index_q, index_k, index_weights)
+    return arrays.sparse_select(
+        _fill, _as_array, *given, top_k=top_k, scores=return_scores, **arguments
+    )
+
+
+def sparse_index_loss(index_q, index_k, index_weights, q, kv, *, outputs=("loss",), **arguments):
+    """Any of loss, dindex_q, dindex_k, dindex_weights as a dict of arrays plus "receipt"."""
+    from ._sparse_attention import arrays
+
+    given = (index_q, index_k, index_weights, q, kv)
+    return arrays.sparse_index_loss(_fill, _as_array, *given, outputs=outputs, **arguments)
+
+
+def index_mask(mask, indices, topk_length=None, **arguments):
+    """In place: element (s, j) becomes 0 where a valid slot of query s names key j. Returns mask."""
+    from ._sparse_attention import arrays
+
+    return arrays.index_mask(_fill, _as_array, mask, indices, topk_length, **arguments)
+
+
+def pack_rows(kv):
+    """Rows of 576 as u8 rows of 656 bytes."""
+    from ._sparse_attention import arrays
+
+    return arrays.pack_rows(_fill, _as_array, kv)

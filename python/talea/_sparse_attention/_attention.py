@@ -1,0 +1,137 @@
+"""Attention inside autograd: the two passes, and eager gradients from what forward kept.
+
+Forward saves q, kv, indices, o and lse (o_residual under `split`): backward repeats no forward.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from .._abi import UsageError
+from . import _settings, _torch
+
+# The tensors of a call beside q, kv and sink, in the order in which ops take them.
+REST = (
+    "indices", "q_scale", "kv_scale", "topk_length", "cu_seqlens_q", "cu_seqlens_k", "q_positions",
+    "block_table", "kv_lengths",
+)  # fmt: skip
+RESULTS = ("o", "lse", "row_max", "o_residual", "status")
+GRADIENTS = ("dq", "dkv", "d_sink")
+
+
+def _empty(name: str, q: torch.Tensor, value_dim: int) -> torch.Tensor:
+    if name == "status":
+        return _torch.fresh_status(q.device)
+    if name in ("o", "o_residual"):
+        return q.new_empty((*q.shape[:-1], value_dim), dtype=_torch.o_dtype(q))
+    return q.new_empty(q.shape[:-1], dtype=torch.float32)
+
+
+def outputs_of(text: str, q: torch.Tensor) -> dict:
+    settings = _settings.parse(text)
+    return {n: _empty(n, q, settings.value_dim) for n in RESULTS if n in settings.outputs}
+
+
+def forward(text: str, q, kv, sink, rest) -> dict:
+    """The outputs that the settings name."""
+    made = outputs_of(text, q)
+    inputs = {"q": q, "kv": kv, "sink": sink, **dict(zip(REST, rest, strict=True))}
+    _torch.call("forward", text, inputs, made)
+    return made
+
+
+def gradients_of(q, kv, sink, need) -> dict:
+    """Gradients in the dtype of their tensor; of e4m3 in fp32, since e4m3 could not hold them."""
+    makers = {}
+    for name, like, wanted in zip(GRADIENTS, (q, kv, sink), need, strict=True):
+        if wanted:
+            narrow = like.dtype == torch.float8_e4m3fn
+            makers[name] = like.new_empty(like.shape, dtype=torch.float32 if narrow else like.dtype)
+    return makers
+
+
+def backward(text: str, q, kv, sink, rest, kept, upstream, need, main_grad=None) -> list:
+    """dq, dkv, d_sink (None where not needed). kept: o, lse, o_residual. upstream: d_o, d_lse."""
+    d_o, d_lse = (_torch.rows_last(g) for g in upstream)
+    made, flags = gradients_of(q, kv, sink, need), ()
+    if main_grad is not None:
+        made["dkv"], flags = main_grad, ("accumulate_dkv",)
+    if not made:
+        return [None] * 3
+    inputs = {"q": q, "kv": kv, "sink": sink, **dict(zip(REST, rest, strict=True))}
+    inputs |= {"d_o": d_o, "d_lse": d_lse}
+    inputs |= dict(zip(("o", "lse", "o_residual"), kept, strict=True))
+    _torch.call("backward", text, inputs, made, flags)
+    if main_grad is not None:
+        del made["dkv"]
+    return [made.get(name) for name in GRADIENTS]
+
+
+class Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, kv, sink, text, rest, main_grad):
+        made = forward(text, q, kv, sink, rest)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(
+            q, kv, sink, *rest, *(made.get(n) for n in ("o", "lse", "o_residual"))
+        )
+        ctx.text, ctx.main_grad, ctx.names = text, main_grad, tuple(made)
+        fixed = [t for n, t in made.items() if n not in ("o", "lse")]
+        ctx.mark_non_differentiable(*fixed)
+        return tuple(made.values())
+
+    @staticmethod
+    def backward(ctx, *upstream):
+        # Grad mode is off unless the graph of this backward is wanted, which there is none of.
+        if not torch.is_grad_enabled():
+            return _backward(ctx, *upstream)
+        with torch.no_grad():
+            found = _backward(ctx, *upstream)
+        formed = [g for g in found if g is not None]
+        if not formed:
+            return found
+        made = iter(_Constant.apply(len(formed), *formed, *ctx.saved_tensors[:3], *upstream))
+        return tuple(None if g is None else next(made) for g in found)
+
+
+def _backward(ctx, *upstream):
+    by_name = dict(zip(ctx.names, upstream, strict=True))
+    grads = by_name.get("o"), by_name.get("lse")
+    if all(g is None for g in grads):
+        return (None,) * 6
+    q, kv, sink, *more = ctx.saved_tensors
+    need = list(ctx.needs_input_grad[:3])
+    if ctx.main_grad is not None:
+        need[1] = False
+    rest, kept = more[: len(REST)], more[len(REST) :]
+    found = backward(ctx.text, q, kv, sink, rest, kept, grads, need, ctx.main_grad)
+    return (*found, None, None, None)
+
+
+class _Constant(torch.autograd.Function):
+    """Its first inputs, with the others as what they depend on, by a derivative that is an error."""
+
+    @staticmethod
+    def forward(ctx, count, *tensors):
+        return tuple(t.detach() for t in tensors[:count])
+
+    @staticmethod
+    def backward(ctx, *upstream):
+        raise RuntimeError("talea.sparse_attention: double backward is not supported")
+
+
+def apply(text: str, q, kv, sink, rest, main_grad=None) -> dict:
+    """By name, what the settings ask for; o and lse are differentiable in q, kv and sink."""
+    if torch._C._are_functorch_transforms_active():
+        raise UsageError(
+            "talea.sparse_attention: not inside grad, vmap, vjp or jvp of torch.func: use "
+            "torch.autograd.grad, and the leading dimension for batches"
+        )
+    if torch.is_grad_enabled() and (
+        main_grad is not None or any(t is not None and t.requires_grad for t in (q, kv, sink))
+    ):
+        found = Attention.apply(q, kv, sink, text, tuple(rest), main_grad)
+        return dict(
+            zip((n for n in RESULTS if n in _settings.parse(text).outputs), found, strict=True)
+        )
+    return forward(text, q, kv, sink, rest)

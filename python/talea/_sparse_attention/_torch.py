@@ -1,0 +1,90 @@
+"""PyTorch tensors for the passes: what a call is given, what it makes, on which stream."""
+
+from __future__ import annotations
+
+import threading
+
+import torch
+
+from .. import _abi
+from . import _c, _call, _settings
+
+_DTYPES = {
+    torch.float32: _abi.F32,
+    torch.bfloat16: _abi.BF16,
+    torch.float16: _abi.F16,
+    torch.float64: _abi.F64,
+    torch.int32: _abi.I32,
+    torch.int64: _abi.I64,
+    torch.float8_e4m3fn: _c.F8_E4M3,
+    torch.uint8: _c.U8,
+}
+latest = threading.local()  # .receipt: of this thread's latest call
+
+
+def fill(slot: _abi.Tensor, tensor: torch.Tensor, name: str) -> None:
+    dtype = _DTYPES.get(tensor.dtype)
+    if dtype is None:
+        raise _abi.DataError(f"{name}: dtype {tensor.dtype} is not supported")
+    rank = tensor.dim()
+    if rank > len(slot.shape):
+        raise _abi.DataError(f"{name}: {rank} dimensions; at most {len(slot.shape)}")
+    slot.data = tensor.data_ptr()
+    if not slot.data and tensor.numel():
+        raise _abi.DataError(
+            f"{name}: a {type(tensor).__name__} of shape {list(tensor.shape)} whose storage has no "
+            "address: looked for its data pointer"
+        )
+    slot.dtype, slot.rank, slot.present = dtype, rank, 1
+    slot.shape[:rank] = tensor.shape
+    slot.stride[:rank] = tensor.stride()
+    device = tensor.device
+    if device.type == "cuda":
+        slot.device, slot.device_index = _abi.CUDA, device.index
+    elif device.type != "cpu":
+        raise _abi.DataError(f"{name}: device {device} is not supported; cpu or cuda")
+
+
+def stream_of(device: torch.device):
+    return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else None
+
+
+def call(which: str, text: str, inputs: dict, outputs: dict, flags=()) -> None:
+    """Runs a pass on the current stream of the first input's device."""
+    device = next(t for t in inputs.values() if t is not None).device
+    settings, groups = _settings.parse(text), None
+    if any(getattr(settings, g, "") for g in ("heads_group", "sequence_group", "batch_group")):
+        from ._ranks import Groups
+
+        groups = Groups(settings, inputs, device)
+    args = _call.describe(
+        which, text, inputs, outputs, fill, flags, None if groups is None else groups.struct
+    )
+
+    def workspace(size):
+        memory = torch.empty(size, dtype=torch.uint8, device=device)
+        return memory.data_ptr(), memory
+
+    do = None if groups is None else groups.do
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            latest.receipt = _call.run(which, args, workspace, stream_of(device), do)
+    else:
+        latest.receipt = _call.run(which, args, workspace, None, do)
+
+
+def fresh_status(device) -> torch.Tensor:
+    status = torch.zeros(4, dtype=torch.int64, device=device)
+    status[1:2].fill_(-1)
+    return status
+
+
+def o_dtype(q: torch.Tensor) -> torch.dtype:
+    return torch.bfloat16 if q.dtype == torch.float8_e4m3fn else q.dtype
+
+
+def rows_last(t: torch.Tensor | None) -> torch.Tensor | None:
+    """The last stride must be 1; expanded upstreams (of a sum) are laid out row by row."""
+    if t is None or t.dim() == 0 or t.stride(-1) == 1 or t.shape[-1] <= 1:
+        return t
+    return t.contiguous()

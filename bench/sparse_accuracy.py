@@ -1,0 +1,116 @@
+"""What: what rounding P, dS and o costs the gradients of sparse attention, and whether it grows with
+the context, as a receipt.
+Why: how right 16-bit training is, is a table and a sweep, not an adjective.
+Never: compares with anything but lane reference in fp64 on the same rounded inputs.
+
+usage: sparse_accuracy.py RECEIPT
+"""
+
+from __future__ import annotations
+
+import sys
+
+from talea._abi import lib
+import torch
+from talea import _receipt
+from talea._sparse_attention import _settings, _torch
+
+ROWS = (("native", False), ("native", True), ("split", False), ("split", True))
+LENGTHS = (256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
+
+
+def data(s, keys, h, d, dv, k, peak=1.0, shared=False):
+    draw = torch.Generator().manual_seed(3)
+
+    def normal(*shape):
+        return torch.randn(*shape, generator=draw).bfloat16()
+
+    q, kv, d_o = normal(s, h, d) * peak, normal(keys, d), normal(s, h, dv)
+    order = torch.rand(s, keys, generator=draw) if s <= 1024 else None
+    if order is not None:
+        indices = order.topk(k).indices.sort(-1).values.int()
+    else:
+        indices = torch.randint(1, keys, (s, k), generator=draw, dtype=torch.int32)
+    if shared:
+        indices[:, 0] = 0
+    return q, kv, d_o, indices, torch.ones(h)
+
+
+def run(problem, dv, lane, operands="native", residual=False, wide=False):
+    q, kv, d_o, indices, sink = problem
+    if lane == "reference":
+        q, kv, d_o = q.double(), kv.double(), d_o.double()
+    text = _settings.text_of(value_dim=dv, kv_storage="plain", operands=operands, lane=lane)
+    inputs = {"q": q, "kv": kv, "indices": indices, "sink": sink}
+    made = {
+        "o": q.new_empty((*q.shape[:-1], dv)),
+        "lse": q.new_empty(q.shape[:-1], dtype=torch.float32),
+    }
+    if residual:
+        made["o_residual"] = torch.empty_like(made["o"])
+    _torch.call("forward", text, inputs, made)
+    kept = {} if lane == "reference" else made
+    kind = torch.float64 if lane == "reference" else torch.float32 if wide else q.dtype
+    out = {
+        "dq": q.new_empty(q.shape, dtype=kind),
+        "dkv": kv.new_empty(kv.shape, dtype=kind),
+        "d_sink": torch.empty_like(sink),
+    }
+    _torch.call("backward", text, {**inputs, "d_o": d_o, **kept}, out)
+    return {"o": made["o"].double(), **{n: t.double() for n, t in out.items()}}
+
+
+def error(ours, truth):
+    return float((ours - truth).norm() / truth.norm())
+
+
+def table(rows):
+    for name, peak in (("flat", 1.0), ("peaked", 4.0)):
+        problem = data(512, 1024, 16, 128, 64, 256, peak)
+        truth = run(problem, 64, "reference")
+        for operands, residual in ROWS:
+            wide = run(problem, 64, "auto", operands, residual, wide=True)
+            narrow = run(problem, 64, "auto", operands, residual)
+            rows.append({
+                "name": f"{name}, {operands}{', o_residual' if residual else ''}", "lane": "auto",
+                "passed": not (operands == "split" and residual) or error(wide["dkv"], truth["dkv"]) <= 2e-5,
+                "dkv_fp32": error(wide["dkv"], truth["dkv"]), "dkv_bf16": error(narrow["dkv"], truth["dkv"]),
+                "dq_fp32": error(wide["dq"], truth["dq"]), "d_sink": error(wide["d_sink"], truth["d_sink"]),
+                "o": error(wide["o"], truth["o"]),
+            })  # fmt: skip
+            print(rows[-1])
+
+
+def sweep(rows):
+    first = None
+    for s in LENGTHS:
+        problem = data(s, 512, 1, 16, 16, 4, shared=True)
+        truth = run(problem, 16, "reference")
+        found = {}
+        for operands, residual in (("native", False), ("split", True)):
+            ours = run(problem, 16, "auto", operands, residual, wide=True)
+            found[f"{operands}_dkv"] = error(ours["dkv"], truth["dkv"])
+            found[f"{operands}_shared_key"] = error(ours["dkv"][0], truth["dkv"][0])
+        first = first or found
+        flat = found["native_dkv"] <= 1.5 * first["native_dkv"] and found["split_dkv"] <= 2e-5
+        rows.append({"name": f"context {s}", "lane": "auto", "passed": flat, **found})
+        print(rows[-1])
+
+
+def main():
+    start, rows = _receipt.now(), []
+    table(rows)
+    sweep(rows)
+    failed = sum(not r["passed"] for r in rows)
+    section = {"preset": "512 queries, 16 heads, K 256, 128/64; then one key that all select",
+               "lanes": ["auto"], "passed": len(rows) - failed, "failed": failed, "cases": rows}  # fmt: skip
+    _receipt.write_receipt(
+        sys.argv[1], "check", "Accuracy of sparse attention's gradients, bf16 inputs", failed == 0,
+        {"check": section}, start, ["python", "bench/sparse_accuracy.py", sys.argv[1]],
+        {"lanes": lib.talea_sparse_attention_lanes().decode()},
+    )  # fmt: skip
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,156 @@
+"""What: 500 updates of a small model with absorbed latent attention and a trained indexer, by
+talea.sparse_attention beside PyTorch and fp64.
+Why: a gradient that is right once must stay right while the index lists move under it.
+Never: has a tolerance of its own: the bound is twice what one ulp in the weights does to PyTorch.
+
+usage: train_sparse.py RECEIPT [UPDATES]
+"""
+
+from __future__ import annotations
+
+import sys
+
+import talea
+import torch
+import torch.nn.functional as F
+from talea import _receipt
+
+VOCAB, WIDTH, SEQ, HEADS, DIM, VALUE, TOP_K, INDEX_HEADS, INDEX_DIM = (
+    48,
+    32,
+    48,
+    4,
+    24,
+    16,
+    12,
+    2,
+    8,
+)
+
+
+def weights(dtype):
+    torch.manual_seed(5)
+    shapes = {
+        "embed": (VOCAB, WIDTH),
+        "place": (SEQ, WIDTH),
+        "q": (WIDTH, HEADS * DIM),
+        "kv": (WIDTH, DIM),
+        "index_q": (WIDTH, INDEX_HEADS * INDEX_DIM),
+        "index_k": (WIDTH, INDEX_DIM),
+        "index_w": (WIDTH, INDEX_HEADS),
+        "out": (HEADS * VALUE, WIDTH),
+        "head": (WIDTH, VOCAB),
+    }
+    made = {n: torch.randn(s) * s[0] ** -0.5 for n, s in shapes.items()}
+    return {n: w.to(dtype).requires_grad_() for n, w in made.items()}
+
+
+def batches(updates):
+    """Sequences in which a token names how far back the next one is to be copied from."""
+    draw = torch.Generator().manual_seed(9)
+    for _ in range(updates):
+        x = torch.randint(8, VOCAB, (SEQ + 1,), generator=draw)
+        for t in range(8, SEQ + 1, 2):
+            x[t] = x[t - 1 - int(x[t - 1]) % 7]
+        yield x
+
+
+def by_torch(q, kv, iq, ik, iw, sink=None):
+    """Gather, softmax, autograd; the teacher's mean distribution and the indexer's KL."""
+    s = q.shape[0]
+    scores = (torch.einsum("shd,kd->shk", iq, ik).relu() * iw[..., None]).sum(1)
+    mask = torch.ones(s, s, dtype=torch.bool).tril()
+    chosen = scores.detach().masked_fill(~mask, -torch.inf).topk(TOP_K).indices.sort(-1).values
+    valid = mask.gather(1, chosen)
+    logits = torch.einsum("shd,skd->shk", q, kv[chosen]) * DIM**-0.5
+    p = logits.masked_fill(~valid[:, None], -torch.inf).softmax(-1)
+    o = torch.einsum("shk,skv->shv", p, kv[chosen][..., :VALUE])
+    teacher = p.detach().mean(1)
+    picked = scores.gather(1, chosen).masked_fill(~valid, -torch.inf).log_softmax(-1)
+    terms = torch.where(teacher > 0, teacher * (teacher.log() - picked), torch.zeros_like(picked))
+    return o, terms.nan_to_num(0.0).sum(-1).mean()
+
+
+def by_talea(q, kv, iq, ik, iw):
+    indices, length = talea.sparse_select(iq, ik, iw, top_k=TOP_K, causal=True)
+    done = talea.sparse_attention(
+        q, kv, indices, value_dim=VALUE, topk_length=length, outputs=("lse",)
+    )
+    loss = talea.sparse_index_loss(
+        iq, ik, iw, q, kv, value_dim=VALUE, indices=indices, topk_length=length, lse=done.lse
+    )
+    return done.o, loss
+
+
+def step(w, x, attend):
+    h = w["embed"][x[:-1]] + w["place"]
+    still = h.detach()  # the indexer learns from its own loss alone
+    o, index_loss = attend(
+        (h @ w["q"]).view(SEQ, HEADS, DIM),
+        h @ w["kv"],
+        (still @ w["index_q"]).view(SEQ, INDEX_HEADS, INDEX_DIM),
+        still @ w["index_k"],
+        still @ w["index_w"],
+    )
+    logits = (h + o.reshape(SEQ, -1) @ w["out"]) @ w["head"]
+    return F.cross_entropy(logits, x[1:]), index_loss
+
+
+def train(dtype, attend, updates, ulp=False):
+    w = weights(dtype)
+    if ulp:
+        with torch.no_grad():
+            for t in w.values():
+                t.copy_(torch.nextafter(t, torch.full_like(t, torch.inf)))
+    optimizer = torch.optim.AdamW(w.values(), lr=3e-3)
+    losses = []
+    for x in batches(updates):
+        loss, index_loss = step(w, x, attend)
+        optimizer.zero_grad()
+        (loss + index_loss).backward()
+        optimizer.step()
+        losses.append((loss.item(), index_loss.item()))
+    return torch.tensor(losses, dtype=torch.float64)
+
+
+def main():
+    receipt, updates = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 500
+    torch.set_num_threads(1)
+    start = _receipt.now()
+    truth = train(torch.float64, by_torch, updates)
+    theirs = train(torch.float32, by_torch, updates)
+    noisy = train(torch.float32, by_torch, updates, ulp=True)
+    ours = train(torch.float32, by_talea, updates)
+
+    def gap(run):
+        return (run - truth).abs().mean(0)
+
+    noise = torch.maximum(gap(theirs), gap(noisy))
+    head, tail = ours[:50].mean(0), ours[-50:].mean(0)
+    cases = [
+        {"name": "loss within twice the one-ulp noise", "lane": "auto",
+         "passed": bool(gap(ours)[0] <= 2 * noise[0]),
+         "ours": float(gap(ours)[0]), "noise": float(noise[0])},
+        {"name": "index loss within twice the one-ulp noise", "lane": "auto",
+         "passed": bool(gap(ours)[1] <= 2 * noise[1]),
+         "ours": float(gap(ours)[1]), "noise": float(noise[1])},
+        {"name": "the loss falls", "lane": "auto", "passed": bool(tail[0] < head[0]),
+         "first_50": float(head[0]), "last_50": float(tail[0])},
+        {"name": "the index loss falls", "lane": "auto", "passed": bool(tail[1] < head[1]),
+         "first_50": float(head[1]), "last_50": float(tail[1])},
+    ]  # fmt: skip
+    passed = sum(c["passed"] for c in cases)
+    section = {"preset": f"{updates} updates", "lanes": ["auto"], "passed": passed,
+               "failed": len(cases) - passed, "cases": cases}  # fmt: skip
+    _receipt.write_receipt(
+        receipt, "check", "Training with sparse attention beside PyTorch and fp64",
+        passed == len(cases), {"check": section}, start,
+        ["python", "bench/train_sparse.py", receipt, str(updates)],
+    )  # fmt: skip
+    for c in cases:
+        print(c)
+    return 0 if passed == len(cases) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/fail.hpp"
+#include "core/mutant.hpp"
 #include "ops/mamba3/fields.hpp"
 
 namespace talea::mamba3 {
@@ -131,7 +132,7 @@ void check_dtypes(const Problem& p, const Inputs& in, const Outputs& out) {
   check_dtype("z", in.z, {own});
   for (const auto& [name, t] : {std::pair{"adt", &in.adt}, std::pair{"dt", &in.dt}})
     require(
-        !*t || t->dtype == plain, data_error,
+        !*t || t->dtype == plain || mutant(Mutant::m3_5_steps_in_16_bits), data_error,
         "{}: dtype {}: decays and steps are {} (a module cast to 16 bits has lost their digits)",
         name, name_of(t->dtype), name_of(plain));
   for (const auto& [name, t] : {std::pair{"trap", &in.trap}, std::pair{"angles", &in.angles}}) {

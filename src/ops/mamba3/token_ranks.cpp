@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "core/fail.hpp"
+#include "core/mutant.hpp"
 #include "ops/mamba3/element.hpp"
 #include "ops/mamba3/fields.hpp"
 #include "ops/mamba3/turns.hpp"
@@ -200,7 +201,9 @@ class Piece {
     for (int64_t p = 0; p < p_.head_dim; ++p) {
       for (int64_t i = 0; i < p_.state_dim; ++i) {
         double& x = m_.h[p * p_.state_dim + i];
-        x = (a == 0 ? 0 : a * x) + get(own.ssm, n, h, p, i);
+        const double own_state = get(own.ssm, n, h, p, i);
+        x = mutant(Mutant::m3_merge_out_of_order) ? x + a * own_state
+                                                  : (a == 0 ? 0 : a * x) + own_state;
       }
       m_.v[p] = get(own.v, n, h, p);
     }

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "core/mutant.hpp"
 #include "device/cpu/tile_product.hpp"
 #include "ops/mamba3/cpu/turns.hpp"
 #include "ops/mamba3/cpu/worker.hpp"
@@ -187,6 +188,8 @@ void Worker::value_gradients(HeadMemory& u) {
 void Worker::turn_gradients(HeadMemory& u, bool last) {
   std::fill_n(m_.turn, n_ * plan_.columns, 0.0f);
   std::fill_n(m_.dot, n_, 0.0f);
+  for (int64_t i = 0; mutant(Mutant::m3_turned_back_forward) && i < n_ * plan_.turned; ++i)
+    m_.sine[i] = -m_.sine[i];
   TurnBackJob job;
   job.rotation = rotation();
   job.tokens = n_;
@@ -225,7 +228,7 @@ void Worker::last_turns(HeadMemory& u) {
     int64_t a = 0, b = 0;
     first_pair(i, a, b);
     u.last_turn[a] = static_cast<float>(get_or(0, d.angle, s_.row, h_, i));
-    for (int64_t r = 0; d.k && r < p_.rank; ++r) {
+    for (int64_t r = 0; d.k && r < p_.rank && !mutant(Mutant::m3_final_key_without_turn); ++r) {
       const int64_t row = (rows_ - p_.rank + r) * w;
       const float left = m_.k[a / w * plan_.room * w + row + a % w];
       const float right = m_.k[b / w * plan_.room * w + row + b % w];
@@ -252,7 +255,7 @@ void Worker::token_gradients(HeadMemory& u, double energy) {
   float* turn = m_.anchor;  // from here on: all that turns with the token
   for (int64_t n = 0; n < N; ++n) turn[n] = (u.first_anchor[n] - m_.anchor[n]) + u.last_turn[n];
   if (u.pending.token >= 0) store_token(u.pending.token, u.pending, m_.ds[n_ - 1]);
-  double decay = energy;
+  double decay = mutant(Mutant::m3_anchor_dropped) ? 0 : energy;
   for (int64_t t = n_ - 1; t >= 0; --t) {
     const int64_t at = s_.begin + first_ + t;
     for (int64_t n = 0; n < N; ++n) turn[n] += m_.turn[t * N + n];
@@ -390,7 +393,7 @@ void Worker::end_gradients(HeadMemory& u) {
       for (int64_t n = 0; n < p_.state_dim; ++n) own += e(n, p) * get(in.k, s_.row, r, h_, n);
       db += v * project * own;
       dv += b * own * project;
-      sums[r * plan_.values + p] += b * own * v;
+      if (!mutant(Mutant::m3_mimo_v_without_initial)) sums[r * plan_.values + p] += b * own * v;
     }
     if (d.v) set(d.v, dv, s_.row, h_, p);
   }

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "core/fail.hpp"
+#include "core/mutant.hpp"
 #include "device/cpu/tile_product.hpp"
 #include "ops/mamba3/cpu/worker.hpp"
 #include "ops/mamba3/element.hpp"
@@ -153,7 +154,8 @@ class Run {
       }
     if (!p_.sum_angles || p_.pairs == 0) return;
     for (int64_t h = 0; h < p_.heads; ++h) m.pointers[h] = heads[h].dangle + t * plan_.pairs;
-    sum_rows(m.pointers, p_.heads, plan_.pairs, m.sum);
+    sum_rows(m.pointers, mutant(Mutant::m3_shared_angles_not_summed) ? 1 : p_.heads, plan_.pairs,
+             m.sum);
     const Tensor& to = c_.out.d.angles;
     store_row(m.sum, p_.pairs, to.data, to.dtype, offset_of(to, s.batch, s.begin + token),
               to.stride[3]);
@@ -163,7 +165,9 @@ class Run {
   void add_parameters(const HeadMemory& u, int64_t h) {
     const int64_t N = p_.state_dim, P = p_.head_dim, R = p_.rank;
     double* to = m_.parameters + h * parameter_count(p_);
-    const double* from = u.parameters;
+    const bool shared =
+        mutant(Mutant::m3_2_bias_after_group_sum) && h > 0 && p_.group_of(h) == p_.group_of(h - 1);
+    const double* from = shared ? (&u - 1)->parameters : u.parameters;
     for (int64_t r = 0; r < 2 * R; ++r, from += plan_.columns)
       for (int64_t n = 0; n < N; ++n) *to++ += from[n];
     for (int64_t r = 0; r < 3 * R + 1; ++r, from += plan_.values)

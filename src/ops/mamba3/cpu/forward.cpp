@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "core/mutant.hpp"
 #include "device/cpu/tile_product.hpp"
 #include "ops/mamba3/cpu/turns.hpp"
 #include "ops/mamba3/cpu/worker.hpp"
@@ -33,7 +34,7 @@ void Worker::start_state(float* state) {
     for (int64_t p = 0; p < p_.head_dim; ++p)
       for (int64_t n = 0; n < p_.state_dim; ++n)
         state[in_panels(n, p, plan_.columns)] = static_cast<float>(get(s.ssm, s_.row, h_, p, n));
-  if (!s.k || !s.v) return;
+  if (!s.k || !s.v || mutant(Mutant::m3_22_initial_token_ignored)) return;
   const double trap = get(c_.in.trap, s_.batch, h_, s_.begin);
   const double b = get(c_.in.dt, s_.batch, h_, s_.begin) / (1 + std::exp(trap));
   for (int64_t p = 0; p < p_.head_dim; ++p)
@@ -56,7 +57,7 @@ void Worker::scores() {
   job.decay = m_.decay;
   job.decay_stride = stride;
   job.scale = m_.s;
-  job.same = m_.gamma;
+  job.same = mutant(Mutant::m3_diagonal_with_s) ? m_.s : m_.gamma;
   job.diagonal = skip_;
   job.from = m_.scores;
   job.to = m_.seen;
@@ -113,11 +114,14 @@ void Worker::final_states(const float* state) {
   for (int64_t p = 0; f.ssm && p < p_.head_dim; ++p)
     for (int64_t n = 0; n < p_.state_dim; ++n)
       set(f.ssm, state[in_panels(n, p, plan_.columns)], s_.row, h_, p, n);
+  if (mutant(Mutant::m3_12_step_beyond_the_head) && f.ssm)
+    set(f.ssm, 0.0, s_.row, h_, p_.head_dim, int64_t{0});
   for (int64_t r = 0; f.k && r < p_.rank; ++r)
     for (int64_t n = 0; n < p_.state_dim; ++n)
       set(f.k, m_.k[n / w * plan_.room * w + (rows_ - p_.rank + r) * w + n % w], s_.row, r, h_, n);
   for (int64_t p = 0; f.v && p < p_.head_dim; ++p)
-    set(f.v, m_.v_raw[(n_ - 1) * plan_.values + p], s_.row, h_, p);
+    set(f.v, m_.v_raw[(n_ - 1) * plan_.values + p],
+        mutant(Mutant::m3_8_last_values_for_all) ? f.v.shape[0] - 1 : s_.row, h_, p);
 }
 
 void Worker::forward(float* saved) {
@@ -151,6 +155,7 @@ void Worker::forward(float* saved) {
 }
 
 void Worker::pass_through() {
+  if (mutant(Mutant::m3_9_empty_sequence_unset)) return;
   const bool back = p_.backward();
   const States& from = back ? c_.in.d_final_states : c_.in.initial_states;
   const States& to = back ? c_.out.d.initial_states : c_.out.final_states;

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "core/mutant.hpp"
 #include "device/cpu/tile_product.hpp"
 #include "ops/mamba3/cpu/turns.hpp"
 #include "ops/mamba3/element.hpp"
@@ -41,6 +42,7 @@ void Worker::begin(const Sequence& sequence, int64_t head) {
   s_ = sequence;
   h_ = head;
   g_ = p_.group_of(head);
+  if (mutant(Mutant::m3_1_groups_as_heads)) g_ = head % std::max<int64_t>(p_.groups, 1);
   T_ = sequence.tokens();
   const Inputs& in = c_.in;
   const int64_t N = p_.state_dim, P = p_.head_dim;
@@ -58,7 +60,8 @@ void Worker::tokens(int64_t chunk) {
   first_ = chunk * plan_.tokens;
   n_ = std::min(plan_.tokens, T_ - first_);
   rows_ = n_ * p_.rank;
-  const int64_t more = std::min(n_ + 1, T_ - first_), room = up16(plan_.tokens + 1);
+  const int64_t behind = mutant(Mutant::m3_b_of_the_next_sequence) ? p_.tokens - s_.end : 0;
+  const int64_t more = std::min(n_ + 1, T_ - first_ + behind), room = up16(plan_.tokens + 1);
   const auto row = [&](const Tensor& t, int64_t count, float* to) {
     std::fill_n(to, room, 0.0f);
     load_row(t.data, t.dtype,
@@ -68,6 +71,8 @@ void Worker::tokens(int64_t chunk) {
   row(c_.in.dt, more, m_.dt);
   row(c_.in.trap, more, m_.some);
   row(c_.in.adt, n_, m_.adt);
+  for (int64_t t = 0; mutant(Mutant::m3_20_decay_clamped) && t < n_; ++t)
+    m_.adt[t] = std::min(m_.adt[t], 0.0f);
   exp_row(m_.some, room, m_.other);
   for (int64_t t = 0; t < room; ++t) m_.some[t] = -m_.some[t];
   exp_row(m_.some, room, m_.lambda);
@@ -75,6 +80,7 @@ void Worker::tokens(int64_t chunk) {
   for (int64_t t = 0; t < room; ++t) {
     m_.lambda[t] = 1 / (1 + m_.lambda[t]);
     m_.other[t] = 1 / (1 + m_.other[t]);
+    if (mutant(Mutant::m3_b_and_gamma_exchanged)) std::swap(m_.lambda[t], m_.other[t]);
     m_.gamma[t] = m_.lambda[t] * m_.dt[t];
     m_.b[t] = t < more ? m_.other[t] * m_.dt[t] : 0;
     if (t < n_) sum += m_.adt[t] <= static_cast<float>(reset_below) ? reset_below : m_.adt[t];
@@ -103,6 +109,8 @@ Rotation Worker::rotation() const {
 }
 
 void Worker::turns(bool columns) {
+  for (int64_t i = 0; mutant(Mutant::m3_16_angle_in_16_bits) && i < plan_.pairs; ++i)
+    m_.high_turn[i] &= 0xff000000u;
   TurnJob job;
   job.tokens = n_;
   job.pairs = p_.pairs;
@@ -129,6 +137,7 @@ void Worker::turns(bool columns) {
 }
 
 void Worker::start_turns() {
+  if (mutant(Mutant::m3_7_angle_not_reset) && s_.begin > 0) return;
   std::fill_n(m_.high_turn, plan_.pairs, 0u);
   std::fill_n(m_.low_turn, plan_.pairs, 0u);
   std::fill_n(m_.taint, plan_.pairs, 0.0f);

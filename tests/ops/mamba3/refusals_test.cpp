@@ -1,0 +1,141 @@
+// What: arguments that no scan can take: each is an error that names tensor and value.
+// Why: an error before any work is cheaper than a wrong gradient.
+// Never: runs a lane.
+#include <functional>
+
+#include "ops/mamba3/pieces.hpp"
+
+namespace talea::yardsticks::mamba3 {
+namespace {
+
+struct Refusal {
+  const char* words;
+  ErrorKind kind;
+  std::function<void(Case&)> bend;
+};
+
+HostTensor sized(DType dtype, std::vector<int64_t> shape) {
+  return HostTensor(dtype, std::move(shape));
+}
+
+TEST(ScanRefusals, EachSaysWhatIsWrong) {
+  constexpr auto data = ErrorKind::invalid_data, usage = ErrorKind::usage;
+  const std::vector<Refusal> all = {
+      {"adt: dtype bf16", data, [](Case& c) { fill(c, "adt", DType::bf16, 1); }},
+      {"dt: dtype fp16", data, [](Case& c) { fill(c, "dt", DType::f16, 1); }},
+      {"k: dtype bf16", data, [](Case& c) { fill(c, "k", DType::bf16, 1); }},
+      {"trap: dtype fp64", data, [](Case& c) { fill(c, "trap", DType::f64, 1); }},
+      {"q_bias: dtype bf16", data, [](Case& c) { fill(c, "q_bias", DType::bf16, 1); }},
+      {"G = 3 groups do not divide H = 4", data,
+       [](Case& c) {
+         c.in["q"] = sized(DType::f32, {1, 6, 2, 3, 16});
+         c.in["k"] = c.in["q"];
+       }},
+      {"A = 9 pairs", data,
+       [](Case& c) {
+         c.in["angles"] = sized(DType::f32, {1, 6, 4, 9});
+       }},
+      {"mimo_z: needs z", usage, [](Case& c) { c.in.erase("z"); }},
+      {"norm_weight: needs head_norm", usage,
+       [](Case& c) { fill(c, "norm_weight", DType::f32, 1); }},
+      {"v: shape [1, 5, 4, 8]", data,
+       [](Case& c) {
+         c.in["v"] = sized(DType::f32, {1, 5, 4, 8});
+       }},
+      {"initial_ssm: shape", data,
+       [](Case& c) {
+         c.in["initial_ssm"] = sized(DType::f32, {1, 4, 16, 8});
+       }},
+      {"initial_ssm: dtype bf16", data, [](Case& c) { fill(c, "initial_ssm", DType::bf16, 1); }},
+      {"norm_eps = 0", usage, [](Case& c) { c.options.norm_eps = 0; }},
+      {"chunk = -1", usage, [](Case& c) { c.options.chunk = -1; }},
+      {"lane = fast: no such lane", usage, [](Case& c) { c.options.lane = "fast"; }}};
+  for (const Refusal& r : all) {
+    Case c = usual(6);
+    r.bend(c);
+    const auto inputs = inputs_of(c.in, false);
+    talea::mamba3::Outputs out;
+    try {
+      workspace_bytes(describe(talea::mamba3::Pass::forward, inputs, out, c.options));
+      ADD_FAILURE() << "no error: " << r.words;
+    } catch (const Error& e) {
+      EXPECT_EQ(e.kind(), r.kind) << e.what();
+      EXPECT_NE(std::string(e.what()).find(r.words), std::string::npos) << e.what();
+    }
+  }
+}
+
+TEST(ScanRefusals, MemoryThatCannotBe) {
+  const Case c = usual(6);
+  auto inputs = inputs_of(c.in, false);
+  HostTensor out(DType::f32, shape_of(c, "out"));
+  talea::mamba3::Outputs o;
+  o.out = inputs.v;
+  EXPECT_THROW(describe(talea::mamba3::Pass::forward, inputs, o, c.options), Error) << "overlap";
+  o.out = out.view();
+  o.out.stride[3] = 0;
+  EXPECT_THROW(describe(talea::mamba3::Pass::forward, inputs, o, c.options), Error) << "stride 0";
+  o.out = out.view();
+  const auto p = describe(talea::mamba3::Pass::forward, inputs, o, c.options);
+  std::vector<std::byte> room(static_cast<size_t>(workspace_bytes(p)));
+  const Workspace small = {room.data(), workspace_bytes(p) - 1};
+  EXPECT_THROW(forward(inputs, o, c.options, small), Error);
+  EXPECT_NO_THROW(forward(inputs, o, c.options, {room.data(), workspace_bytes(p)}));
+}
+
+class ScanManners : public ScanLane {};
+
+TEST_P(ScanManners, ThreadsLimitsAndRepeatsChangeNoBit) {
+  Case c = usual(40);
+  chunk(c, 4);
+  c.options.threads = 1;
+  const Outcome first = run(lane(), c);
+  for (const int threads : {1, 2, 3, 4}) {
+    Case other = c;
+    other.options.threads = threads;
+    other.options.workspace_limit_bytes = threads == 3 ? 0 : int64_t{1} << 30;
+    How how;
+    how.save = threads == 2;
+    EXPECT_EQ(same_bits(first.out, run(lane(), other, how).out), "") << threads;
+  }
+}
+
+TEST_P(ScanManners, OneGradientAlone) {
+  Case c = usual(11);
+  chunk(c, 4);
+  const Outcome all = run(lane(), c);
+  for (const std::string& name : backward_outputs(c)) {
+    const Outcome one = run(lane(), c, {.forward = false, .only = {name}});
+    EXPECT_EQ(same_bits(one.out, all.out), "") << name;
+    EXPECT_EQ(one.out.size(), 1u);
+  }
+}
+
+TEST_P(ScanManners, ParametersAreAdded) {
+  Case c = usual(8);
+  const Outcome plain = run(lane(), c);
+  c.accumulate = true;
+  const Outcome added = run(lane(), c, {.forward = false});
+  for (const char* name : {"d_q_bias", "d_k_bias", "d_d", "d_mimo_v", "d_mimo_z", "d_mimo_out"})
+    for (int64_t i = 0; i < plain.out.at(name).elements(); ++i)
+      EXPECT_NEAR(added.out.at(name).get(i), plain.out.at(name).get(i) + 1,
+                  1e-6 * (1 + std::abs(plain.out.at(name).get(i))));
+}
+
+TEST_P(ScanManners, SavedIsOfOneProblem) {
+  if (lane() == "reference") return;  // saves nothing but its mark
+  Case c = usual(8);
+  c.options.lane = lane();
+  const auto inputs = inputs_of(c.in, false);
+  talea::mamba3::Outputs out;
+  const auto p = describe(talea::mamba3::Pass::forward, inputs, out, c.options);
+  HostTensor other(DType::u8, {saved_bytes(p)}, {{}, 0, 16});
+  Case back = c;
+  back.in["saved"] = other;
+  EXPECT_THROW(run(lane(), back, {.forward = false}), Error);
+}
+
+TALEA_EVERY_SCAN_LANE(ScanManners);
+
+}  // namespace
+}  // namespace talea::yardsticks::mamba3

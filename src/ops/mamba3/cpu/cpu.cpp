@@ -223,6 +223,9 @@ void Run::record() {
     product("Q K^T", 1, square * N), product("(Q K^T) V", 1, square * P);
     product("Q h^T", 1, linear), product("V^T K", 1, linear);
   }
+  if (p_.options.schedule == Schedule::parallel)
+    r.notes.push_back(
+        "schedule = parallel: this lane takes a head's chunks in turn; bits are alike");
   r.notes.push_back(std::string("vectors: ") + talea::cpu::isa_name());
   if (plan_.over_limit) r.notes.push_back("workspace_limit: one sequence needs more");
 }

@@ -166,5 +166,6 @@ TALEA_API void talea_result_free(talea_result* result);
 
 #include "c/linear_cross_entropy.h"
 #include "c/sparse_attention.h"
+#include "c/mamba3.h"
 
 #endif

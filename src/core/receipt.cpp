@@ -18,7 +18,8 @@ using json = nlohmann::json;
 constexpr int max_depth = 32;
 
 const char* name_of(ReceiptKind kind) {
-  constexpr const char* names[] = {"loss", "check", "bench", "train", "repro", "attend", "index"};
+  constexpr const char* names[] = {"loss",  "check",  "bench", "train",
+                                   "repro", "attend", "index", "scan"};
   return names[static_cast<int>(kind)];
 }
 

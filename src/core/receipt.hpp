@@ -58,7 +58,7 @@ struct CallMeasures {
   std::vector<std::pair<std::string, double>> values;  // "loss", "accuracy"
 };
 
-enum class ReceiptKind { loss, check, bench, train, repro, attend, index };
+enum class ReceiptKind { loss, check, bench, train, repro, attend, index, scan };
 enum class Verdict { passed, failed, not_checked };
 
 class Receipt {

@@ -1,50 +1,46 @@
-"""Talea: training operators, exact and fused.
+"""Talea: operators for training language models, exact and fused.
 
 `talea.linear_cross_entropy` is the output projection of a language model and its cross-entropy,
-`talea.sparse_attention` attention over lists of selected keys. They need PyTorch and import it on
-first use; `talea.arrays` needs NumPy only.
+`talea.sparse_attention` attention over lists of selected keys, `talea.mamba3` the Mamba-3 scan. They
+need PyTorch and import it on first use; `talea.arrays` needs NumPy only.
 """
+
+import importlib
 
 from ._abi import DataError, Error, UnavailableError, UsageError, lib
 
 __version__ = lib.talea_version().decode()
-__all__ = [
-    "DataError",
-    "Error",
-    "Fp8",
-    "LinearCrossEntropy",
-    "LinearCrossEntropyOutput",
-    "PackedKV",
-    "SparseAttentionOutput",
-    "UnavailableError",
-    "UsageError",
-    "index_mask",
-    "lanes",
-    "linear_cross_entropy",
-    "pack_rows",
-    "require_clean",
-    "sparse_attention",
-    "sparse_index_loss",
-    "sparse_select",
-]
-_SPARSE_ATTENTION = {"Fp8", "PackedKV", "SparseAttentionOutput", "index_mask", "pack_rows",
-                     "require_clean", "sparse_attention", "sparse_index_loss", "sparse_select"}  # fmt: skip
+# By name: the module that has it, and what it is called there.
+_LAZY = {
+    "linear_cross_entropy": ("functional", "linear_cross_entropy"),
+    "LinearCrossEntropy": ("functional", "LinearCrossEntropy"),
+    "LinearCrossEntropyOutput": ("functional", "LinearCrossEntropyOutput"),
+    "mamba3": ("_mamba3.functional", "mamba3"),
+    "mamba3_step": ("_mamba3.functional", "mamba3_step"),
+    "mamba3_group_rows": ("_mamba3.functional", "group_rows"),
+    "mamba3_lanes": ("_mamba3.functional", "lanes"),
+    "Mamba3State": ("_mamba3.functional", "Mamba3State"),
+    "Mamba3Output": ("_mamba3.functional", "Mamba3Output"),
+    **{
+        name: ("_sparse_attention.functional", name)
+        for name in (
+            "Fp8", "PackedKV", "SparseAttentionOutput", "index_mask", "pack_rows", "require_clean",
+            "sparse_attention", "sparse_index_loss", "sparse_select",
+        )
+    },
+}  # fmt: skip
+__all__ = ["DataError", "Error", "UnavailableError", "UsageError", "lanes", *_LAZY]
 
 
 def lanes() -> list[str]:
-    """Names of the lanes of this build, best first."""
+    """Names of the lanes of linear cross-entropy of this build, best first."""
     return lib.talea_linear_cross_entropy_lanes().decode().split(",")
 
 
 def __getattr__(name: str):
-    if name in ("linear_cross_entropy", "LinearCrossEntropy", "LinearCrossEntropyOutput"):
-        from . import functional
-
-        globals()[name] = found = getattr(functional, name)
-        return found
-    if name in _SPARSE_ATTENTION:
-        from ._sparse_attention import functional
-
-        globals()[name] = found = getattr(functional, name)
+    if name in _LAZY:
+        module, inside = _LAZY[name]
+        found = getattr(importlib.import_module("." + module, __name__), inside)
+        globals()[name] = found
         return found
     raise AttributeError(f"module 'talea' has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""The operator on NumPy arrays (and anything with DLPack on the CPU): no PyTorch needed."""
+"""The operators on NumPy arrays (and anything with DLPack on the CPU): no PyTorch needed."""
 
 from __future__ import annotations
 
@@ -136,3 +136,4 @@ def pack_rows(kv):
     from ._sparse_attention import arrays
 
     return arrays.pack_rows(_fill, _as_array, kv)
+from ._mamba3.arrays import mamba3, mamba3_step  # noqa: E402, F401  (they use what is above)

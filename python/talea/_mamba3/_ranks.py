@@ -1,0 +1,67 @@
+"""torch.distributed groups under the scan: heads and tokens, exchanged between its phases."""
+
+from __future__ import annotations
+
+import ctypes as c
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import _resolve_process_group
+
+from .. import _abi
+from .._call import Receipt
+from .._ranks import Groups
+from . import _c
+from ._call import Call
+from ._settings import Settings
+
+
+class ScanGroups(Groups):
+    """The groups of one call; `struct` is the C side. The exchanges themselves are the parent's."""
+
+    def __init__(self, settings: Settings, device: torch.device, heads: int, tokens: int) -> None:
+        self.device, self.groups = device, {}
+        self.struct = _c.Ranks()
+        self.struct.struct_bytes = c.sizeof(self.struct)
+        for number, name, member in (
+            (_c.GROUP_HEADS, settings.heads_group, "heads"),
+            (_c.GROUP_SEQUENCE, settings.sequence_group, "sequence"),
+        ):
+            if name:
+                self.groups[number] = _resolve_process_group(name)
+                side = self._communicator(self.groups[number])
+                setattr(self.struct, member, c.pointer(side))
+        if settings.heads_group:
+            sizes = self._sizes(self.groups[_c.GROUP_HEADS], heads)
+            self.struct.head_begin = sum(sizes[: dist.get_rank(self.groups[_c.GROUP_HEADS])])
+            if settings.total_groups:
+                self.struct.total_heads = sum(sizes)
+                self.struct.total_groups = settings.total_groups
+        if settings.sequence_group:
+            group = self.groups[_c.GROUP_SEQUENCE]
+            self.struct.token_begin = sum(self._sizes(group, tokens)[: dist.get_rank(group)])
+
+    def _sizes(self, group, size: int) -> list[int]:
+        """What each rank holds: pieces may be of any size, and are not all alike."""
+        away = self.device if dist.get_backend(group) == "nccl" else torch.device("cpu")
+        mine = torch.tensor([size], dtype=torch.int64, device=away)
+        parts = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+        dist.all_gather(parts, mine, group=group)
+        return [int(p) for p in parts]
+
+    def run_call(self, call: Call, receipt: bool) -> Receipt | None:
+        phases, exchange, result = c.c_void_p(), _abi.Exchange(), c.c_void_p()
+        exchange.struct_bytes = c.sizeof(exchange)
+        lib = _abi.lib
+        _abi.check(lib.talea_mamba3_phases_begin(call.ref, call.which, c.byref(phases)))
+        try:
+            while True:
+                _abi.check(lib.talea_phases_next(phases, c.byref(exchange)))
+                if exchange.kind == _abi.EXCHANGE_NONE:
+                    break
+                self._do(exchange)
+            _abi.check(lib.talea_phases_finish(phases, c.byref(result)))
+        finally:
+            lib.talea_phases_free(phases)
+        kept = Receipt(result.value)
+        return kept if receipt else None

@@ -1,0 +1,95 @@
+"""Everything about a scan that is not a tensor, as one line of text and back.
+
+A line, because a compiled graph can carry it as a constant; parsed once, so that equal settings are
+one object.
+"""
+
+from __future__ import annotations
+
+import ctypes as c
+import math
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from operator import index
+
+from .. import _abi
+from .._abi import UsageError
+from ._c import ENUMS, Options
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Field names are those of the C options where there is one."""
+
+    rotary_pairs: str = "automatic"
+    sequence_check: str = "automatic"
+    schedule: str = "automatic"
+    head_norm: bool = False
+    norm_eps: float = 1e-5
+    chunk: int = 0
+    workspace_limit_bytes: int = 256 << 20
+    threads: int = 0
+    lane: str = "auto"
+    final: bool = False  # the four final states are outputs
+    save: bool = False  # forward keeps what backward restarts from
+    heads_group: str = ""  # names of process groups; "": a world of one
+    sequence_group: str = ""
+    total_groups: int = 0  # of all ranks of heads_group; 0: each holds groups of its own
+    receipt: bool = False  # keep the library's facts of the call
+    build: str = ""  # of the library, in graphs that hold the size of `saved`: another may differ
+
+    def text(self) -> str:
+        return ";".join(f"{n}={getattr(self, n)}" for n in _KINDS)
+
+    @staticmethod
+    @lru_cache(maxsize=512)
+    def parse(text: str) -> Settings:
+        pairs = dict(part.split("=", 1) for part in text.split(";"))
+        read = {"int": int, "float": float, "str": str, "bool": lambda t: t == "True"}
+        return Settings(**{n: read[kind](pairs[n]) for n, kind in _KINDS.items()})
+
+
+_KINDS = {f.name: f.type for f in fields(Settings)}
+
+
+def whole(name: str, value) -> int:
+    """What C would cut to 64 bits is refused, and so is what is no integer (or lies on a device)."""
+    if hasattr(value, "data_ptr") or not hasattr(value, "__index__"):
+        raise UsageError(f"{name} = {value!r}: an integer is needed")
+    value = index(value)
+    if not -(2**63) <= value < 2**63:
+        raise UsageError(f"{name} = {value}: does not fit into 64 bits")
+    return value
+
+
+def make(**given) -> Settings:
+    """Settings whose values are of the right kind; the library says what is out of range."""
+    for name in ("chunk", "workspace_limit_bytes", "threads", "total_groups"):
+        if name in given:
+            given[name] = whole(name, given[name])
+    for name, table in ENUMS.items():
+        value = given.get(name, "automatic")
+        if value not in table:
+            raise UsageError(f"{name} = {value!r}: one of {', '.join(table)}")
+    eps = given.get("norm_eps", 1e-5)
+    if eps == 1e-5:
+        eps = 1e-5  # where Dynamo made a symbol of the default, it is a constant again
+    elif not isinstance(eps, int | float) or not math.isfinite(eps):
+        raise UsageError(f"norm_eps = {eps!r}: a finite number is needed")
+    given["norm_eps"] = float(eps)
+    if not isinstance(given.get("lane", "auto"), str) or ";" in given.get("lane", "auto"):
+        raise UsageError(f"lane = {given['lane']!r}: no such lane")
+    return Settings(**given)
+
+
+@lru_cache(maxsize=256)
+def options(s: Settings) -> Options:
+    made = Options()
+    _abi.check(_abi.lib.talea_mamba3_options_init(c.byref(made), c.sizeof(made)))
+    for name, table in ENUMS.items():
+        setattr(made, name, table[getattr(s, name)])
+    made.head_norm = int(s.head_norm)
+    for name in ("norm_eps", "chunk", "workspace_limit_bytes", "threads"):
+        setattr(made, name, getattr(s, name))
+    made.lane = s.lane.encode()
+    return made

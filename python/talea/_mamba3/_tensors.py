@@ -1,0 +1,158 @@
+"""PyTorch tensors for the scan: shapes of what a call returns, allocation, streams, the three calls.
+
+Tensors go by their flat names (see _c); absent ones are None.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import torch
+
+from .._abi import DataError
+from .._torch import _DTYPES, _fill
+from . import _c
+from ._call import Call
+from ._settings import Settings
+
+latest = threading.local()  # .receipt: of this thread's latest call that kept one
+
+
+def wide(like: torch.Tensor) -> torch.dtype:
+    return torch.float64 if like.dtype == torch.float64 else torch.float32
+
+
+def code_of(tensor: torch.Tensor, name: str) -> int:
+    """The C interface's number of a tensor's dtype."""
+    if tensor.dtype not in _DTYPES:
+        raise DataError(f"{name}: dtype {tensor.dtype} is not supported")
+    return _DTYPES[tensor.dtype]
+
+
+def out_shape(t: dict, tokens: bool = True) -> tuple:
+    """[B, S, H, P], with the rank axis where nothing sums over it; a step has no S."""
+    lead = 2 if tokens else 1
+    q, v = t["q"], t["v"]
+    rank = q.shape[lead] if q.dim() == lead + 3 else 1
+    front, back = tuple(v.shape[:lead]), tuple(v.shape[lead:])
+    return front + ((rank,) if rank > 1 and t.get("mimo_out") is None else ()) + back
+
+
+def final_shapes(t: dict) -> dict:
+    q, v, cu = t["q"], t["v"], t.get("cu_seqlens")
+    n = v.shape[0] if cu is None else cu.shape[0] - 1
+    heads, p, state = v.shape[2], v.shape[3], q.shape[-1]
+    rank = tuple(q.shape[2:3]) if q.dim() == 5 else ()
+    angle = t.get("initial_angle") if t.get("angles") is None else t["angles"]
+    pairs = 0 if angle is None else angle.shape[-1]
+    return {
+        "final_angle": (n, heads, pairs),
+        "final_ssm": (n, heads, p, state),
+        "final_k": (n, *rank, heads, state),
+        "final_v": (n, heads, p),
+    }
+
+
+def final_tensors(t: dict) -> dict:
+    """fp32, but as the initial state where there is one."""
+    made = {}
+    for name, shape in final_shapes(t).items():
+        given = t.get("initial_" + name[6:])
+        dtype = wide(t["q"]) if given is None else given.dtype
+        made[name] = t["q"].new_empty(shape, dtype=dtype)
+    return made
+
+
+def check_shapes(t: dict) -> None:
+    """What must hold before a shape can be formed; all else the library says."""
+    for name, tensor in t.items():
+        if tensor is not None and not isinstance(tensor, torch.Tensor):
+            raise DataError(
+                f"{name}: {type(tensor).__name__} where a torch.Tensor is needed; talea.arrays "
+                "takes NumPy's"
+            )
+    if t["q"].dim() not in (4, 5):
+        raise DataError(f"q: shape {list(t['q'].shape)}; [B, S, R, G, N] or [B, S, G, N] is needed")
+    if t["v"].dim() != 4:
+        raise DataError(f"v: shape {list(t['v'].shape)}; [B, S, H, P] is needed")
+    cu = t.get("cu_seqlens")
+    if cu is not None and (cu.dim() != 1 or cu.shape[0] < 1):
+        raise DataError(f"cu_seqlens: shape {list(cu.shape)}; [n + 1] is needed")
+
+
+def _run(settings: Settings, call: Call, like: torch.Tensor, groups=None) -> None:
+    # Lives until the call is queued: enough, in stream order.
+    workspace = torch.empty(call.workspace_bytes(), dtype=torch.uint8, device=like.device)
+    stream = None
+    if like.is_cuda:
+        stream = torch.cuda.current_stream(like.device).cuda_stream
+    call.place(workspace.data_ptr(), stream)
+    done = (
+        groups.run_call(call, settings.receipt)
+        if groups is not None
+        else call.run(settings.receipt)
+    )
+    if done is not None:
+        latest.receipt = done
+
+
+def _groups(settings: Settings, t: dict):
+    if not settings.heads_group and not settings.sequence_group:
+        return None
+    from ._ranks import ScanGroups
+
+    return ScanGroups(settings, t["v"].device, t["v"].shape[2], t["v"].shape[1])
+
+
+def forward(settings: Settings, t: dict) -> dict:
+    """out, the final states where asked for, and `saved` where it is to be kept."""
+    made = {"out": t["q"].new_empty(out_shape(t))}
+    if settings.final:
+        made.update(final_tensors(t))
+    groups = _groups(settings, t)
+    ranks = groups and groups.struct
+    call = Call(_c.FORWARD, settings, t, made, _fill, ranks=ranks)
+    if settings.save:
+        made["saved"] = t["q"].new_empty((call.saved_bytes(),), dtype=torch.uint8)
+        _fill(call.written.saved, made["saved"], "saved")
+    _run(settings, call, t["q"], groups)
+    return made
+
+
+def gradient_like(name: str, tensor: torch.Tensor, summed: bool) -> torch.Tensor:
+    """Dense: an expanded input's gradient is a tensor of its own."""
+    if summed and name in _c.PARAMETERS:
+        return torch.zeros(tensor.shape, dtype=torch.float32, device=tensor.device)
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+
+
+def backward(settings: Settings, t: dict, upstream: dict, need, main_grads=None) -> dict:
+    """Gradients by input name for the names in `need`; those of main_grads are added there."""
+    main_grads = main_grads or {}
+    made = {
+        name: main_grads.get(name, None) if name in main_grads
+        else gradient_like(name, t[name], bool(main_grads))
+        for name in need
+    }  # fmt: skip
+    if not made:
+        return {}
+    groups = _groups(settings, t)
+    ranks = groups and groups.struct
+    outputs = {"d_" + name: tensor for name, tensor in made.items()}
+    call = Call(
+        _c.BACKWARD, settings, {**t, **upstream}, outputs, _fill, ranks=ranks,
+        accumulate=bool(main_grads),
+    )  # fmt: skip
+    _run(settings, call, t["q"], groups)
+    return {
+        name: tensor.to(t[name].dtype) for name, tensor in made.items() if name not in main_grads
+    }
+
+
+def step(settings: Settings, t: dict, state: dict, slots) -> torch.Tensor:
+    """One token an entry; `state` is written in place."""
+    out = t["q"].new_empty(out_shape(t, tokens=False))
+    written = {"slots": slots, "out": out, **{"state_" + n: s for n, s in state.items()}}
+    call = Call(_c.STEP, settings, t, written, _fill)
+    _run(settings, call, t["q"])
+    return out

@@ -1,0 +1,102 @@
+"""The scan on NumPy arrays; talea.arrays shows these functions."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .. import _abi
+from . import _c
+from ._call import Call
+from ._settings import make
+
+_INPUTS = (*_c.SCANNED, "cu_seqlens", *_c.INITIAL)
+_UPSTREAM = ("d_out", *("d_" + n for n in _c.FINAL))
+_GRADIENTS = tuple("d_" + n for n in (*_c.SCANNED, *_c.INITIAL))
+
+
+def _split(arguments: dict, names) -> tuple[dict, dict]:
+    """Arrays by their names, and the options: what is left."""
+    from ..arrays import _as_array
+
+    arrays = {n: _as_array(arguments.pop(n)) for n in names if n in arguments}
+    return arrays, arguments
+
+
+def _wide(array: np.ndarray):
+    return np.float64 if array.dtype == np.float64 else np.float32
+
+
+def _run(which: int, settings, inputs: dict, outputs: dict) -> dict:
+    from ..arrays import _fill
+
+    call = Call(which, settings, inputs, outputs, _fill)
+    workspace = np.empty(max(call.workspace_bytes(), 1), dtype=np.uint8)
+    call.place(workspace.ctypes.data)
+    return call.run(receipt=True).facts()
+
+
+def _new_output(name: str, t: dict) -> np.ndarray:
+    q, v = t["q"], t["v"]
+    ranked = q.ndim == 5
+    if name == "out":
+        rank = q.shape[2:3] if ranked and q.shape[2] > 1 and t.get("mimo_out") is None else ()
+        return np.empty((*v.shape[:2], *rank, *v.shape[2:]), q.dtype)
+    cu, angle = t.get("cu_seqlens"), t.get("angles")
+    angle = t.get("initial_angle") if angle is None else angle
+    n, heads, p = v.shape[0] if cu is None else cu.shape[0] - 1, *v.shape[2:]
+    shape = {
+        "final_angle": (n, heads, 0 if angle is None else angle.shape[-1]),
+        "final_ssm": (n, heads, p, q.shape[-1]),
+        "final_k": (n, *(q.shape[2:3] if ranked else ()), heads, q.shape[-1]),
+        "final_v": (n, heads, p),
+    }[name]
+    return np.empty(shape, _wide(q))
+
+
+def mamba3(q, k, v, adt, dt, trap, angles=None, *, outputs=("out",), **arguments):
+    """What `outputs` names, as a dict of arrays plus "receipt" (and "backward_receipt").
+
+    outputs: any of out, final_angle, final_ssm, final_k, final_v, and "d_" with the name of any
+    floating input; those need d_out, d_final_angle, d_final_ssm, d_final_k or d_final_v. Tensor
+    arguments: those of talea.mamba3, and initial_angle, initial_ssm, initial_k, initial_v;
+    everything else is an option (rotary_pairs, chunk, head_norm, lane, ..).
+    """
+    given = {"q": q, "k": k, "v": v, "adt": adt, "dt": dt, "trap": trap, "angles": angles}
+    t, _ = _split(given, _INPUTS)
+    more, arguments = _split(arguments, _INPUTS)
+    t.update(more)
+    upstream, arguments = _split(arguments, _UPSTREAM)
+    settings = make(**arguments)
+    forward, backward = {}, {}
+    for name in outputs:
+        if name == "out" or name in _c.FINAL:
+            forward[name] = _new_output(name, t)
+        elif name in _GRADIENTS:
+            like = t.get(name[2:])
+            if like is None:
+                raise _abi.UsageError(f"{name}: {name[2:]} is not given")
+            if not upstream:
+                raise _abi.UsageError(f"{name}: needs d_out, or a d_final_*")
+            backward[name] = np.empty(like.shape, like.dtype)
+        else:
+            raise _abi.UsageError(f"outputs: {name!r} is not an output")
+    made = {**forward, **backward}
+    if forward:
+        made["receipt"] = _run(_c.FORWARD, settings, t, forward)
+    if backward:
+        made["backward_receipt"] = _run(_c.BACKWARD, settings, {**t, **upstream}, backward)
+    return made
+
+
+def mamba3_step(state, q, k, v, adt, dt, trap, angles=None, *, slots=None, **arguments):
+    """One token an entry: {"out", "receipt"}. state: a dict of angle, ssm, k, v, updated in place."""
+    given = {"q": q, "k": k, "v": v, "adt": adt, "dt": dt, "trap": trap, "angles": angles}
+    t, _ = _split(given, _c.SCANNED)
+    more, arguments = _split(arguments, _c.SCANNED)
+    t.update(more)
+    q = t["q"]
+    rank = q.shape[1:2] if q.ndim == 4 and q.shape[1] > 1 and t.get("mimo_out") is None else ()
+    out = np.empty((t["v"].shape[0], *rank, *t["v"].shape[1:]), q.dtype)
+    written = {"slots": slots, "out": out, **{"state_" + n: a for n, a in state.items()}}
+    receipt = _run(_c.STEP, make(**arguments), t, written)
+    return {"out": out, "receipt": receipt}

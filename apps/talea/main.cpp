@@ -12,6 +12,7 @@
 
 #include "context.hpp"
 #include "core/fail.hpp"
+#include "mamba3/register.hpp"
 #include "ranks.hpp"
 #include "sparse_attention/register.hpp"
 
@@ -23,7 +24,7 @@ using Register = void (*)(CLI::App&, Context&);
 // One line a subcommand.
 constexpr Register subcommands[] = {
     register_loss,   register_attend,  register_index, register_doctor,
-    register_report, register_compare, register_train, register_repro,
+    register_report, register_compare, register_train, register_repro, register_scan,
 };
 
 // The subcommands that every operator has, each with flags of its own; --operator says whose. One
@@ -36,6 +37,7 @@ constexpr OperatorCommands operators[] = {
     {"linear_cross_entropy", register_check, register_bench, register_explain},
     {"sparse_attention", register_check_sparse_attention, register_bench_sparse_attention,
      register_explain_sparse_attention},
+    {"mamba3", register_scan_check, register_scan_bench, register_scan_explain},
 };
 
 // The value of --operator, which decides what flags there are; of a name that is none, the default,

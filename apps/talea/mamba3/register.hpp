@@ -1,0 +1,17 @@
+// What: the subcommands of the scan, for the table of main.cpp.
+// Why: one line a subcommand there; nothing else of an operator is known to it.
+// Never: holds a flag.
+#pragma once
+
+#include "context.hpp"
+
+namespace talea::cli {
+
+bool under_mpirun();
+
+void register_scan(CLI::App& app, Context& context);
+void register_scan_check(CLI::App& app, Context& context);
+void register_scan_bench(CLI::App& app, Context& context);
+void register_scan_explain(CLI::App& app, Context& context);
+
+}  // namespace talea::cli

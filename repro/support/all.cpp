@@ -43,7 +43,17 @@ namespace talea::repro {
   X(selection_ties)            \
   X(scale_formats)             \
   X(sink_limits)               \
-  X(grid_limit)
+  X(grid_limit)                \
+  X(mamba3_groups)             \
+  X(mamba3_shared_product)     \
+  X(mamba3_flat_tiles)         \
+  X(mamba3_fp32_steps)         \
+  X(mamba3_angles)             \
+  X(mamba3_reset)              \
+  X(mamba3_packed_states)      \
+  X(mamba3_step_tail)          \
+  X(mamba3_decode_groups)      \
+  X(mamba3_context)
 
 #define TALEA_REPRO_DECLARE(name) extern const Reproducer name;
 TALEA_REPRO_LIST(TALEA_REPRO_DECLARE)

@@ -83,8 +83,10 @@ def killer(program: str, name: str, cases: str, *more: str) -> str:
 def check_names(program: str, page: str, source: str) -> int:
     """Each test and mutant of the page exists, and each mutant of the library is on the page."""
     named, cases = museum(page), gtest_cases(program)
-    headers = ("src/core/mutant.hpp", "src/core/kernel_mutant.hpp")
-    header = "".join((Path(source) / name).read_text() for name in headers)
+    headers = [Path(source) / name for name in ("src/core/mutant.hpp", "src/core/kernel_mutant.hpp")]
+    headers += Path(source).glob("src/ops/*/mutants.hpp")
+    header = "
+".join(file.read_text() for file in headers)
     switches = Path(source, "tests/support/main.cpp").read_text()
     known = set(re.findall(r"X\((\w+),", header)) | set(re.findall(r'{"(\w+)", Compare', switches))
     wrong = [f"{m}: on the page, planted nowhere" for m in sorted(named.keys() - known)]

@@ -13,6 +13,7 @@
 #include "core/mutant.hpp"
 #include "device/cpu/isa.hpp"
 #include "ops/linear_cross_entropy/forced.hpp"
+#include "ops/sparse_attention/mutants.hpp"
 #include "support/compare.hpp"
 #include "support/hold.hpp"
 #include "support/run.hpp"
@@ -49,12 +50,25 @@ constexpr PlantedInKernels planted_in_kernels[] = {
     TALEA_KERNEL_MUTANT_LIST(TALEA_MUTANT_ROW)
 #undef TALEA_MUTANT_ROW
 };
+
+// An operator with a list of its own.
+struct PlantedThere {
+  const char* name;
+  const char* text;
+  talea::sparse_attention::Mutant mutant;
+};
+constexpr PlantedThere planted_there[] = {
+#define TALEA_MUTANT_ROW(name, text) {#name, text, talea::sparse_attention::Mutant::name},
+    TALEA_SPARSE_ATTENTION_MUTANT_LIST(TALEA_MUTANT_ROW)
+#undef TALEA_MUTANT_ROW
+};
 #endif
 
 void list_mutants() {
 #ifdef TALEA_MUTANTS
   for (const Planted& m : planted) std::printf("%s\t%s\n", m.name, m.text);
   for (const PlantedInKernels& m : planted_in_kernels) std::printf("%s\t%s\n", m.name, m.text);
+  for (const PlantedThere& m : planted_there) std::printf("%s\t%s\n", m.name, m.text);
 #endif
   for (const auto& [name, mutant] : compare_mutants)
     std::printf("%s\ta bug of the comparison itself\n", name);
@@ -67,6 +81,11 @@ bool plant(std::string_view wanted) {
       return true;
     }
 #ifdef TALEA_MUTANTS
+  for (const PlantedThere& m : planted_there)
+    if (wanted == m.name) {
+      talea::sparse_attention::planted_mutant = m.mutant;
+      return true;
+    }
   for (const Planted& m : planted)
     if (wanted == m.name) {
       talea::planted_mutant = m.mutant;

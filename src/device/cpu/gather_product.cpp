@@ -23,6 +23,8 @@ constexpr bool many_registers = HWY_TARGET <= HWY_AVX3 || HWY_TARGET == HWY_NEON
 constexpr int block_rows = many_registers && width >= 8 ? 8 : 4;
 constexpr int block_panels = 3;
 constexpr int64_t line = 16;  // floats
+// A long sum is one of sums of this many terms: its error does not grow with the depth.
+constexpr int64_t depth_block = 8 * line;
 
 // Rows of A in registers' worth of pointers, B in panels.
 template <int MR, int NV>
@@ -32,32 +34,38 @@ HWY_NOINLINE void GatherBlock(const GatherProduct& t, const float* const* rows,
   const float* HWY_RESTRICT a[MR];
 #pragma GCC unroll 8
   for (int i = 0; i < MR; ++i) a[i] = rows[i];
-  V sum[MR][NV];
+  for (int64_t first = 0; first == 0 || first < t.depth; first += depth_block) {
+    const int64_t last = HWY_MIN(first + depth_block, t.depth);
+    V sum[MR][NV];
 #pragma GCC unroll 8
-  for (int i = 0; i < MR; ++i)
+    for (int i = 0; i < MR; ++i)
 #pragma GCC unroll 4
-    for (int n = 0; n < NV; ++n) sum[i][n] = hn::Zero(d);
-  for (int64_t k = 0; k < t.depth; k += line) {
-    const int64_t end = HWY_MIN(k + line, t.depth);
-    if (next)
+      for (int n = 0; n < NV; ++n) sum[i][n] = hn::Zero(d);
+    for (int64_t k = first; k < last; k += line) {
+      const int64_t end = HWY_MIN(k + line, last);
+      if (next)
 #pragma GCC unroll 8
-      for (int i = 0; i < MR; ++i) __builtin_prefetch(next[i] + k);
-    for (int64_t j = k; j < end; ++j, b += width) {
-      V column[NV];
+        for (int i = 0; i < MR; ++i) __builtin_prefetch(next[i] + k);
+      for (int64_t j = k; j < end; ++j, b += width) {
+        V column[NV];
 #pragma GCC unroll 4
-      for (int n = 0; n < NV; ++n) column[n] = hn::LoadU(d, b + n * t.b_panel);
+        for (int n = 0; n < NV; ++n) column[n] = hn::LoadU(d, b + n * t.b_panel);
 #pragma GCC unroll 8
-      for (int i = 0; i < MR; ++i) {
-        const V left = hn::Set(d, a[i][j]);
+        for (int i = 0; i < MR; ++i) {
+          const V left = hn::Set(d, a[i][j]);
 #pragma GCC unroll 4
-        for (int n = 0; n < NV; ++n) sum[i][n] = hn::MulAdd(left, column[n], sum[i][n]);
+          for (int n = 0; n < NV; ++n) sum[i][n] = hn::MulAdd(left, column[n], sum[i][n]);
+        }
       }
     }
-  }
 #pragma GCC unroll 8
-  for (int i = 0; i < MR; ++i)
+    for (int i = 0; i < MR; ++i)
 #pragma GCC unroll 4
-    for (int n = 0; n < NV; ++n) hn::StoreU(sum[i][n], d, c + i * t.c_row + n * width);
+      for (int n = 0; n < NV; ++n) {
+        float* to = c + i * t.c_row + n * width;
+        hn::StoreU(first > 0 ? hn::Add(hn::LoadU(d, to), sum[i][n]) : sum[i][n], d, to);
+      }
+  }
 }
 
 template <int NV>

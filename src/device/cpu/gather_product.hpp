@@ -1,8 +1,7 @@
-// What: products whose operands are rows found by address: gathered keys times all heads of a
-// query,
-//       weighted sums of gathered rows, and sums into gathered rows.
-// Why: a row is read where it lies, once for all heads; every element is one chain of multiply-adds
-//      in the order of the depth, whatever the tile, the thread or the neighbours.
+// What: products of rows found by address: gathered keys times heads, weighted sums of gathered
+//       rows, and sums into gathered rows.
+// Why: a row is read where it lies, once for all heads; every element is one sum in the order of
+//      the depth, whatever the tile, the thread or the neighbours.
 // Never: allocates, spawns threads or knows an operator.
 #pragma once
 

@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "core/mutant.hpp"
+#include "ops/sparse_attention/mutants.hpp"
 
 namespace talea::sparse_attention {
 namespace {
@@ -49,7 +49,11 @@ QueryRule query_rule(const Problem& p, const Args& a, int64_t b, int64_t s) {
   QueryRule q;
   q.batch = b;
   q.slots = p.slots;
-  if (a.topk_length) q.slots = std::clamp<int64_t>(a.topk_length.integer(b, s), 0, p.slots);
+  if (a.topk_length && !mutant(Mutant::sa34_length_ignored)) {
+    const int64_t given = a.topk_length.integer(b, s);
+    q.slots = std::clamp<int64_t>(given, 0, p.slots);
+    if (given < 0 && mutant(Mutant::sa5_length_not_cut)) q.slots = p.slots;
+  }
   q.last = p.keys;
   int64_t number = s;
   if (p.sequences > 0) {
@@ -62,7 +66,8 @@ QueryRule query_rule(const Problem& p, const Args& a, int64_t b, int64_t s) {
     q.table = static_cast<const int32_t*>(a.block_table.data) + a.block_table.at(b);
     q.table_stride = a.block_table.stride[1];
   }
-  q.position = a.q_positions ? a.q_positions.integer(b, s) : p.options.q_position_base + number;
+  const bool told = a.q_positions && !mutant(Mutant::sa36_causal_by_row_number);
+  q.position = told ? a.q_positions.integer(b, s) : p.options.q_position_base + number;
   return q;
 }
 

@@ -17,7 +17,8 @@ struct View {
 
   explicit operator bool() const { return present; }
   int64_t at(int64_t b, int64_t r = 0, int64_t h = 0, int64_t c = 0) const {
-    return b * stride[0] + r * stride[1] + h * stride[2] + c * stride[3];
+    const int64_t at = b * stride[0] + r * stride[1] + h * stride[2] + c * stride[3];
+    return mutant(Mutant::sa30_offset_32_bit) ? static_cast<int32_t>(at) : at;
   }
   const char* address(int64_t element) const {
     return static_cast<const char*>(data) + element * size_of(dtype);
@@ -55,6 +56,10 @@ inline bool is_paged(const Problem& p) {
 KeyRule key_rule(const Problem& p);
 // Of query s of batch entry b. Host tensors only.
 QueryRule query_rule(const Problem& p, const Args& a, int64_t b, int64_t s);
+// The row of a query's index list.
+inline int64_t list_of(int64_t s) {
+  return mutant(Mutant::sa3_list_of_the_neighbour) ? s - s % 2 : s;
+}
 // The keys [begin, end) of a query of the indexer, as stored rows of the batch entry.
 struct Bounds {
   int64_t begin = 0, end = 0;

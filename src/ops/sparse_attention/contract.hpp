@@ -3,6 +3,8 @@
 // Never: computes a score.
 #pragma once
 
+#include <cmath>
+
 #include "core/fail.hpp"
 #include "ops/sparse_attention/lane.hpp"
 
@@ -34,6 +36,10 @@ SlotFacts examine(const Problem& p, const Args& a);
 void add_to_status(const View& status, const SlotFacts& facts, int64_t nan_scores);
 // cu_seqlens that run backwards or beyond the rows; scales that are no positive finite number.
 void check_data(const Problem& p, const Args& a);
+
+inline double tile_scale(double scale) {
+  return mutant(Mutant::sa18_scale_exponent_only) ? std::exp2(std::floor(std::log2(scale))) : scale;
+}
 
 // Group of local head h.
 inline int64_t group_of(const Problem& p, int64_t h) {

@@ -3,7 +3,7 @@
 // Never: reads a key, or a slot at or behind topk_length.
 #include <cmath>
 
-#include "core/mutant.hpp"
+#include "ops/sparse_attention/mutants.hpp"
 #include "ops/sparse_attention/contract.hpp"
 
 namespace talea::sparse_attention {

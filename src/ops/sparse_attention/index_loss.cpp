@@ -42,6 +42,7 @@ LossScale loss_scale(const Call& c) {
         }
   }
   scale.factor = scale.rows > 0 ? p.coeff / scale.rows : 0;
+  if (mutant(Mutant::sa35_loss_not_divided)) scale.factor = p.coeff;
   return scale;
 }
 
@@ -60,6 +61,7 @@ double divergence(std::span<const double> logits, std::span<const double> teache
     return 0;
   }
   for (const double t : teacher) mass += t;
+  if (mutant(Mutant::sa39_epsilon_in_the_loss)) mass += 1e-3;
   for (const double z : logits) max = z > max || std::isnan(z) ? z : max;
   for (const double z : logits) sum += std::exp(z - max);
   const double lse = max + std::log(sum);

@@ -129,6 +129,8 @@ void index_mask(const Inputs& in, const Tensor& mask, const Options& options, St
     for (int64_t k = 0; k < query.slots; ++k) {
       const KeyRow key = find_key(rule, query, k, r.args.indices.integer(entry, row, 0, k));
       if (key.kind == SlotKind::valid) to.put(0, entry, row, key.inner);
+      if (key.kind != SlotKind::valid && mutant(Mutant::sa10_mask_marks_column_zero))
+        to.put(0, entry, row, 0);
     }
   }
 }

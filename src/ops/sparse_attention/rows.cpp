@@ -13,7 +13,7 @@ void valid_slots(const Problem& p, const Args& a, int64_t b, int64_t s, int64_t 
   const KeyRule rule = key_rule(p);
   const QueryRule query = query_rule(p, a, b, s);
   for (int64_t k = 0; k < query.slots; ++k) {
-    const KeyRow row = find_key(rule, query, k, a.indices.integer(b, s, g, k));
+    const KeyRow row = find_key(rule, query, k, a.indices.integer(b, list_of(s), g, k));
     if (row.kind == SlotKind::valid) to.push_back({k, row});
   }
 }
@@ -28,14 +28,15 @@ void load_key(const Problem& p, const Args& a, const KeyRow& row, int64_t g, dou
     load_vector(a.kv, first, p.dim, to);
     if (a.kv_scale)
       for (int64_t c = 0; c < p.dim; ++c)
-        to[c] *= a.kv_scale.get(row.outer, row.inner, p.kv_scale_rank == 2 ? c / scale_tile : 0);
+        to[c] *= tile_scale(
+            a.kv_scale.get(row.outer, row.inner, p.kv_scale_rank == 2 ? c / scale_tile : 0));
     return;
   }
   const char* bytes = a.kv.address(first);
   float scale[4];
   std::memcpy(scale, bytes + packed_scales, sizeof scale);
   for (int64_t c = 0; c < packed_value_dim; ++c)
-    to[c] = static_cast<double>(scale[c / scale_tile]) *
+    to[c] = tile_scale(static_cast<double>(scale[c / scale_tile])) *
             static_cast<double>(e4m3_to_float(static_cast<uint8_t>(bytes[c])));
   for (int64_t c = packed_value_dim; c < packed_dim; ++c) {
     uint16_t bits;

@@ -5,12 +5,15 @@
 
 #include <cstdint>
 
+#include "ops/sparse_attention/mutants.hpp"
 #include "talea/sparse_attention.hpp"
 
-#ifdef __CUDACC__
-#define TALEA_RULE __host__ __device__
+#if defined(__CUDACC__)
+#define TALEA_RULE __host__ __device__ inline
+#elif defined(TALEA_MUTANTS)
+#define TALEA_RULE inline
 #else
-#define TALEA_RULE
+#define TALEA_RULE constexpr
 #endif
 
 namespace talea::sparse_attention {
@@ -45,9 +48,17 @@ struct QueryRule {
   int64_t table_stride = 1;
 };
 
-TALEA_RULE constexpr KeyRow find_key(const KeyRule& rule, const QueryRule& query, int64_t slot,
-                                     int64_t index) {
-  if (slot >= query.slots || index == -1) return {SlotKind::absent, 0, 0};
+TALEA_RULE KeyRow find_key(const KeyRule& rule, const QueryRule& query, int64_t slot,
+                           int64_t index) {
+  if (slot >= query.slots) return {SlotKind::absent, 0, 0};
+  if (mutant(Mutant::sa7_slot_against_keys) && slot >= rule.keys) return {SlotKind::absent, 0, 0};
+  if (index == -1) {
+    if (!mutant(Mutant::sa1_filler_read_as_a_key) || rule.keys == 0)
+      return {SlotKind::absent, 0, 0};
+    index = 0;
+  }
+  if (mutant(Mutant::sa2_no_upper_bound) && index >= rule.keys && rule.keys > 0)
+    index = rule.keys - 1;
   if (rule.space == IndexSpace::slots) {
     if (index < 0 || index >= rule.pages * rule.page_rows) return {SlotKind::foreign, 0, 0};
     return {SlotKind::valid, index / rule.page_rows, index % rule.page_rows};
@@ -57,7 +68,9 @@ TALEA_RULE constexpr KeyRow find_key(const KeyRule& rule, const QueryRule& query
     if (index < 0 || index >= rule.keys) return {SlotKind::foreign, 0, 0};
     if (index < query.first || index >= query.last) return {SlotKind::absent, 0, 0};
     position = index - query.first;
-  } else if (index < 0 || index >= query.last - query.first) {
+  } else if (mutant(Mutant::sa9_index_into_the_next_sequence) && !rule.paged
+                 ? index < 0 || query.first + index >= rule.keys
+                 : index < 0 || index >= query.last - query.first) {
     return {SlotKind::foreign, 0, 0};
   }
   int64_t page = 0;

@@ -215,14 +215,14 @@ TEST(AttentionStatus, RequireCleanAndMask) {
       EXPECT_NE(std::string(e.what()).find(part), std::string::npos);
   }
   // On a mask that is not fresh: what is 0 stays 0, slot -1 touches nothing.
-  int32_t indices[2][3] = {{-1, 2, 2}, {0, 7, -5}};
-  float mask[2][4] = {{0, -1, -1, -1}, {-1, -1, 0, -1}};
+  int32_t indices[3][3] = {{-1, 2, 2}, {0, 7, -5}, {-1, 3, 9}};
+  float mask[3][4] = {{0, -1, -1, -1}, {-1, -1, 0, -1}, {-1, -1, -1, -1}};
   sa::Inputs in;
-  in.indices = make_tensor(indices, DType::i32, {2, 3});
+  in.indices = make_tensor(indices, DType::i32, {3, 3});
   for (int twice = 0; twice < 2; ++twice)
-    sa::index_mask(in, make_tensor(mask, DType::f32, {2, 4}), {});
-  const float want[2][4] = {{0, -1, 0, -1}, {0, -1, 0, -1}};
-  for (int i = 0; i < 8; ++i) EXPECT_EQ(mask[i / 4][i % 4], want[i / 4][i % 4]) << i;
+    sa::index_mask(in, make_tensor(mask, DType::f32, {3, 4}), {});
+  const float want[3][4] = {{0, -1, 0, -1}, {0, -1, 0, -1}, {-1, -1, -1, 0}};
+  for (int i = 0; i < 12; ++i) EXPECT_EQ(mask[i / 4][i % 4], want[i / 4][i % 4]) << i;
 }
 
 TEST(AttentionPack, RowsDecodeWithinHalfAStep) {

@@ -85,6 +85,13 @@ TEST_P(AttentionSelect, ManyEqualAtTheBorder) {
   EXPECT_EQ(s.indices, want);
 }
 
+TEST_P(AttentionSelect, LongRows) {
+  IndexSpec s;
+  s.keys = 1500, s.top_k = 100, s.queries = 2;
+  const IndexCase c = make_index_case(s);
+  EXPECT_EQ(judge_selection(c, run(c)), "");
+}
+
 TEST_P(AttentionSelect, NothingToSelect) {
   IndexSpec s;
   s.keys = 0, s.top_k = 3;

@@ -186,6 +186,49 @@ TEST_P(AttentionProperties, GuardPagesAroundKvAndDkv) {
     }
 }
 
+TEST_P(AttentionProperties, MoreQueriesThanAGridHolds) {
+  Spec s;
+  s.queries = 66000, s.heads = 1, s.dim = 4, s.value_dim = 2, s.slots = 1, s.keys = 9;
+  s.backward = s.foreign = false;
+  const Case c = make_case(s);
+  const Outcome o = run(c);
+  for (const int64_t q : {int64_t{65534}, int64_t{65535}, int64_t{65536}, s.queries - 1}) {
+    const int64_t row = c.indices.integer(0, q, 0, 0);
+    EXPECT_EQ(o.o[static_cast<size_t>(2 * q)], row < 0 ? 0 : c.kv.get(0, row, 0, 0));
+  }
+}
+
+// Rows further apart than 32 bits can say; nothing between them is ever touched.
+TEST_P(AttentionProperties, RowsFurtherApartThan32BitsCanSay) {
+  constexpr int64_t apart = (int64_t{1} << 32) + 64;
+  const size_t bytes = static_cast<size_t>(apart) * 2 * sizeof(float) + 4096;
+  void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED) GTEST_SKIP() << "no address space";
+  auto* kv = static_cast<float*>(memory);
+  for (int64_t j = 0; j < 3; ++j)
+    for (int64_t x = 0; x < 4; ++x) kv[j * apart + x] = static_cast<float>(10 * j + x);
+  const float q[4] = {0, 0, 0, 1};
+  const int32_t indices[1] = {2};
+  float o[2];
+  sa::Inputs in;
+  in.q = make_tensor(q, DType::f32, {1, 1, 4});
+  in.kv = make_tensor(kv, DType::f32, {3, 4});
+  in.kv.stride[0] = apart;
+  in.indices = make_tensor(indices, DType::i32, {1, 1});
+  sa::Outputs out;
+  out.o = make_tensor(o, DType::f32, {1, 1, 2});
+  sa::Options options;
+  options.value_dim = 2;
+  options.lane = lane();
+  Room room(sa::workspace_bytes(sa::describe(sa::Pass::forward, in, out, options)));
+  sa::forward(in, out, options, room.workspace());
+  ++runs_;
+  EXPECT_EQ(o[0], 20);
+  EXPECT_EQ(o[1], 21);
+  munmap(memory, bytes);
+}
+
 // One key that every query names: what is added up in 16 bits would grow with the context.
 TEST_P(AttentionProperties, ErrorIsFlatOverContext) {
   double first = 0;

@@ -9,7 +9,7 @@
 #include <cmath>
 #include <utility>
 
-#include "core/mutant.hpp"
+#include "ops/sparse_attention/mutants.hpp"
 
 namespace talea::sparse_attention::cpu {
 namespace {
@@ -39,18 +39,18 @@ int64_t Attention::padded(const Cursor& at) const {
   return (at.count() + lanes - 1) / lanes * lanes;
 }
 
-void Attention::load_key(const KeyRow& row, int64_t g, float* to) const {
-  const int64_t first = a_.kv.at(row.outer, row.inner, g);
-  if (p_.options.kv_storage == KvStorage::plain) {
-    talea::cpu::load_row(a_.kv.data, a_.kv.dtype, first, 1, p_.dim, to);
+void load_key_row(const Problem& p, const Args& a, const KeyRow& row, int64_t g, float* to) {
+  const int64_t first = a.kv.at(row.outer, row.inner, g);
+  if (p.options.kv_storage == KvStorage::plain) {
+    talea::cpu::load_row(a.kv.data, a.kv.dtype, first, 1, p.dim, to);
     return;
   }
-  const char* bytes = a_.kv.address(first);
-  if (p_.options.kv_storage == KvStorage::fp8_scaled) {
-    for (int64_t c = 0; c < p_.dim; c += scale_tile) {
-      const double scale =
-          a_.kv_scale.get(row.outer, row.inner, p_.kv_scale_rank == 2 ? c / scale_tile : 0);
-      talea::cpu::load_e4m3(bytes + c, std::min(scale_tile, p_.dim - c), static_cast<float>(scale),
+  const char* bytes = a.kv.address(first);
+  if (p.options.kv_storage == KvStorage::fp8_scaled) {
+    for (int64_t c = 0; c < p.dim; c += scale_tile) {
+      const double scale = tile_scale(
+          a.kv_scale.get(row.outer, row.inner, p.kv_scale_rank == 2 ? c / scale_tile : 0));
+      talea::cpu::load_e4m3(bytes + c, std::min(scale_tile, p.dim - c), static_cast<float>(scale),
                             to + c);
     }
     return;
@@ -58,7 +58,9 @@ void Attention::load_key(const KeyRow& row, int64_t g, float* to) const {
   float scale[packed_value_dim / scale_tile];
   std::memcpy(scale, bytes + packed_scales, sizeof scale);
   for (int64_t t = 0; t < packed_value_dim / scale_tile; ++t)
-    talea::cpu::load_e4m3(bytes + t * scale_tile, scale_tile, scale[t], to + t * scale_tile);
+    talea::cpu::load_e4m3(bytes + t * scale_tile, scale_tile,
+                          static_cast<float>(tile_scale(static_cast<double>(scale[t]))),
+                          to + t * scale_tile);
   talea::cpu::load_row(bytes + packed_rope, DType::bf16, 0, 1, packed_dim - packed_value_dim,
                        to + packed_value_dim);
 }
@@ -66,16 +68,21 @@ void Attention::load_key(const KeyRow& row, int64_t g, float* to) const {
 int64_t Attention::next_tile(Cursor& at, const float** to, int64_t* rows, float* widened) const {
   int64_t n = 0;
   for (; at.slot < at.query.slots && n < plan_.tile; ++at.slot) {
-    const int64_t index = a_.indices.integer(at.b, at.s, at.g, at.slot);
+    const int64_t index = a_.indices.integer(at.b, list_of(at.s), at.g, at.slot);
     const KeyRow row = find_key(rule_, at.query, at.slot, index);
     if (row.kind != SlotKind::valid) continue;
     if (plan_.in_place) {
       to[n] = static_cast<const float*>(a_.kv.data) + a_.kv.at(row.outer, row.inner, at.g);
     } else {
       to[n] = widened + n * p_.dim;
-      load_key(row, at.g, widened + n * p_.dim);
+      load_key_row(p_, a_, row, at.g, widened + n * p_.dim);
     }
     if (rows) rows[n] = row.outer * plan_.inner + row.inner;
+    ++n;
+  }
+  if (mutant(Mutant::sa6_tail_keeps_a_key) && n > 0 && n % 8 != 0 && n < plan_.tile) {
+    to[n] = to[n - 1];
+    if (rows) rows[n] = rows[n - 1];
     ++n;
   }
   return n;
@@ -84,7 +91,8 @@ int64_t Attention::next_tile(Cursor& at, const float** to, int64_t* rows, float*
 void Attention::head_rows(const View& v, const Cursor& at, int64_t columns, float* room,
                           const float** to) const {
   for (int64_t i = 0; i < at.count(); ++i) {
-    const int64_t h = at.heads.first + i, first = v.at(at.b, at.s, h);
+    const bool stray = mutant(Mutant::sa8_heads_without_bound) && i % 2 == 0 && i + 1 == at.count();
+    const int64_t h = stray ? at.heads.first : at.heads.first + i, first = v.at(at.b, at.s, h);
     if (v.dtype == DType::f32) {
       to[i] = static_cast<const float*>(v.data) + first;
       continue;
@@ -125,7 +133,7 @@ int64_t Attention::forward_query(Cursor at, const ThreadBuffers& w) const {
   head_rows(a_.q, at, p_.dim, w.rows, rows);
   talea::cpu::transpose_to_panels(rows, heads, p_.dim, w.q, p_.dim * talea::cpu::lanes());
   float *max = numbers(w, wide, 0), *sum = numbers(w, wide, 1), *factor = numbers(w, wide, 2);
-  std::fill_n(max, wide, -INFINITY);
+  std::fill_n(max, wide, mutant(Mutant::sa32_max_starts_at_a_number) ? -1e30f : -INFINITY);
   std::fill_n(sum, wide, 0.0f);
   const float** weights = rows;
   for (int64_t i = 0; i < heads; ++i) {
@@ -172,6 +180,7 @@ void Attention::finish_heads(const Cursor& at, int64_t valid, const ThreadBuffer
     if (valid == 0 || (max[i] == -INFINITY && sink > -INFINITY)) {
       std::fill_n(o, p_.value_dim, 0.0f);
       sum[i] = valid == 0 ? INFINITY : -INFINITY;
+      if (mutant(Mutant::sa4_empty_row_divides)) sum[i] = o[0] = NAN;
       continue;
     }
     if (max[i] == -INFINITY) {
@@ -179,9 +188,14 @@ void Attention::finish_heads(const Cursor& at, int64_t valid, const ThreadBuffer
       sum[i] = NAN;
       continue;
     }
-    const double total = static_cast<double>(sum[i]), most = static_cast<double>(max[i]);
+    const double most = static_cast<double>(max[i]);
+    double total = static_cast<double>(sum[i]);
+    if (mutant(Mutant::sa33_absent_slot_has_logit_zero) && valid < p_.slots)
+      total += std::exp(-most);
+    if (mutant(Mutant::sa23_sink_overflows) && sink > 2.3e38) total = NAN;
     scale_row(o, p_.value_dim, static_cast<float>(1 / (total + std::exp(sink - most))));
     sum[i] = static_cast<float>(most + std::log(total));
+    if (mutant(Mutant::sa21_lse_in_base_two)) sum[i] *= 1.442695f;
   }
 }
 
@@ -200,7 +214,8 @@ void Attention::write_heads(const Cursor& at, const ThreadBuffers& w) const {
 }
 
 void Attention::forward() {
-  const int64_t rows = p_.batch * p_.queries;
+  int64_t rows = p_.batch * p_.queries;
+  if (mutant(Mutant::sa29_grid_limit)) rows = std::min<int64_t>(rows, 65535);
 #pragma omp parallel for schedule(static, 1) num_threads(plan_.threads)
   for (int64_t row = 0; row < rows; ++row) {
     const ThreadBuffers& w = layout_.threads[omp_get_thread_num()];

@@ -20,6 +20,9 @@ struct Cursor {
   int64_t count() const { return heads.last - heads.first; }
 };
 
+// One row of kv in fp32, whatever its storage; rounded at most once.
+void load_key_row(const Problem& p, const Args& a, const KeyRow& row, int64_t g, float* to);
+
 class Attention {
  public:
   Attention(const Call& c, const Plan& plan);
@@ -30,7 +33,6 @@ class Attention {
   Cursor start(int64_t b, int64_t s, int64_t g) const;
   // The next valid slots, up to a tile: where their rows lie, and which rows they are.
   int64_t next_tile(Cursor& at, const float** to, int64_t* rows, float* widened) const;
-  void load_key(const KeyRow& row, int64_t g, float* to) const;
   // Heads of a query as fp32 rows: in place, or widened into `room`.
   void head_rows(const View& v, const Cursor& at, int64_t columns, float* room,
                  const float** to) const;

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "ops/sparse_attention/cpu/attention.hpp"
+#include "ops/sparse_attention/cpu/loss.hpp"
 #include "ops/sparse_attention/cpu/select.hpp"
 
 namespace talea::sparse_attention {
@@ -16,16 +17,18 @@ int threads_of(const Problem& p, const DeviceFacts& device) {
 }
 
 int64_t needed(const Problem& p, const DeviceFacts& device) {
-  return p.pass == Pass::select ? cpu::select_bytes(p, threads_of(p, device))
-                                : cpu::make_plan(p, device).bytes;
+  if (p.pass == Pass::select) return cpu::select_bytes(p, threads_of(p, device));
+  if (p.pass == Pass::index_loss) return cpu::loss_bytes(p, threads_of(p, device));
+  return cpu::make_plan(p, device).bytes;
 }
 
 std::optional<std::string> decline(const Problem& p, const DeviceFacts& device) {
   if (p.device != DeviceKind::cpu) return "device tensors: this lane reads host memory";
   if (p.q_dtype == DType::f64 || p.index_q_dtype == DType::f64) return "fp64: lane reference only";
+  if (mutant(Mutant::sa31_dimensions_hard_wired) && p.dim != 576 && p.pass != Pass::select)
+    return "D: only 576";
   if (p.options.dkv_sum == DkvSum::atomic)
     return "dkv_sum = atomic: host lanes sum in a fixed order only";
-  if (p.pass == Pass::index_loss) return "index_loss: lane reference only in this version";
   const int64_t bytes = needed(p, device);
   if (p.pass != Pass::forward && p.options.workspace_limit_bytes < bytes)
     return fmt::format(
@@ -36,6 +39,9 @@ std::optional<std::string> decline(const Problem& p, const DeviceFacts& device) 
 }
 
 std::vector<std::string> details(const Problem& p, const DeviceFacts& device) {
+  if (p.pass == Pass::index_loss)
+    return {fmt::format("isa = {}", talea::cpu::isa_name()),
+            fmt::format("threads = {}", threads_of(p, device)), "tile_keys = 64"};
   if (p.pass == Pass::select)
     return {fmt::format("isa = {}", talea::cpu::isa_name()),
             fmt::format("threads = {}", threads_of(p, device)),
@@ -56,6 +62,14 @@ void run(const Call& c) {
     r.scores_tile_keys = p.keys;
     r.scores_tile_bytes = 4 * p.keys;
     return cpu::select(c, threads_of(p, c.device));
+  }
+  if (p.pass == Pass::index_loss) {
+    r.scores_home = "a tile of keys x heads in the second cache";
+    r.scores_tile_keys = 64;
+    r.scores_tile_rows = std::max(p.heads, p.index_heads);
+    r.scores_tile_bytes = 4 * r.scores_tile_keys * r.scores_tile_rows;
+    r.kv_path = "rows gathered for a tile, once for all heads";
+    return cpu::index_loss(c, threads_of(p, c.device));
   }
   const cpu::Plan plan = cpu::make_plan(p, c.device);
   r.scores_home = "a tile of keys x heads in the second cache";

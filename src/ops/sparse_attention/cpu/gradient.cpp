@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "core/mutant.hpp"
+#include "ops/sparse_attention/mutants.hpp"
 #include "ops/sparse_attention/cpu/attention.hpp"
 
 namespace talea::sparse_attention::cpu {
@@ -32,7 +32,8 @@ void Attention::prepare_heads(const Cursor& at, int64_t place, const ThreadBuffe
     const int64_t h = at.heads.first + i;
     float* o = w.o + i * v;
     talea::cpu::load_row(a_.saved_o.data, a_.saved_o.dtype, a_.saved_o.at(at.b, at.s, h), 1, v, o);
-    for (int64_t c = 0; a_.saved_o_residual && c < v; ++c)
+    const bool exact = a_.saved_o_residual && !mutant(Mutant::sa24_residual_ignored);
+    for (int64_t c = 0; exact && c < v; ++c)
       o[c] += static_cast<float>(a_.saved_o_residual.get(at.b, at.s, h, c));
     lse[i] = static_cast<float>(a_.saved_lse.get(at.b, at.s, h));
   }
@@ -47,7 +48,7 @@ void Attention::prepare_heads(const Cursor& at, int64_t place, const ThreadBuffe
     const double sink = a_.sink ? a_.sink.get(h) : -INFINITY;
     const double all = log_add(static_cast<double>(lse[i]), sink);
     const double d = a_.d_o ? dot(w.o + i * v, rows[i], v) : 0;
-    whole[i] = static_cast<float>(all);
+    whole[i] = mutant(Mutant::sa22_sink_missing_backward) ? lse[i] : static_cast<float>(all);
     delta[i] = static_cast<float>(d);
     d_lse[i] = a_.d_lse ? static_cast<float>(a_.d_lse.get(at.b, at.s, h)) : 0;
     const bool none = lse[i] == INFINITY || sink == -INFINITY;
@@ -96,12 +97,13 @@ void Attention::backward_query(Cursor at, int64_t place, const ThreadBuffers& w)
     more = plan_.in_place ? next_tile(at, ahead, next_rows, nullptr) : 0;
     product(tile, n, wide, w.q, p_.dim, w.scores, ahead, more);
     product(tile, n, wide, w.d_o, p_.value_dim, w.d_scores, nullptr, 0);
-    gradient_tile({{w.scores, n, wide, static_cast<float>(p_.scale)},
-                   w.d_scores,
-                   numbers(w, wide, kWhole),
-                   numbers(w, wide, kDelta),
-                   numbers(w, wide, kLse),
-                   a_.d_lse ? numbers(w, wide, kDLse) : nullptr});
+    gradient_tile(
+        {{w.scores, n, wide, static_cast<float>(p_.scale)},
+         w.d_scores,
+         numbers(w, wide, kWhole),
+         numbers(w, wide, kDelta),
+         numbers(w, wide, kLse),
+         a_.d_lse && !mutant(Mutant::sa38_d_lse_dropped) ? numbers(w, wide, kDLse) : nullptr});
     if (p_.wants_dkv) keep_weights(at, list, valid, n, w);
     if (a_.dq) {
       talea::cpu::WeightedRows t;
@@ -159,15 +161,17 @@ void Attention::cut_rows(int64_t first, int64_t queries, std::vector<int64_t>& c
 void Attention::sum_keys(int64_t first, int64_t queries, int64_t low, int64_t high, int64_t base,
                          const ThreadBuffers& w) const {
   const Chunk& chunk = layout_.chunk;
-  for (int64_t q = 0; q < queries; ++q)
+  const bool backwards = mutant(Mutant::sa28_order_by_threads) && plan_.threads % 2 == 0;
+  for (int64_t i = 0; i < queries; ++i)
     for (int64_t g = 0; g < p_.groups; ++g) {
+      const int64_t q = backwards ? queries - 1 - i : i;
       const int64_t list = q * p_.groups + g;
       const float** weights = w.pointers;
       int64_t n = 0;
-      for (int64_t i = 0; i < chunk.count[list]; ++i) {
-        const int64_t row = chunk.rows[list * p_.slots + i];
+      for (int64_t k = 0; k < chunk.count[list]; ++k) {
+        const int64_t row = chunk.rows[list * p_.slots + k];
         if (row < low || row >= high) continue;
-        weights[n] = chunk.weights + (list * p_.slots + i) * 2 * plan_.heads;
+        weights[n] = chunk.weights + (list * p_.slots + k) * 2 * plan_.heads;
         w.targets[n++] = dkv_row(base, row, g);
       }
       if (n == 0) continue;
@@ -190,6 +194,9 @@ void Attention::sum_keys(int64_t first, int64_t queries, int64_t low, int64_t hi
       t.first = p_.value_dim;
       t.columns = p_.dim - p_.value_dim;
       if (t.columns > 0) talea::cpu::multiply(t);
+      for (int64_t k = 0; mutant(Mutant::sa25_dkv_in_16_bits) && k < n; ++k)
+        for (int64_t x = 0; x < p_.dim; ++x)
+          w.targets[k][x] = bf16_to_float(float_to_bf16(w.targets[k][x]));
     }
 }
 

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 
+#include "ops/sparse_attention/mutants.hpp"
 #include "device/cpu/tile_product.hpp"
 
 #undef HWY_TARGET_INCLUDE
@@ -73,6 +74,7 @@ HWY_NOINLINE void Panels(const ScorePanels& t, int64_t panel) {
   for (int n = 0; n < NV; ++n) {
     const int64_t at = (panel + n) * width;
     if (t.key_scale) score[n] = hn::Mul(score[n], hn::LoadU(d, t.key_scale + at));
+    if (mutant(Mutant::sa37_scores_zero_in_long_rows) && at >= 256) score[n] = hn::Zero(d);
     hn::StoreU(score[n], d, t.scores + at);
   }
 }
@@ -91,7 +93,8 @@ void Sortable(const float* scores, int64_t n, uint32_t* bits) {
   const auto top = hn::Set(du, 0x80000000u);
   int64_t i = 0;
   for (; i + width <= n; i += width) {
-    const V x = hn::LoadU(d, scores + i);
+    V x = hn::LoadU(d, scores + i);
+    if (mutant(Mutant::sa15_scores_in_half)) x = hn::Min(x, hn::Set(d, 65504.0f));
     const auto raw = hn::BitCast(du, hn::Add(x, hn::Zero(d)));  // -0 + 0 is +0
     const auto negative = hn::RebindMask(du, hn::Lt(x, hn::Zero(d)));
     auto key = hn::IfThenElse(negative, hn::Not(raw), hn::Or(raw, top));
@@ -99,7 +102,8 @@ void Sortable(const float* scores, int64_t n, uint32_t* bits) {
     hn::StoreU(key, du, bits + i);
   }
   for (; i < n; ++i) {
-    const float x = scores[i] + 0.0f;
+    float x = scores[i] + 0.0f;
+    if (mutant(Mutant::sa15_scores_in_half) && x > 65504.0f) x = 65504.0f;
     uint32_t raw;
     __builtin_memcpy(&raw, &x, 4);
     bits[i] = x != x ? 0xffffffffu : raw >> 31 ? ~raw : raw | 0x80000000u;
@@ -154,8 +158,11 @@ int64_t select_largest(const float* scores, int64_t n, int64_t k, int64_t first,
   if (k == 0) return 0;
   int64_t rest = 0;
   const uint32_t least = threshold(bits, n, k, rest);
-  int64_t found = 0;
+  if (mutant(Mutant::sa14_ties_overflow)) rest = std::min<int64_t>(rest, 16);
+  int64_t found = 0, skip = 0;
+  if (mutant(Mutant::sa16_ties_to_the_higher)) skip = std::count(bits, bits + n, least) - rest;
   for (int64_t i = 0; i < n && found < k; ++i) {
+    if (bits[i] == least && skip-- > 0) continue;
     const bool equal = bits[i] == least && rest > 0;
     to[found] = static_cast<int32_t>(first + i);
     found += bits[i] > least || equal;

@@ -121,11 +121,13 @@ class Selection {
   }
 
   void write(int64_t b, int64_t s, int64_t found, const Buffers::Thread& t) const {
-    for (int64_t k = 0; k < p_.slots; ++k) {
+    const int64_t filler = mutant(Mutant::sa17_slots_behind_are_zero) ? 0 : -1;
+    const int64_t last = mutant(Mutant::sa13_slots_behind_not_written) ? found : p_.slots;
+    for (int64_t k = 0; k < last; ++k) {
       const bool has = k < found;
       if (a_.selected)
         static_cast<int32_t*>(a_.selected.data)[a_.selected.at(b, s, 0, k)] =
-            has ? t.chosen[k] : -1;
+            has ? t.chosen[k] : static_cast<int32_t>(filler);
       if (a_.selected_scores)
         static_cast<float*>(a_.selected_scores.data)[a_.selected_scores.at(b, s, 0, k)] =
             has ? t.scores[t.chosen[k]] : -INFINITY;

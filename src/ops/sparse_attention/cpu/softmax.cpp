@@ -5,7 +5,7 @@
 
 #include <limits>
 
-#include "core/mutant.hpp"
+#include "ops/sparse_attention/mutants.hpp"
 #include "device/cpu/tile_product.hpp"
 
 #undef HWY_TARGET_INCLUDE

@@ -85,8 +85,7 @@ def check_names(program: str, page: str, source: str) -> int:
     named, cases = museum(page), gtest_cases(program)
     headers = [Path(source) / name for name in ("src/core/mutant.hpp", "src/core/kernel_mutant.hpp")]
     headers += Path(source).glob("src/ops/*/mutants.hpp")
-    header = "
-".join(file.read_text() for file in headers)
+    header = "\n".join(file.read_text() for file in headers)
     switches = Path(source, "tests/support/main.cpp").read_text()
     known = set(re.findall(r"X\((\w+),", header)) | set(re.findall(r'{"(\w+)", Compare', switches))
     wrong = [f"{m}: on the page, planted nowhere" for m in sorted(named.keys() - known)]

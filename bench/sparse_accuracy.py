@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import sys
 
-from talea._abi import lib
 import torch
 from talea import _receipt
+from talea._abi import lib
 from talea._sparse_attention import _settings, _torch
 
 ROWS = (("native", False), ("native", True), ("split", False), ("split", True))

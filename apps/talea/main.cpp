@@ -23,8 +23,8 @@ using Register = void (*)(CLI::App&, Context&);
 
 // One line a subcommand.
 constexpr Register subcommands[] = {
-    register_loss,   register_attend,  register_index, register_doctor,
-    register_report, register_compare, register_train, register_repro, register_scan,
+    register_loss,    register_attend, register_index, register_doctor, register_report,
+    register_compare, register_train,  register_repro, register_scan,
 };
 
 // The subcommands that every operator has, each with flags of its own; --operator says whose. One

@@ -165,7 +165,7 @@ TALEA_API void talea_result_free(talea_result* result);
 #endif
 
 #include "c/linear_cross_entropy.h"
-#include "c/sparse_attention.h"
 #include "c/mamba3.h"
+#include "c/sparse_attention.h"
 
 #endif

@@ -136,4 +136,6 @@ def pack_rows(kv):
     from ._sparse_attention import arrays
 
     return arrays.pack_rows(_fill, _as_array, kv)
+
+
 from ._mamba3.arrays import mamba3, mamba3_step  # noqa: E402, F401  (they use what is above)

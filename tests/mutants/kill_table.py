@@ -83,7 +83,9 @@ def killer(program: str, name: str, cases: str, *more: str) -> str:
 def check_names(program: str, page: str, source: str) -> int:
     """Each test and mutant of the page exists, and each mutant of the library is on the page."""
     named, cases = museum(page), gtest_cases(program)
-    headers = [Path(source) / name for name in ("src/core/mutant.hpp", "src/core/kernel_mutant.hpp")]
+    headers = [
+        Path(source) / name for name in ("src/core/mutant.hpp", "src/core/kernel_mutant.hpp")
+    ]
     headers += Path(source).glob("src/ops/*/mutants.hpp")
     header = "\n".join(file.read_text() for file in headers)
     switches = Path(source, "tests/support/main.cpp").read_text()

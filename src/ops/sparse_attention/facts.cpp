@@ -3,8 +3,8 @@
 // Never: reads a key, or a slot at or behind topk_length.
 #include <cmath>
 
-#include "ops/sparse_attention/mutants.hpp"
 #include "ops/sparse_attention/contract.hpp"
+#include "ops/sparse_attention/mutants.hpp"
 
 namespace talea::sparse_attention {
 namespace {

@@ -7,8 +7,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "ops/sparse_attention/mutants.hpp"
 #include "ops/sparse_attention/cpu/attention.hpp"
+#include "ops/sparse_attention/mutants.hpp"
 
 namespace talea::sparse_attention::cpu {
 namespace {

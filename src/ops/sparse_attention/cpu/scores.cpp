@@ -6,8 +6,8 @@
 #include <algorithm>
 #include <array>
 
-#include "ops/sparse_attention/mutants.hpp"
 #include "device/cpu/tile_product.hpp"
+#include "ops/sparse_attention/mutants.hpp"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/sparse_attention/cpu/scores.cpp"

@@ -5,8 +5,8 @@
 
 #include <limits>
 
-#include "ops/sparse_attention/mutants.hpp"
 #include "device/cpu/tile_product.hpp"
+#include "ops/sparse_attention/mutants.hpp"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/sparse_attention/cpu/softmax.cpp"

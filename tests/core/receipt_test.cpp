@@ -175,6 +175,7 @@ TEST(Receipt, TheSchemaRejectsEachMissingMember) {
     for (const auto& item : whole[at].items()) {
       const std::string key = item.key();
       if (*place == '\0' && (key == "errors" || key == "notes" || key == "title")) continue;
+      if (key == "library") continue;  // receipts from before it was told stay readable
       json changed = whole;
       changed[at].erase(key);
       expect_error(ErrorKind::invalid_data, {"r.json", key.c_str()},

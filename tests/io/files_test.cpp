@@ -124,8 +124,8 @@ TEST(HostTensor, SizesAreCheckedBeforeMemoryIsTaken) {
   EXPECT_EQ(checked_bytes(DType::f64, std::vector<int64_t>{int64_t{1} << 60}), -1);
   EXPECT_EQ(checked_bytes(DType::f32, std::vector<int64_t>{int64_t{1} << 40, 0, int64_t{1} << 40}),
             -1);
-  expect_error(ErrorKind::invalid_data, {"[1, 2, 3, 4, 5]"}, [] {
-    allocate_tensor(DType::f32, {1, 2, 3, 4, 5});
+  expect_error(ErrorKind::invalid_data, {"[1, 2, 3, 4, 5, 6]"}, [] {
+    allocate_tensor(DType::f32, {1, 2, 3, 4, 5, 6});
   });
 }
 

@@ -127,7 +127,9 @@ bool holds(const Shape& s, bool planted) {
   LinearCrossEntropyOptions options;
   options.lane = s.lane;
   options.threads = s.threads;
-  options.workspace_limit_bytes = int64_t{64} << 20;
+  // Lane reference keeps dense targets in fp64, whole: its least is above the others' limit.
+  const bool whole = std::strcmp(s.lane, "reference") == 0;
+  options.workspace_limit_bytes = int64_t{whole ? 256 : 64} << 20;
   const int64_t bytes = workspace_bytes(describe(in, out, options));
   std::vector<std::byte> room(static_cast<size_t>(bytes), std::byte{0xff});
   { std::ofstream("/proc/self/clear_refs") << "5"; }  // the high water starts at what is resident

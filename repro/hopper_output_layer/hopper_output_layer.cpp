@@ -18,7 +18,12 @@ Data single_thread(Data d) {
 }
 
 // Column-parallel linear of one rank and a separate loss: logits and their gradient in memory.
-Answer plain_layer(const Data& d) { return run(d, "unfused"); }
+// Materialised logits know no limit but their own size.
+Answer plain_layer(const Data& d) {
+  Data whole = d;
+  whole.options.workspace_limit_bytes = LinearCrossEntropyOptions{}.workspace_limit_bytes;
+  return run(whole, "unfused");
+}
 
 struct Consumers {
   std::vector<double> logp, entropy;

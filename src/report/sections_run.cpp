@@ -21,11 +21,17 @@ std::string card(const std::string& value_html, std::string_view label) {
   return fmt::format("<li><b>{}</b><span>{}</span></li>\n", value_html, escape(label));
 }
 
+// Where a call says which lane ran, and which declined.
+const json& lane_facts(const json& call) {
+  return call.contains("boundary") ? call["boundary"] : call["ran"];
+}
+
 std::string cost_cards(const json& call) {
-  const json& cost = call["cost"];
-  std::string html = card(inline_text(call["boundary"]["lane"]),
-                          "lane that ran: " + call["boundary"]["lane_kind"].get<std::string>());
-  html += card(human_bytes(cost["workspace_bytes"].get<double>()), "workspace declared");
+  const json &cost = call["cost"], &ran = lane_facts(call);
+  std::string html =
+      card(inline_text(ran["lane"]), "lane that ran: " + ran["lane_kind"].get<std::string>());
+  const json& declared = (cost.contains("workspace_bytes") ? cost : ran)["workspace_bytes"];
+  html += card(human_bytes(declared.get<double>()), "workspace declared");
   if (cost["measured_peak_extra_bytes"].is_number())
     html += card(human_bytes(cost["measured_peak_extra_bytes"].get<double>()),
                  "peak extra memory, " + cost["measured_by"].get<std::string>());
@@ -53,8 +59,20 @@ std::string attention_cards(const json& call) {
   return html + "</ul>\n";
 }
 
+std::string scan_cards(const json& call) {
+  const json &p = call["problem"], &ran = call["ran"];
+  std::string html = "<ul class=\"cards\">\n" + card(inline_text(ran["pass"]), "pass");
+  html +=
+      card(fmt::format("{} x {} x {}", p["batch"].dump(), p["tokens"].dump(), p["heads"].dump()),
+           "batch x tokens x heads");
+  html += cost_cards(call);
+  html += card(ran["quadratic_bytes"] == 0 ? "never" : "yes", "a [tokens, tokens] form existed");
+  return html + "</ul>\n";
+}
+
 std::string call_cards(const json& call) {
   if (call["operator"] == "sparse_attention") return attention_cards(call);
+  if (call["operator"] == "mamba3") return scan_cards(call);
   const json& p = call["problem"];
   std::string html = "<ul class=\"cards\">\n";
   for (const auto& item : call["values"].items())
@@ -124,7 +142,7 @@ std::string loss_section(const json& document) {
   std::string html;
   for (const json& call : document["calls"]) {
     html += "<h3>" + inline_text(call["operator"]) + "</h3>\n" + call_cards(call) +
-            declined_table(call["boundary"]["declined"]);
+            declined_table(lane_facts(call)["declined"]);
     json asked = {
         {"options", call["options"]}, {"problem", call["problem"]}, {"inputs", call["inputs"]}};
     if (call.contains("seed")) asked["seed"] = call["seed"];

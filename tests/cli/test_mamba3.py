@@ -196,7 +196,7 @@ class Scan(ScanCase):
             (["--out", "o.npy"], 2, "--out", ALL),
             (["--initial-ssm", "v.npy"], 5, "initial_ssm", ALL),
             (["--upstream", "dt.npy", "--outputs", "d_q"], 5, "upstream", ALL),
-            (["--cu-seqlens", "missing.npy"], 4, "missing.npy", ALL),
+            (["--cu-seqlens", "missing.npy"], 5, "missing.npy", ALL),
         ):
             done = self.scan(*more, names=names, code=code)
             self.assertIn(words, done.stderr, more)

@@ -291,7 +291,10 @@ void run_on_device(Context& context, const Flags& f, const std::vector<std::stri
   b.outputs = f.outputs.front();
   b.receipt = f.receipt;
   b.lanes = lanes;
-  b.limits = split(f.limits.empty() ? f.options.workspace_limit : f.limits, ',');
+  b.limits = split(!f.limits.empty()                     ? f.limits
+                   : f.options.workspace_limit == "auto" ? "256MiB"
+                                                         : f.options.workspace_limit,
+                   ',');
   if (!f.inputs.empty()) b.inputs = split(f.inputs, ',');
   b.dw = f.dw;
   b.late_upstream = f.late_upstream;

@@ -28,7 +28,8 @@ lce::RankShape shape_of(const LinearCrossEntropyProblem& p, const PlanFlags& pla
   s.backward = p.backward();
   s.sequence_parallel = plan.sequence_parallel;
   s.dx_beside_dw = plan.dx_beside_dw;
-  s.workspace_limit_bytes = p.options.workspace_limit_bytes;
+  if (p.options.workspace_limit_bytes != workspace_auto)
+    s.workspace_limit_bytes = p.options.workspace_limit_bytes;
   return s;
 }
 

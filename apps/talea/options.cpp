@@ -70,7 +70,9 @@ LinearCrossEntropyOptions OptionFlags::options() const {
     o.softcap = parse_number("--softcap", softcap);
     require(o.softcap > 0, ErrorKind::usage, "--softcap {}: must be > 0", softcap);
   }
-  o.workspace_limit_bytes = parse_bytes("--workspace-limit", workspace_limit);
+  o.workspace_limit_bytes = workspace_limit == "auto"
+                                ? workspace_auto
+                                : parse_bytes("--workspace-limit", workspace_limit);
   return o;
 }
 

@@ -13,7 +13,7 @@ namespace talea::cli {
 struct OptionFlags {
   LinearCrossEntropyOptions values;
   // As they are written: a word or a number, a size with its unit, and a number that must not be 0.
-  std::string denominator = "valid", workspace_limit = "256MiB", softcap;
+  std::string denominator = "valid", workspace_limit = "auto", softcap;
   std::optional<int64_t> vocab;  // not given: every row of the weight
 
   // A flag an option, from the operator's list of fields. with_vocab: --vocab is the logical

@@ -28,7 +28,8 @@ struct LaneChoice {
   std::vector<LaneDecline> declined;
   int64_t workspace_bytes = 0;
   double flops = 0;
-  std::vector<std::string> details;  // tile, chunk, schedule: one "name = value" a line
+  int64_t workspace_limit_bytes = -1;  // what auto chose, or the number given; -1: not said
+  std::vector<std::string> details;    // tile, chunk, schedule: one "name = value" a line
 };
 
 }  // namespace talea

@@ -27,6 +27,7 @@ enum class OnEmpty : int32_t { nan = 0, zero = 1 };
 enum class TargetCheck : int32_t { automatic = 0, checked = 1, poison = 2 };
 
 inline constexpr int max_top_k = 32;
+inline constexpr int64_t workspace_auto = -1;
 
 struct LinearCrossEntropyOptions {
   Reduction reduction = Reduction::mean;
@@ -41,9 +42,18 @@ struct LinearCrossEntropyOptions {
   double z_loss = 0;           // zeta of zeta * lse^2, >= 0
   double softcap = 0;          // k of k * tanh(a / k); 0: off
   double logit_scale = 1;      // finite, not 0; multiplies a per-token scale when both are given
-  int64_t workspace_limit_bytes = int64_t{256} << 20;  // on the host: kept, or an error
-  int threads = 0;                                     // cpu lanes; 0: as many as OpenMP offers
+  // Of the workspace and of what a late factor keeps (outputs.late_factor). Auto: the smallest room
+  // whose plan is within 3 % of the fastest, at most half of what 16-bit logits and their gradient
+  // would take and an eighth of what is free on the device.
+  int64_t workspace_limit_bytes = workspace_auto;
+  // In which a 16-bit dw is summed over chunks: fp32 (or the 12 to 16 digits of its own that lane
+  // sm90 keeps beside it), or dw's own dtype, where memory is scarcest: each chunk rounds once
+  // more.
+  DType dw_sum = DType::f32;
+  int threads = 0;            // cpu lanes; 0: as many as OpenMP offers
   std::string lane = "auto";  // or a lane's name: a named lane that declines is an error
+
+  bool operator==(const LinearCrossEntropyOptions&) const = default;
 };
 
 // Which rows of the vocabulary this rank holds, and with whom it shares the call.
@@ -96,6 +106,15 @@ struct LinearCrossEntropyOutputs {
   Tensor db;                   // [vocab_stored] dtype of bias, or fp32
   bool accumulate_dw = false;  // add into dw (fp32 main_grad) instead of overwriting it
   bool accumulate_db = false;
+  // What rounding left of a 16-bit dw, so that a late factor can multiply it as if it had not been
+  // rounded: i32, [rest_bytes() / 4], of the lane's own layout. Absent: nothing is kept.
+  Tensor dw_rest = {};
+  // The gradients wait for a factor that is known only later: what they take beyond their dtype
+  // when returned (an fp32 dx or dw of a 16-bit input, dw_rest) counts against the workspace limit.
+  bool late_factor = false;
+  // The same of a bf16 dx: u8 [tokens, hidden]. Where the lane keeps none, an error: fp32 dx
+  // serves.
+  Tensor dx_rest = {};
 };
 
 enum class SoftTargets : int32_t { none = 0, dense = 1, sparse = 2 };
@@ -135,8 +154,11 @@ struct LinearCrossEntropyProblem {
   bool wants_loss = false, wants_lse = false, wants_logprob = false, wants_entropy = false;
   bool wants_argmax = false, wants_accuracy = false, wants_dx = false, wants_dw = false;
   bool wants_db = false, accumulate_dw = false, accumulate_db = false;
+  bool late_factor = false, wants_rest = false, wants_dx_rest = false;
+  int64_t rest_bytes = 0;  // given for dw_rest; 0: yet to be asked for
   LinearCrossEntropyOptions options;
 
+  bool operator==(const LinearCrossEntropyProblem&) const = default;
   bool backward() const { return wants_dx || wants_dw || wants_db; }
 };
 
@@ -158,6 +180,7 @@ struct LinearCrossEntropyResult {
   int64_t chunk_rows = 0, chunks = 0;
   int64_t workspace_bytes = 0;  // declared by the formula and given by the caller
   double flops = 0;             // of the matrix products that were run
+  double products = 0;          // the same in products of [tokens, hidden] and the weight
   std::string accumulator_softmax, accumulator_dx, accumulator_dw, accumulator_loss;
   std::string upstream_handling;  // how the upstream gradient was applied
   std::string merges;             // where max and sum were merged, and by what collective
@@ -178,6 +201,9 @@ LinearCrossEntropyProblem describe(const LinearCrossEntropyInputs& inputs,
 // What the lane that would run needs; exact, and what the call verifies. Throws as the call would.
 int64_t workspace_bytes(const LinearCrossEntropyProblem& problem);
 
+// What outputs.dw_rest (present, of any length) should hold; 0: the lane or the limit keeps none.
+int64_t rest_bytes(const LinearCrossEntropyProblem& problem);
+
 // Which lane would take the problem and why the others decline; touches no data.
 LaneChoice explain(const LinearCrossEntropyProblem& problem);
 
@@ -193,5 +219,24 @@ LinearCrossEntropyResult linear_cross_entropy(const LinearCrossEntropyInputs& in
                                               Workspace workspace,
                                               const LinearCrossEntropyRanks& ranks = {},
                                               Stream stream = nullptr);
+
+// What comes after a call made with late_factor: the gradients times a factor, each rounded once.
+struct LinearCrossEntropyLate {
+  Tensor factor;    // scalar, or [tokens] where dx alone is to be scaled; fp32 or fp64
+  Tensor expected;  // scalar: the gradients are final if the factor is this, and nothing is scaled
+  Tensor dx, dw;    // in the dtype returned; scaled in place where no sum is given
+  Tensor dx_sum;    // fp32 [tokens, hidden], of which dx is made
+  Tensor dw_sum;    // fp32 [vocab_stored, hidden], of which dw is made
+  Tensor dx_rest, dw_rest;  // of the call that formed dx and dw
+};
+// With `expected`: a factor that differs poisons dx with NaN and raises the fault that
+// require_clean() reports; on a device without a synchronisation.
+void linear_cross_entropy_late(const LinearCrossEntropyLate& late, Stream stream = nullptr);
+
+// Throws what a call on a device found wrong after it had returned, once; needs no synchronisation,
+// so that what still runs is not seen.
+void require_clean();
+// Not 0 while there is something to report; null: nothing can have been.
+const volatile int32_t* fault_flag();
 
 }  // namespace talea

@@ -105,6 +105,11 @@ TALEA_API const char* talea_version(void);
 TALEA_API const char* talea_build_revision(void);
 /* TALEA_ABI_VERSION of the library; compare with the header's before the first call. */
 TALEA_API int32_t talea_abi_version(void);
+/* TALEA_INVALID_DATA, once, if a call on a device has since found something wrong; no
+ * synchronisation, so that what still runs is not seen. */
+TALEA_API talea_status talea_require_clean(void);
+/* Not 0 while talea_require_clean() has something to report; null: nothing can have been. */
+TALEA_API const volatile int32_t* talea_fault_flag(void);
 /* The text of this thread's last failure; "" when there was none. Valid until its next call. */
 TALEA_API const char* talea_last_error(void);
 /* Null turns the log off. One callback a process. */

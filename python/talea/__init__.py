@@ -24,17 +24,31 @@ _LAZY = {
     **{
         name: ("_sparse_attention.functional", name)
         for name in (
-            "Fp8", "PackedKV", "SparseAttentionOutput", "index_mask", "pack_rows", "require_clean",
+            "Fp8", "PackedKV", "SparseAttentionOutput", "index_mask", "pack_rows",
             "sparse_attention", "sparse_index_loss", "sparse_select",
         )
     },
 }  # fmt: skip
-__all__ = ["DataError", "Error", "UnavailableError", "UsageError", "lanes", *_LAZY]
+__all__ = ["DataError", "Error", "UnavailableError", "UsageError", "lanes", "require_clean", *_LAZY]
 
 
 def lanes() -> list[str]:
     """Names of the lanes of linear cross-entropy of this build, best first."""
     return lib.talea_linear_cross_entropy_lanes().decode().split(",")
+
+
+def require_clean(status=None) -> None:
+    """Raises what linear cross-entropy on a device found wrong after it had returned, once; with
+    the `status` of a sparse attention, what that has counted."""
+    if status is None:
+        from ._late import require_clean as check
+    else:
+        from functools import partial
+
+        from ._sparse_attention.functional import require_clean as check_status
+
+        check = partial(check_status, status)
+    check()
 
 
 def __getattr__(name: str):

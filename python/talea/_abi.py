@@ -109,8 +109,11 @@ OUTPUT_NAMES = (
     "topk_logprobs",
     "dx",
     "dw",
+    "dx_rest",
+    "dw_rest",
     "db",
 )
+AUTO = -1  # of workspace_limit_bytes
 
 
 class Inputs(c.Structure):
@@ -122,6 +125,7 @@ class Outputs(c.Structure):
         [("struct_bytes", c.c_int64)]
         + [(name, Tensor) for name in OUTPUT_NAMES]
         + [("accumulate_dw", c.c_int32), ("accumulate_db", c.c_int32)]
+        + [("late_factor", c.c_int32), ("reserved", c.c_int32)]
     )
 
 
@@ -142,6 +146,8 @@ class Options(c.Structure):
         ("softcap", c.c_double),
         ("logit_scale", c.c_double),
         ("workspace_limit_bytes", c.c_int64),
+        ("dw_sum", c.c_int32),
+        ("reserved", c.c_int32),
         ("lane", c.c_char_p),
     ]
 
@@ -192,6 +198,17 @@ class Args(c.Structure):
     ]
 
 
+LATE_NAMES = ("factor", "expected", "dx", "dw", "dx_sum", "dw_sum", "dx_rest", "dw_rest")
+
+
+class Late(c.Structure):
+    _fields_ = (
+        [("struct_bytes", c.c_int64)]
+        + [(name, Tensor) for name in LATE_NAMES]
+        + [("stream", c.c_void_p)]
+    )
+
+
 def _find() -> str:
     """The library beside this package (the wheel), else a path given by TALEA_LIBRARY."""
     beside = Path(__file__).parent / "lib" / "libtalea.so"
@@ -215,6 +232,12 @@ def _load() -> c.CDLL:
         c.POINTER(Args),
         c.POINTER(c.c_int64),
     ]
+    library.talea_linear_cross_entropy_rest_bytes.argtypes = [
+        c.POINTER(Args),
+        c.POINTER(c.c_int64),
+    ]
+    library.talea_linear_cross_entropy_late.argtypes = [c.POINTER(Late)]
+    library.talea_fault_flag.restype = c.c_void_p
     library.talea_linear_cross_entropy.argtypes = [c.POINTER(Args), c.POINTER(c.c_void_p)]
     library.talea_linear_cross_entropy_options_init.argtypes = [c.POINTER(Options), c.c_int64]
     library.talea_linear_cross_entropy_phases_begin.argtypes = [

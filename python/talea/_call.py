@@ -32,7 +32,8 @@ class Config:
     z_loss: float = 0.0
     softcap: float = 0.0
     logit_scale: float = 1.0
-    workspace_limit_bytes: int = 256 << 20
+    workspace_limit_bytes: int = _abi.AUTO
+    dw_sum: str = "fp32"  # or "weight": the weight's own dtype
     threads: int = 0
     lane: str = "auto"
     outputs: tuple[str, ...] = ()  # beside the loss: "lse", "entropy", ..., "topk"
@@ -41,7 +42,6 @@ class Config:
     sequence_parallel: bool = False
     group: str = ""  # name of the vocabulary ranks' process group; "": a world of one
     batch_group: str = ""
-    receipt: bool = False  # keep the library's facts of the call
 
     def text(self) -> str:
         """One line that a compiled graph can carry as a constant (and Dynamo can form)."""
@@ -75,8 +75,8 @@ _ENUMS = {
 # Every other field of the C struct that a number fits into.
 _NUMBERS = [
     name
-    for name, kind in _abi.Options._fields_
-    if name in _PLAIN and name not in _ENUMS and kind is not c.c_char_p
+    for name, _ in _abi.Options._fields_
+    if _PLAIN.get(name, "str") != "str" and name not in _ENUMS
 ]
 
 
@@ -95,6 +95,8 @@ def _options(config: Config) -> _abi.Options:
         if isinstance(value, int) and not -(2**63) <= value < 2**63:  # C would cut it
             raise _abi.UsageError(f"{name} = {value}: does not fit into 64 bits")
         setattr(options, name, value)
+    if config.dw_sum not in ("fp32", "weight"):
+        raise _abi.UsageError(f"dw_sum = {config.dw_sum!r}: one of fp32, weight")
     options.lane = config.lane.encode()
     return options
 
@@ -121,17 +123,28 @@ class Receipt:
         return json.loads(self._facts())
 
 
+def explained(args) -> dict:
+    """What the library says of a call before it is made."""
+    explain, needed = _abi.lib.talea_linear_cross_entropy_explain, c.c_int64()
+    _abi.check(explain(c.byref(args), 1, None, 0, c.byref(needed)))
+    text = c.create_string_buffer(needed.value)
+    _abi.check(explain(c.byref(args), 1, text, needed.value, None))
+    return json.loads(text.value)
+
+
 class Plan:
     """A call described once. Every struct is filled; only the addresses change from call to call.
 
     `inputs` and `outputs` name what is present, in the order in which run() takes the addresses.
+    dw_rest among them is described by its bytes, which the library says: `rest_bytes`.
     """
 
-    __slots__ = ("_args", "_keep", "_slots", "ref", "workspace_bytes")
+    __slots__ = ("_args", "_keep", "_slots", "ref", "rest_bytes", "workspace_bytes")
 
     def __init__(
-        self, config, inputs: dict, outputs: dict, fill, *, accumulate_dw=False, ranks=None
-    ):
+        self, config, inputs: dict, outputs: dict, fill, *, accumulate_dw=False, ranks=None,
+        late=False,
+    ):  # fmt: skip
         c_in, c_out, args = _abi.Inputs(), _abi.Outputs(), _abi.Args()
         for struct in (c_in, c_out, args):
             struct.struct_bytes = c.sizeof(struct)
@@ -141,18 +154,33 @@ class Plan:
                 slot = getattr(c_side, name)
                 fill(slot, array, name)
                 self._slots.append(slot)
-        c_out.accumulate_dw = int(accumulate_dw)
+        c_out.accumulate_dw, c_out.late_factor = int(accumulate_dw), int(late)
         args.abi_version = _abi.ABI_VERSION
         args.inputs, args.outputs = c.pointer(c_in), c.pointer(c_out)
-        args.options = c.pointer(_options(config))
+        options = _options(config)
+        if config.dw_sum == "weight" and "dw" in outputs:
+            options = type(options).from_buffer_copy(options)
+            options.dw_sum = c_in.weight.dtype
+        args.options = c.pointer(options)
         if ranks is not None:
             args.ranks = c.pointer(ranks)
-        needed = c.c_int64()
+        needed, self.rest_bytes = c.c_int64(), 0
+        if "dw_rest" in outputs:
+            ask = _abi.lib.talea_linear_cross_entropy_rest_bytes
+            _abi.check(ask(c.byref(args), c.byref(needed)))
+            self.rest_bytes = needed.value
+            if not needed.value:
+                raise _abi.UsageError("dw_rest: none is kept within the workspace limit")
+            c_out.dw_rest.shape[0] = needed.value // 4
         _abi.check(
             _abi.lib.talea_linear_cross_entropy_workspace_bytes(c.byref(args), c.byref(needed))
         )
         self.workspace_bytes = args.workspace_bytes = needed.value
-        self._args, self.ref, self._keep = args, c.byref(args), (c_in, c_out, ranks)
+        if ranks is not None and options.workspace_limit_bytes == _abi.AUTO:  # chosen once, here
+            options = type(options).from_buffer_copy(options)
+            args.options = c.pointer(options)
+            options.workspace_limit_bytes = explained(args)["workspace_limit_bytes"]
+        self._args, self.ref, self._keep = args, c.byref(args), (c_in, c_out, ranks, options)
 
     def place(self, addresses, workspace: int, stream=None) -> None:
         """Where the tensors of the next call lie."""

@@ -109,14 +109,15 @@ def _gradient(ctx, grads):
 forward.register_autograd(_gradient, setup_context=_setup)
 
 
-def apply(config: Config, tensors, main_grad=None) -> tuple[Tensor, ...]:
-    if main_grad is not None:
-        raise RuntimeError(
-            "main_grad: not supported under torch.compile; call it outside the graph"
-        )
+def apply(config: Config, tensors, extras) -> tuple[Tensor, ...]:
+    for name in ("main_grad", "scale"):
+        if getattr(extras, name) is not None:
+            name = {"scale": "grad_scale"}.get(name, name)
+            raise RuntimeError(
+                f"{name}: not supported under torch.compile; call it outside the graph"
+            )
     need = [False] * 3
-    scalar = _operator.scalar_upstream  # without its cache, of which Dynamo would warn
-    if torch.is_grad_enabled() and _operator.forms_gradient_early(config, None, tensors[0], scalar):
+    if torch.is_grad_enabled() and _operator.forms_gradient_early(config, tensors[0]):
         need = [t is not None and t.requires_grad for t in tensors[:3]]
     found = forward(*tensors, config.text(), *need)
     names = RESULTS

@@ -1,8 +1,8 @@
-"""The operator inside autograd: forward, exact late backward, and the same under torch.compile.
+"""The operator inside autograd: forward, exact late backward.
 
-Forward forms the gradients at once (6 N D V) where the upstream gradient can only be a scalar that
-multiplies them; otherwise it keeps nothing and backward recomputes the logits with the exact
-upstream vectors (8 N D V in all). A scalar that would round a gradient twice is never multiplied.
+Forward forms the gradients at once (6 N D V) where nothing but a factor can come later, or where the
+caller has said what will come; otherwise it keeps the row states, and backward forms the logits
+again with the exact upstream vectors (8 N D V in all). Every gradient is rounded once.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ from functools import lru_cache
 import torch
 from torch.autograd import forward_ad
 
+from . import _fast
+from . import _late as _late_gradients
 from ._abi import UsageError
 from ._call import Config
-from ._torch import NO_GRADIENT, PER_TOKEN, call, results_of, wide
+from ._torch import GRADIENTS, NO_GRADIENT, PER_TOKEN, call, results_of, wide
 
 TENSORS = (
     "hidden",
@@ -33,7 +35,7 @@ TENSORS = (
 @lru_cache(maxsize=1024)
 def _late(config: Config) -> Config:
     """The backward call: no outputs but gradients."""
-    return Config(**{**config.__dict__, "outputs": (), "top_k": 0, "receipt": False})
+    return Config(**{**config.__dict__, "outputs": (), "top_k": 0})
 
 
 @lru_cache(maxsize=1024)
@@ -43,7 +45,7 @@ def _late_logprob(config: Config) -> Config:
     return Config(**{**_late(config).__dict__, **plain})
 
 
-def backward(config: Config, tensors, upstream, need, main_grad=None) -> list:
+def backward(config: Config, tensors, upstream, need, main_grad=None, saved=(), receipts=None):
     """GRADIENTS for exact upstreams (loss, lse, target_logprob, entropy); None where not needed."""
     # An output that was not asked for has no gradient, whatever a compiled graph may send.
     names = ("loss", *PER_TOKEN)
@@ -54,16 +56,22 @@ def backward(config: Config, tensors, upstream, need, main_grad=None) -> list:
     accumulate = main_grad is not None
     if not any(need) and not accumulate:
         return [None] * 3
-    if g_loss is None and tensors[3] is not None:
-        shape = tensors[3].shape if config.reduction == "none" else ()
-        g_loss = tensors[0].new_zeros(shape, dtype=wide(tensors[0]))
-    inputs = (*tensors, g_loss, g_lse, g_entropy)
-    made = call(_late(config), inputs, need, given, accumulate_dw=accumulate)
+    more = {"accumulate_dw": accumulate, "receipts": receipts}
+    made = None
+    if g_loss is not None or g_logp is None:
+        if g_loss is None and tensors[3] is not None:
+            shape = tensors[3].shape if config.reduction == "none" else ()
+            g_loss = tensors[0].new_zeros(shape, dtype=wide(tensors[0]))
+        inputs = (*tensors, g_loss, g_lse, g_entropy, *saved)
+        made = call(_late(config), inputs, need, given, **more)
+        g_lse = g_entropy = None  # brought by this call
     if g_logp is not None:
         hidden, weight, bias, targets, _, _, *rest = tensors
-        inputs = (hidden, weight, bias, targets, None, None, *rest, -g_logp, None, None)
-        more = call(_late_logprob(config), inputs, need, given, accumulate_dw=accumulate)
-        for tensor, other in zip(made, more, strict=True):
+        inputs = (hidden, weight, bias, targets, None, None, *rest, -g_logp, g_lse, g_entropy)
+        again = call(_late_logprob(config), (*inputs, *saved), need, given, **more)
+        if made is None:
+            return in_places(again, need)
+        for tensor, other in zip(made, again, strict=True):
             if tensor is not main_grad:
                 tensor += other
     return in_places(made, need)
@@ -82,14 +90,12 @@ def scalar_upstream(config: Config) -> bool:
     return config.reduction != "none" and not any(n in config.outputs for n in PER_TOKEN)
 
 
-_kept_scalar_upstream = lru_cache(maxsize=1024)(scalar_upstream)
+def forms_gradient_early(config: Config, hidden: torch.Tensor) -> bool:
+    """In a compiled graph, where early gradients have their final dtype.
 
-
-def forms_gradient_early(
-    config: Config, main_grad, hidden: torch.Tensor, scalar=_kept_scalar_upstream
-) -> bool:
-    """fp16 never: a loss scale must enter before its small gradients underflow, not after."""
-    return main_grad is None and hidden.dtype != torch.float16 and scalar(config)
+    fp16 never: a loss scale must enter before its small gradients underflow, not after.
+    """
+    return hidden.dtype != torch.float16 and scalar_upstream(config)
 
 
 def exact_scale(gradients, scalar: torch.Tensor) -> float | torch.Tensor | None:
@@ -107,29 +113,48 @@ def exact_scale(gradients, scalar: torch.Tensor) -> float | torch.Tensor | None:
     return value if value and math.isfinite(value) and abs(math.frexp(value)[0]) == 0.5 else None
 
 
+class Extras:
+    """What few calls have: a main gradient, the upstream announced, receipts wanted."""
+
+    __slots__ = ("main_grad", "receipts", "scale")
+
+    def __init__(self, main_grad=None, scale=None, receipts=None) -> None:
+        self.main_grad, self.scale, self.receipts = main_grad, scale, receipts
+
+
+NO_EXTRAS = Extras()
+
+
+class _Waiting:
+    """What forward leaves to backward."""
+
+    __slots__ = ("config", "kept", "main_grad", "need", "receipts", "said", "saved", "stream")
+
+    def __init__(self, config, need, extras) -> None:
+        self.config, self.need = config, need
+        self.main_grad, self.receipts = extras.main_grad, extras.receipts
+        self.kept, self.saved, self.said, self.stream = {}, (), None, None
+
+
 class Operator(torch.autograd.Function):
     """Eager autograd. Gradients formed early are handed out once; a second backward recomputes."""
 
     @staticmethod
-    def forward(ctx, hidden, weight, bias, config, main_grad, rest):
-        need = ctx.needs_input_grad[:3]
-        early = forms_gradient_early(config, main_grad, hidden)
-        if main_grad is not None:
-            main_grad = main_grad if need[1] else None
-            need = (need[0], False, need[2])
+    def forward(ctx, hidden, weight, bias, config, extras, rest):
         tensors = (hidden, weight, bias, *rest)
         ctx.save_for_backward(*tensors)
-        made = call(config, tensors, need if early else NO_GRADIENT)
+        waiting = ctx.waiting = _Waiting(config, ctx.needs_input_grad[:3], extras)
+        if extras is NO_EXTRAS or (extras.main_grad is None and extras.scale is None):
+            made = _form(waiting, tensors)
+        else:
+            made = _form_with(waiting, tensors, extras.scale)
         names = results_of(config)
-        count = len(names)
-        ctx.call = (config, need, main_grad, made[count:])
-        if count == 1:
-            return made[0]
+        if len(names) == 1:
+            return made[names[0]]
         ctx.set_materialize_grads(False)
-        results = made[:count]
-        fixed = (t for n, t in zip(names, results, strict=True) if n not in ("loss", *PER_TOKEN))
+        fixed = (made[n] for n in names if n not in ("loss", *PER_TOKEN))
         ctx.mark_non_differentiable(*fixed)
-        return tuple(results)
+        return tuple(made[n] for n in names)
 
     @staticmethod
     def backward(ctx, *upstream):
@@ -139,32 +164,76 @@ class Operator(torch.autograd.Function):
         return _backward(ctx, *upstream)
 
 
+def _form(waiting: _Waiting, tensors) -> dict:
+    described, made = _late_gradients.forward(
+        waiting.config, tensors, waiting.need, waiting.receipts
+    )
+    waiting.stream = described.stream
+    if described.late is not None:
+        waiting.kept = {n: made[n] for n in (*GRADIENTS, *_late_gradients.RESTS) if n in made}
+    elif described.config is not waiting.config:
+        waiting.saved = tuple(made[n].detach() for n in PER_TOKEN[:2])
+    return made
+
+
+def _form_with(waiting: _Waiting, tensors, scale) -> dict:
+    """With a main gradient, or with the upstream that backward will bring."""
+    config, (need_x, need_w, need_b) = waiting.config, waiting.need
+    main_grad = waiting.main_grad = waiting.main_grad if need_w else None
+    if main_grad is not None:  # the weight itself gets no gradient
+        waiting.need = (need_x, False, need_b)
+    if scale is None or not (main_grad is not None or any(waiting.need)):
+        if main_grad is None:
+            return _form(waiting, tensors)
+        states = _late_gradients.with_states(config, tensors)
+        made = call(states, tensors, NO_GRADIENT, receipts=waiting.receipts)
+        made = dict(zip(results_of(states), made, strict=True))
+        if states is not config:
+            waiting.saved = tuple(made[n].detach() for n in PER_TOKEN[:2])
+        return made
+    if not scalar_upstream(config):
+        raise UsageError(
+            "grad_scale: needs reduction mean or sum, and no output a token beside the loss"
+        )
+    waiting.said = _late_gradients.announced(scale, tensors[0])
+    given = None if main_grad is None else {"dw": main_grad}
+    inputs = (*tensors, *(None,) * (len(TENSORS) - len(tensors)), waiting.said)
+    names = (*results_of(config), *(n for n, w in zip(GRADIENTS, waiting.need, strict=True) if w))
+    made = call(config, inputs, waiting.need, given, accumulate_dw=main_grad is not None,
+                receipts=waiting.receipts)  # fmt: skip
+    made = dict(zip(names, made, strict=False))
+    waiting.kept = {n: made[n] for n in GRADIENTS if n in made}
+    if tensors[0].is_cuda:
+        waiting.stream = _fast.stream_of(tensors[0].device.index)
+    return made
+
+
 def _backward(ctx, *upstream):
-    config, need, main_grad, early = ctx.call
+    waiting = ctx.waiting
     if all(g is None for g in upstream):
         return (None,) * 6
-    gradients = _scaled(early, upstream[0]) if early else None
-    if gradients is None:
-        by_name = dict(zip(results_of(config), upstream, strict=True))
-        exact = [by_name.get(name) for name in ("loss", *PER_TOKEN)]
-        tensors = ctx.saved_tensors
-        tensors += (None,) * (len(TENSORS) - len(tensors))
-        gradients = backward(config, tensors, exact, need, main_grad)
+    tensors = ctx.saved_tensors
+    tensors += (None,) * (len(TENSORS) - len(tensors))
+    kept, said = waiting.kept, waiting.said
+    waiting.kept, waiting.said = {}, None  # handed out once, so that nothing is scaled twice
+    stream = waiting.stream() if waiting.stream is not None else None
+    if said is not None:
+        _late_gradients.compare(said, upstream[0], kept.get("dx"), stream)
+        found = [kept.get(n) for n in GRADIENTS]
+    elif kept:
+        factor = upstream[0]
+        if waiting.config.outputs == ("target_logprob",):
+            factor = -factor
+        made = _late_gradients.multiply(kept, tensors, factor, stream)
+        found = [made.get(n) for n in GRADIENTS]
     else:
-        # Handed out once, so scaling in place cannot scale twice.
-        ctx.call = (config, need, main_grad, None)
-        gradients = in_places(gradients, need)
-    return (*gradients, None, None, None)
-
-
-def _scaled(gradients, scalar):
-    scale = exact_scale(gradients, scalar)
-    if scale is None:
-        return None
-    if not isinstance(scale, float) or scale != 1.0:
-        for gradient in gradients:
-            gradient.mul_(scale)
-    return gradients
+        by_name = dict(zip(results_of(waiting.config), upstream, strict=True))
+        exact = [by_name.get(name) for name in ("loss", *PER_TOKEN)]
+        found = backward(
+            waiting.config, tensors, exact, waiting.need, waiting.main_grad, waiting.saved,
+            waiting.receipts,
+        )  # fmt: skip
+    return (*found, None, None, None)
 
 
 def _without_derivative(ctx, *upstream):
@@ -198,7 +267,7 @@ class _Constant(torch.autograd.Function):
 _apply = super(torch.autograd.Function, Operator).apply
 
 
-def apply(config: Config, hidden, weight, bias, rest: tuple, main_grad=None) -> tuple:
+def apply(config: Config, hidden, weight, bias, rest: tuple, extras: Extras = NO_EXTRAS) -> tuple:
     """The results of results_of(config), differentiable in loss and the per-token outputs.
 
     rest: the other TENSORS, without the last where those are None.
@@ -208,9 +277,10 @@ def apply(config: Config, hidden, weight, bias, rest: tuple, main_grad=None) -> 
     if torch.is_grad_enabled() and (
         weight.requires_grad or hidden.requires_grad or (bias is not None and bias.requires_grad)
     ):
-        found = _apply(hidden, weight, bias, config, main_grad, rest)
+        found = _apply(hidden, weight, bias, config, extras, rest)
         return found if type(found) is tuple else (found,)
-    return tuple(call(config, (hidden, weight, bias, *rest), NO_GRADIENT))
+    tensors = (hidden, weight, bias, *rest)
+    return tuple(call(config, tensors, NO_GRADIENT, receipts=extras.receipts))
 
 
 def _refuse_transforms(*tensors) -> None:

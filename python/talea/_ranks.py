@@ -27,24 +27,38 @@ def size_of(name: str) -> int:
     return dist.get_world_size(_resolve_process_group(name))
 
 
-class Groups:
-    """The vocabulary's and the batch's process groups of one call; `struct` is the C side."""
+_agreed: dict = {}  # what ranks have compared once -> the groups, so that no id comes back
 
-    def __init__(self, config: Config, device: torch.device) -> None:
-        self.device = device
-        self.groups = [
-            _resolve_process_group(name) if name else None
-            for name in (config.group, config.batch_group)
-        ]
+
+class Groups:
+    """The vocabulary's and the batch's process groups of one call; `struct` is the C side.
+
+    same: what of the call is the same on every rank. Ranks compare their calls once for each: after
+    that a call waits for no host.
+    """
+
+    def __init__(self, config: Config, device: torch.device, same: tuple) -> None:
+        self.device, self.names = device, (config.group, config.batch_group)
+        self.groups = self._resolved()
+        fields = tuple((k, v) for k, v in config.__dict__.items() if k != "vocab_begin")
+        self.same = (*map(id, self.groups), fields, same)
         self.struct = _abi.Ranks()
         self.struct.struct_bytes = c.sizeof(self.struct)
         self.struct.vocab_begin = config.vocab_begin
         self.struct.sequence_parallel = int(config.sequence_parallel)
+        self.struct.skip_handshake = int(self.same in _agreed)
         sides = [self._communicator(group) for group in self.groups]
         if sides[0]:
             self.struct.vocab = c.pointer(sides[0])
         if sides[1]:
             self.struct.batch = c.pointer(sides[1])
+
+    def _resolved(self) -> list:
+        return [_resolve_process_group(name) if name else None for name in self.names]
+
+    def current(self) -> bool:
+        """Whether the names still are those of the same groups."""
+        return all(a is b for a, b in zip(self.groups, self._resolved(), strict=True))
 
     def _communicator(self, group):
         if group is None:
@@ -71,6 +85,8 @@ class Groups:
             _abi.check(lib.talea_phases_finish(phases, c.byref(result)))
         finally:
             lib.talea_phases_free(phases)
+        _agreed[self.same] = self.groups
+        self.struct.skip_handshake = 1
         kept = Receipt(result.value)
         return kept if receipt else None
 
@@ -90,21 +106,20 @@ class Groups:
         blocks = size if e.kind == _abi.EXCHANGE_REDUCE_SCATTER_SUM else 1
         mine = self._view(e.send, e.bytes * blocks, device, dtype)
         out = self._view(e.recv, e.bytes * (size if gather else 1), device, dtype)
-        # NCCL moves device memory alone, and the handshake lies on the host; gloo moves host memory.
         backend = dist.get_backend(group)
+        if backend == "nccl" and device:  # where it lies, in stream order
+            if gather:
+                return dist.all_gather_into_tensor(out, mine, group=group)
+            if blocks == 1:
+                return dist.all_reduce(out, group=group)
+            return dist.reduce_scatter_tensor(out, mine, group=group)
+        # NCCL moves device memory alone, and the handshake lies on the host; gloo moves host memory.
         away = {"nccl": self.device, "gloo": torch.device("cpu")}.get(backend, mine.device)
         sent = mine.clone() if mine.device == away else mine.to(away)
         if gather:
             parts = [torch.empty_like(sent) for _ in range(size)]
             dist.all_gather(parts, sent, group=group)
             out.copy_(torch.cat(parts))
-        elif backend == "nccl" and blocks == 1:
-            dist.all_reduce(sent, group=group)
-            out.copy_(sent)
-        elif backend == "nccl":
-            total = torch.empty(out.shape, dtype=dtype, device=away)
-            dist.reduce_scatter_tensor(total, sent, group=group)
-            out.copy_(total)
         else:
             # Gathered and summed in rank order on every rank: the same bits everywhere.
             parts = [torch.empty_like(sent) for _ in range(size)]

@@ -8,9 +8,9 @@ from operator import index
 
 import torch
 
-from . import _operator, _torch
-from ._abi import DataError, UsageError
-from ._call import Config, Receipt
+from . import _late, _operator, _torch
+from ._abi import AUTO, DataError, UsageError
+from ._call import Config
 
 OUTPUTS = tuple(n for n in _torch.RESULTS if not n.startswith("topk"))  # those come with top_k
 
@@ -28,13 +28,19 @@ class LinearCrossEntropyOutput:
     topk_values: torch.Tensor | None = None
     topk_ids: torch.Tensor | None = None
     topk_logprobs: torch.Tensor | None = None
-    _receipt: Receipt | None = field(default=None, repr=False)
+    _receipts: list | None = field(default=None, repr=False)
 
     def receipt(self) -> dict:
-        """What ran in the forward call, what declined and why, and what it cost."""
-        if self._receipt is None:
+        """What ran in the forward call, what declined and why, and what it cost.
+
+        backward: the same of every call that backward has made since; "products" counts those of
+        all calls, in products of the size of the logits'.
+        """
+        if not self._receipts:
             raise RuntimeError("receipt: not available inside a compiled graph")
-        return self._receipt.facts()
+        facts, *later = (r.facts() for r in self._receipts)
+        products = facts["products"] + sum(f["products"] for f in later)
+        return {**facts, "products": products, "backward": later}
 
 
 def _autocast(device: str, *tensors):
@@ -71,7 +77,7 @@ def _softcap(value):
 def _make_config(
     reduction, denominator, denominator_scope, on_empty, target_check, ignore_index, vocab,
     label_smoothing, z_loss, softcap, logit_scale, workspace_limit, lane, outputs, top_k,
-    vocab_begin, sequence_parallel, group, batch_group, receipt,
+    vocab_begin, sequence_parallel, group, batch_group, dw_sum,
 ) -> Config:  # fmt: skip
     for name in outputs:
         if name not in OUTPUTS:
@@ -86,7 +92,11 @@ def _make_config(
     ignore_index = _integer("ignore_index", -100 if ignore_index is None else ignore_index)
     vocab, top_k = _integer("vocab", vocab), _integer("top_k", top_k)
     vocab_begin = _integer("vocab_begin", vocab_begin)
-    workspace_limit = _integer("workspace_limit", workspace_limit)
+    if workspace_limit == "auto":
+        workspace_limit = AUTO
+    elif _integer("workspace_limit", workspace_limit) < 0:
+        raise UsageError(f'workspace_limit = {workspace_limit} bytes: must be >= 0, or "auto"')
+    workspace_limit = index(workspace_limit)
     if top_k < 0:
         raise UsageError(f"top_k = {top_k}: must be >= 0")
     if vocab_begin and not group:
@@ -117,7 +127,7 @@ def _make_config(
         sequence_parallel=sequence_parallel,
         group=group or "",
         batch_group=batch_group or "",
-        receipt=receipt,
+        dw_sum=dw_sum,
     )
 
 
@@ -151,7 +161,9 @@ def linear_cross_entropy(
     batch_group=None,
     vocab_begin: int = 0,
     sequence_parallel: bool = False,
-    workspace_limit: int = 256 << 20,
+    workspace_limit: int | str = "auto",
+    grad_scale: float | torch.Tensor | None = None,
+    dw_sum: str = "fp32",
     target_check: str = "automatic",
     lane: str = "auto",
 ):
@@ -163,8 +175,13 @@ def linear_cross_entropy(
     loss, or a LinearCrossEntropyOutput when `outputs` names anything ("loss", "lse",
     "target_logprob", "entropy", "argmax", "accuracy") or top_k > 0.
 
-    main_grad: fp32 [V, D]; backward adds the weight's gradient into it; the weight gets none.
+    main_grad: fp32 [V, D]; the weight's gradient is added into it; the weight gets none. With
+    grad_scale, the gradient of the loss that backward will bring, forward adds it: a product less.
+
+    workspace_limit: bytes, kept; "auto": the smallest room whose plan is within 3 % of the fastest.
     """
+    if _late._flags:
+        _late.report()
     if type(linear_weight).__name__ == "DTensor":
         raise UsageError(
             "linear_weight: a DTensor; pass the full weight (or this rank's shard with tp_group)"
@@ -209,7 +226,7 @@ def linear_cross_entropy(
         reduction, denominator, denominator_scope, on_empty, target_check, ignore_index, vocab,
         label_smoothing, z_loss, softcap, logit_scale, workspace_limit, lane,
         ("loss",) if outputs is None else tuple(outputs), top_k, vocab_begin, sequence_parallel,
-        tp_group and _name_of(tp_group), batch_group and _name_of(batch_group), not plain,
+        tp_group and _name_of(tp_group), batch_group and _name_of(batch_group), dw_sum,
     )  # fmt: skip
     if token_weight is not None:
         token_weight = _per_token("token_weight", token_weight, leading, hidden)
@@ -219,18 +236,22 @@ def linear_cross_entropy(
     plain_rest = weight is token_weight is token_scale is ids is probs is None
     if not plain_rest and torch.is_grad_enabled():
         _refuse_gradients(weight, token_weight, token_scale, probs)
+    extras = _operator.NO_EXTRAS
+    if not plain or main_grad is not None or grad_scale is not None:
+        receipts = None if plain or compiling else []
+        extras = _operator.Extras(main_grad, grad_scale, receipts)
     if compiling:
         from . import _compiled
 
-        found = _compiled.apply(config, (hidden, linear_weight, linear_bias, *rest), main_grad)
+        found = _compiled.apply(config, (hidden, linear_weight, linear_bias, *rest), extras)
     else:
         if plain_rest:
             rest = (targets,)  # what is not there costs time, too
-        found = _operator.apply(config, hidden, linear_weight, linear_bias, rest, main_grad)
+        found = _operator.apply(config, hidden, linear_weight, linear_bias, rest, extras)
     if plain and reduction != "none":
         return found[0]
     rows = input.shape[:-1] if targets is None else target.shape
-    return found[0].reshape(rows) if plain else _output(config, found, rows)
+    return found[0].reshape(rows) if plain else _output(config, found, rows, extras.receipts)
 
 
 def _alike(name: str, shape, leading):
@@ -266,10 +287,8 @@ def _refuse_gradients(weight, token_weight, logit_scale, target) -> None:
             raise UsageError(f"{name}: requires grad, and gets none here; pass {name}.detach()")
 
 
-def _output(config: Config, found: tuple, rows) -> LinearCrossEntropyOutput:
-    result = LinearCrossEntropyOutput()
-    if not torch.compiler.is_compiling():
-        result._receipt = _torch.latest.receipt
+def _output(config: Config, found: tuple, rows, receipts) -> LinearCrossEntropyOutput:
+    result = LinearCrossEntropyOutput(_receipts=receipts)
     scalars = ("accuracy",) if config.reduction == "none" else ("accuracy", "loss")
     found = iter(found)
     for name in _torch.RESULTS:

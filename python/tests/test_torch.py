@@ -82,10 +82,10 @@ def test_functional_call():
 
 def test_early_gradient_is_one_pass():
     x = torch.zeros(2, 3)
-    assert _operator.forms_gradient_early(Config(outputs=("loss",)), None, x)
-    assert not _operator.forms_gradient_early(Config(outputs=("loss", "lse")), None, x)
-    assert not _operator.forms_gradient_early(Config(reduction="none", outputs=("loss",)), None, x)
-    assert not _operator.forms_gradient_early(Config(outputs=("loss",)), None, x.half())
+    assert _operator.forms_gradient_early(Config(outputs=("loss",)), x)
+    assert not _operator.forms_gradient_early(Config(outputs=("loss", "lse")), x)
+    assert not _operator.forms_gradient_early(Config(reduction="none", outputs=("loss",)), x)
+    assert not _operator.forms_gradient_early(Config(outputs=("loss",)), x.half())
 
 
 def _truth(x, w, y, scale):

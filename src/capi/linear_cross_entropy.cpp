@@ -49,6 +49,7 @@ Arguments read(const talea_linear_cross_entropy_args* args, Purpose purpose) {
   read_tensors(*args->outputs, to.outputs, lce::output_fields, addresses);
   to.outputs.accumulate_dw = args->outputs->accumulate_dw != 0;
   to.outputs.accumulate_db = args->outputs->accumulate_db != 0;
+  to.outputs.late_factor = args->outputs->late_factor != 0;
   read_options("options", args->options, to.options, lce::option_fields);
   read_ranks(args->ranks, purpose, to);
   to.workspace = {args->workspace, args->workspace_bytes};
@@ -113,6 +114,30 @@ talea_status talea_linear_cross_entropy_workspace_bytes(const talea_linear_cross
     *bytes = talea::workspace_bytes(capi::problem_of(args));
   });
 }
+
+talea_status talea_linear_cross_entropy_rest_bytes(const talea_linear_cross_entropy_args* args,
+                                                   int64_t* bytes) {
+  return capi::guarded([&] {
+    require(bytes, ErrorKind::usage, "bytes: null pointer");
+    *bytes = talea::rest_bytes(capi::problem_of(args));
+  });
+}
+
+talea_status talea_linear_cross_entropy_late(const talea_linear_cross_entropy_late_args* args) {
+  return capi::guarded([&] {
+    capi::check_size("args", args);
+    capi::MadeUpAddresses addresses(capi::Purpose::call);
+    talea::LinearCrossEntropyLate late;
+    capi::read_tensors(*args, late, talea::lce::late_fields, addresses);
+    talea::linear_cross_entropy_late(late, args->stream);
+  });
+}
+
+talea_status talea_require_clean(void) {
+  return capi::guarded([] { talea::require_clean(); });
+}
+
+const volatile int32_t* talea_fault_flag(void) { return talea::fault_flag(); }
 
 talea_status talea_linear_cross_entropy(const talea_linear_cross_entropy_args* args,
                                         talea_result** result) {

@@ -33,6 +33,7 @@ std::string choice_json(const char* op, const LaneChoice& choice) {
   j["declined"] = declined;
   j["workspace_bytes"] = choice.workspace_bytes;
   j["flops"] = number(choice.flops);
+  if (choice.workspace_limit_bytes >= 0) j["workspace_limit_bytes"] = choice.workspace_limit_bytes;
   j["details"] = choice.details;
   return j.dump();
 }

@@ -11,6 +11,7 @@ namespace talea {
 void gather_cuda_facts(int device_index, DeviceFacts& facts);  // src/device/common/facts.cpp
 #else
 static void gather_cuda_facts(int, DeviceFacts&) {}
+int64_t free_device_bytes(int) { return 0; }
 #endif
 void gather_cpu_facts(DeviceFacts& facts);  // src/core/cpu_facts.cpp
 

@@ -27,5 +27,7 @@ struct DeviceFacts {
 
 // device_index: which CUDA device the facts describe (ignored without one).
 DeviceFacts gather_device_facts(int device_index);
+// Of that CUDA device, now; 0 where it cannot be asked.
+int64_t free_device_bytes(int device_index);
 
 }  // namespace talea

@@ -22,6 +22,8 @@ struct Planned {
   int64_t workspace_bytes = 0;
   double flops = 0;                         // of the matrix products that will run
   std::shared_ptr<const void> config = {};  // the lane's own; absent where it has nothing to decide
+  double predicted_ms = 0;  // to compare plans of this lane under several limits; 0: not known
+  int64_t kept_bytes = 0;   // what the caller is asked to keep beside the workspace for later
 
   template <class Config>
   const Config& as() const {
@@ -31,7 +33,9 @@ struct Planned {
 
 template <class Config>
 Planned planned(int64_t workspace_bytes, double flops, Config config) {
-  return {workspace_bytes, flops, std::make_shared<const Config>(std::move(config))};
+  return {.workspace_bytes = workspace_bytes,
+          .flops = flops,
+          .config = std::make_shared<const Config>(std::move(config))};
 }
 
 // Whether lane = auto considers a lane, or only its name reaches it.
@@ -58,6 +62,8 @@ struct Lane {
   void (*run)(const typename Op::Call&, const Planned&) = nullptr;
   // Nothing, or why under lane = auto another lane that accepts should come before this one.
   Reason (*yields)(const Problem&) = nullptr;
+  // Whether it can keep what rounding left of an output, for a later factor; null: never.
+  bool (*keeps_rest)(const Problem&) = nullptr;
 };
 
 // A lane that this build does not have: it stays in the table, and says so.
@@ -123,32 +129,50 @@ struct Prepared {
   DeviceFacts device = {};
   const Lane<Op>* lane = nullptr;
   std::vector<LaneDecline> declined = {};
+  typename Op::Problem problem = {};  // that of the plan: with its workspace limit as a number
   Planned plan = {};
 };
 
-// The lane's decision. On the host a workspace limit is kept or is an error; device lanes note what
-// they exceed.
+// What counts against the limit: the workspace, unless Op says otherwise with
+// taken(lane, problem, device, plan).
 template <class Op>
-Planned plan_within_limit(const Lane<Op>& lane, const typename Op::Problem& p,
-                          const DeviceFacts& device) {
-  Planned plan = lane.plan(p, device);
-  if constexpr (requires { p.options.workspace_limit_bytes; }) {
-    const int64_t limit = p.options.workspace_limit_bytes;
-    if (lane.runs_on == DeviceKind::cpu && plan.workspace_bytes > limit) {
-      typename Op::Problem least = p;
-      least.options.workspace_limit_bytes = 0;
-      fail(ErrorKind::usage,
-           "workspace_limit = {} bytes: cannot be kept; for this problem lane {} needs at least {} "
-           "bytes",
-           limit, lane.name, lane.plan(least, device).workspace_bytes);
-    }
-  }
-  return plan;
+int64_t taken_of_limit(const Lane<Op>& lane, const typename Op::Problem& p,
+                       const DeviceFacts& device, const Planned& plan) {
+  if constexpr (requires { Op::taken(lane, p, device, plan); })
+    return Op::taken(lane, p, device, plan);
+  else
+    return plan.workspace_bytes;
 }
 
-// Throws Error(unavailable) with every lane's reason where none accepts.
+// The lane's decision, and the problem that it is for. A limit that the caller named is kept or is
+// an error. Op may choose one for a caller who names none, with limited(lane, problem, device,
+// given); `given`: the room of a call, null before one.
 template <class Op>
-Prepared<Op> prepare(const typename Op::Problem& p) {
+void plan_within_limit(Prepared<Op>& ready, const typename Op::Problem& asked,
+                       const Workspace* given = nullptr) {
+  const Lane<Op>& lane = *ready.lane;
+  ready.problem = asked;
+  if constexpr (requires { Op::limited(lane, asked, ready.device, given); })
+    ready.problem = Op::limited(lane, asked, ready.device, given);
+  ready.plan = lane.plan(ready.problem, ready.device);
+  if constexpr (requires { asked.options.workspace_limit_bytes; }) {
+    const int64_t limit = ready.problem.options.workspace_limit_bytes;
+    if (limit != asked.options.workspace_limit_bytes) return;  // chosen so that it is kept
+    if (taken_of_limit(lane, ready.problem, ready.device, ready.plan) <= limit) return;
+    typename Op::Problem least = ready.problem;
+    least.options.workspace_limit_bytes = 0;
+    fail(ErrorKind::usage,
+         "workspace_limit = {} bytes: cannot be kept; for this problem lane {} needs at least {} "
+         "bytes",
+         limit, lane.name,
+         taken_of_limit(lane, least, ready.device, lane.plan(least, ready.device)));
+  }
+}
+
+// The lane without its decision. Throws Error(unavailable) with every lane's reason where none
+// accepts.
+template <class Op>
+Prepared<Op> choose_lane(const typename Op::Problem& p) {
   Prepared<Op> ready{.device = gather_device_facts(p.device_index)};
   Choice<Op> choice = choose<Op>(p, ready.device);
   if (!choice.lane && p.options.lane != "auto" && mutant(Mutant::b13_silent_fallback)) {
@@ -162,23 +186,32 @@ Prepared<Op> prepare(const typename Op::Problem& p) {
   require(choice.lane, ErrorKind::unavailable, "no lane takes this problem:{}", reasons);
   ready.lane = choice.lane;
   ready.declined = std::move(choice.declined);
-  ready.plan = plan_within_limit(*ready.lane, p, ready.device);
+  return ready;
+}
+
+template <class Op>
+Prepared<Op> prepare(const typename Op::Problem& p, const Workspace* given = nullptr) {
+  Prepared<Op> ready = choose_lane<Op>(p);
+  plan_within_limit(ready, p, given);
   return ready;
 }
 
 template <class Op>
 LaneChoice explain(const typename Op::Problem& p) {
-  const DeviceFacts device = gather_device_facts(p.device_index);
-  const Choice<Op> choice = choose<Op>(p, device);
+  Prepared<Op> ready{.device = gather_device_facts(p.device_index)};
+  const Choice<Op> choice = choose<Op>(p, ready.device);
   LaneChoice said;
   said.declined = choice.declined;
   if (!choice.lane) return said;
-  const Planned plan = plan_within_limit(*choice.lane, p, device);
-  said.lane = choice.lane->name;
-  said.lane_kind = choice.lane->kind;
-  said.workspace_bytes = plan.workspace_bytes;
-  said.flops = plan.flops;
-  if (choice.lane->details) said.details = choice.lane->details(p, plan);
+  ready.lane = choice.lane;
+  plan_within_limit(ready, p);
+  said.lane = ready.lane->name;
+  said.lane_kind = ready.lane->kind;
+  said.workspace_bytes = ready.plan.workspace_bytes;
+  said.flops = ready.plan.flops;
+  if constexpr (requires { p.options.workspace_limit_bytes; })
+    said.workspace_limit_bytes = ready.problem.options.workspace_limit_bytes;
+  if (ready.lane->details) said.details = ready.lane->details(ready.problem, ready.plan);
   return said;
 }
 
@@ -188,7 +221,7 @@ LaneChoice explain(const typename Op::Problem& p) {
 template <class Op, class Run>
 typename Op::Result call(const typename Op::Problem& p, const Workspace& workspace,
                          std::span<const NamedTensor> memory, Run&& run) {
-  const Prepared<Op> ready = prepare<Op>(p);
+  const Prepared<Op> ready = prepare<Op>(p, &workspace);
   check_workspace(ready.lane->name, workspace, ready.plan.workspace_bytes, memory);
   typename Op::Result result;
   result.lane = ready.lane->name;

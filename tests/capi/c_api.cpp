@@ -71,7 +71,7 @@ TEST_F(CApi, DefaultsAreThoseOfTheContract) {
   EXPECT_EQ(options.reduction, TALEA_REDUCTION_MEAN);
   EXPECT_EQ(options.ignore_index, -100);
   EXPECT_EQ(options.logit_scale, 1);
-  EXPECT_EQ(options.workspace_limit_bytes, int64_t{256} << 20);
+  EXPECT_EQ(options.workspace_limit_bytes, TALEA_WORKSPACE_AUTO);
   args.options = nullptr;
   EXPECT_EQ(call(), TALEA_OK) << talea_last_error();
 }
@@ -359,8 +359,8 @@ TEST(CApiConstants, VersionAndLanes) {
   EXPECT_EQ(sizeof(talea_tensor), 112u);
   EXPECT_EQ(sizeof(talea_communicator), 72u);
   EXPECT_EQ(sizeof(talea_linear_cross_entropy_inputs), 8u + 14 * 112);
-  EXPECT_EQ(sizeof(talea_linear_cross_entropy_outputs), 8u + 12 * 112 + 8);
-  EXPECT_EQ(sizeof(talea_linear_cross_entropy_options), 104u);
+  EXPECT_EQ(sizeof(talea_linear_cross_entropy_outputs), 8u + 14 * 112 + 16);
+  EXPECT_EQ(sizeof(talea_linear_cross_entropy_options), 112u);
   EXPECT_EQ(sizeof(talea_linear_cross_entropy_ranks), 48u);
   EXPECT_EQ(sizeof(talea_linear_cross_entropy_args), 72u);
   EXPECT_EQ(sizeof(talea_exchange), 64u);

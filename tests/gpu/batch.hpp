@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/device_session.hpp"
+#include "talea/linear_cross_entropy.hpp"
 
 namespace talea::gpu {
 

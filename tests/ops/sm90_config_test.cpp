@@ -118,11 +118,18 @@ TEST(Sm90Config, FewTokensTakeTilesThatLeaveNoShortLastWave) {
   EXPECT_EQ(sm90::config(training(64, 4096, 128256, 265), hopper()).tile_columns, 192);
 }
 
-TEST(Sm90Config, Bf16DwIsRoundedByTheProductWhereOneChunkHoldsEveryRow) {
-  Problem p = training(8192, 4096, 128256, 2100);
-  p.dw_dtype = DType::bf16;
-  EXPECT_TRUE(sm90::config(p, hopper()).direct_dw);
-  EXPECT_LE(workspace(p), int64_t{2100} << 20);
+TEST(Sm90Config, Bf16DwKeepsMoreBitsBesideItWhereTheyHaveRoom) {
+  for (const int64_t mib : {700, 1100, 2100}) {
+    Problem p = training(8192, 4096, 128256, mib);
+    p.dw_dtype = DType::bf16;
+    const auto c = sm90::config(p, hopper());
+    EXPECT_TRUE(c.slice_words == 0 && (c.split_dw || c.direct_dw) && !c.round_dw) << mib;
+    EXPECT_LE(workspace(p), mib << 20);
+  }
+  Problem scarce = training(8192, 4096, 128256, 265);
+  scarce.dw_dtype = scarce.options.dw_sum = DType::bf16;
+  const auto c = sm90::config(scarce, hopper());
+  EXPECT_TRUE(c.split_dw && c.rest_bits == 0);
 }
 
 TEST(Sm90Config, Bf16DwUnderASmallLimitGoesBySlices) {

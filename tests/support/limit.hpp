@@ -28,7 +28,7 @@ inline LinearCrossEntropyOptions with_kept_limit(const LinearCrossEntropyInputs&
                                                  LinearCrossEntropyOptions options,
                                                  const LinearCrossEntropyRanks& ranks = {}) {
   const LinearCrossEntropyProblem p = describe(in, out, options, ranks);
-  if (p.device == DeviceKind::cpu)
+  if (p.device == DeviceKind::cpu && options.workspace_limit_bytes != workspace_auto)
     options.workspace_limit_bytes = std::max(options.workspace_limit_bytes, least_limit(p));
   return options;
 }

@@ -20,6 +20,10 @@ enum {
   TALEA_TARGETS_POISON = 2     /* that row becomes NaN and takes no part in dw */
 };
 
+/* Of workspace_limit_bytes: the smallest room whose plan is within 3 % of the fastest, at most half
+ * of what 16-bit logits and their gradient would take and an eighth of what is free. */
+#define TALEA_WORKSPACE_AUTO (-1)
+
 typedef struct talea_linear_cross_entropy_inputs {
   int64_t struct_bytes;
   talea_tensor hidden;            /* [tokens, hidden] F32, BF16, F16 (F64: lane reference) */
@@ -54,9 +58,15 @@ typedef struct talea_linear_cross_entropy_outputs {
   talea_tensor topk_logprobs;  /* [tokens, k] */
   talea_tensor dx;             /* [tokens, hidden] */
   talea_tensor dw;             /* [vocab_stored, hidden] */
+  talea_tensor dx_rest;        /* U8 [tokens, hidden]: what rounding left of a BF16 dx */
+  talea_tensor dw_rest;        /* I32 [..._rest_bytes() / 4]: what rounding left of a 16-bit dw */
   talea_tensor db;             /* [vocab_stored] */
   int32_t accumulate_dw;       /* add into dw (an F32 main gradient) instead of overwriting it */
   int32_t accumulate_db;
+  /* 1: the gradients wait for talea_linear_cross_entropy_late(): what they take beyond the dtype of
+   * hidden and weight (an F32 dx of BF16 hidden, dw_rest) counts against the workspace limit. */
+  int32_t late_factor;
+  int32_t reserved; /* 0 */
 } talea_linear_cross_entropy_outputs;
 
 /* Start from talea_linear_cross_entropy_options_init(): not all defaults are 0. */
@@ -75,7 +85,11 @@ typedef struct talea_linear_cross_entropy_options {
   double z_loss;                 /* zeta of zeta * lse^2 */
   double softcap;                /* k of k * tanh(a / k); 0: off */
   double logit_scale;            /* 1 */
-  int64_t workspace_limit_bytes; /* 256 MiB */
+  int64_t workspace_limit_bytes; /* TALEA_WORKSPACE_AUTO, or bytes that are kept */
+  /* dtype in which a 16-bit dw is summed over chunks: F32 (0), or its own, where memory is
+   * scarcest: each chunk rounds once more. */
+  int32_t dw_sum;
+  int32_t reserved; /* 0 */
   const char* lane; /* null or "auto": the best that accepts; a name: that or an error */
 } talea_linear_cross_entropy_options;
 
@@ -128,6 +142,7 @@ typedef struct talea_linear_cross_entropy_facts {
   int64_t chunks;
   int64_t workspace_bytes;
   double flops;
+  double products;      /* flops in products of [tokens, hidden] and the weight */
   int64_t valid_tokens; /* -1 here and below: the count lives on the device and was not read */
   int64_t ignored_tokens;
   int64_t out_of_range_tokens;
@@ -148,6 +163,28 @@ TALEA_API talea_status talea_linear_cross_entropy_options_init(
 /* What the lane that would run needs. The workspace of args is not looked at. */
 TALEA_API talea_status talea_linear_cross_entropy_workspace_bytes(
     const talea_linear_cross_entropy_args* args, int64_t* bytes);
+
+/* What outputs.dw_rest (present, of any length) should hold; 0: none is kept. */
+TALEA_API talea_status
+talea_linear_cross_entropy_rest_bytes(const talea_linear_cross_entropy_args* args, int64_t* bytes);
+
+/* After a call with late_factor: the gradients times a factor, each rounded once. */
+typedef struct talea_linear_cross_entropy_late_args {
+  int64_t struct_bytes;
+  talea_tensor factor;   /* scalar, or [tokens] where dx alone is to be scaled; F32 or F64 */
+  talea_tensor expected; /* scalar: dx and dw are final if the factor is this; nothing is scaled */
+  talea_tensor dx;       /* made of dx_sum, or scaled in place */
+  talea_tensor dw;       /* with dw_rest, made of dw_sum, or scaled in place */
+  talea_tensor dx_sum;   /* F32 [tokens, hidden] */
+  talea_tensor dw_sum;   /* F32 [vocab_stored, hidden] */
+  talea_tensor dx_rest;  /* of the call that formed dx */
+  talea_tensor dw_rest;  /* of the call that formed dw */
+  void* stream;
+} talea_linear_cross_entropy_late_args;
+/* A factor that differs from `expected` fills dx with NaN and raises the fault that
+ * talea_require_clean() reports; on a device without a synchronisation. */
+TALEA_API talea_status
+talea_linear_cross_entropy_late(const talea_linear_cross_entropy_late_args* args);
 
 /* The operator. result may be null; else *result is set on TALEA_OK, and null otherwise. */
 TALEA_API talea_status talea_linear_cross_entropy(const talea_linear_cross_entropy_args* args,

@@ -73,4 +73,13 @@ void gather_cuda_facts(int device_index, DeviceFacts& facts) {
   facts.cublaslt_problem = device::cublaslt_problem();
 }
 
+int64_t free_device_bytes(int device_index) {
+  int before = 0;
+  size_t free = 0, all = 0;
+  if (cudaGetDevice(&before) != cudaSuccess || cudaSetDevice(device_index) != cudaSuccess) return 0;
+  const bool known = cudaMemGetInfo(&free, &all) == cudaSuccess;
+  cudaSetDevice(before);
+  return known ? static_cast<int64_t>(free) : 0;
+}
+
 }  // namespace talea

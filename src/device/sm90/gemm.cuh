@@ -264,6 +264,7 @@ __device__ __forceinline__ void multiply_role(const Pipeline<S>& p, const Schedu
   char* staging = p.staging + (group * 4 + warp) * S::kStagingBytes;
   StagePlace place;
   int turn = 0;
+  Epilogue::start(staging);
   if (S::kPingPong && group == 1) named_barrier_arrive(1, 256);  // the first turn is group 0's
   for (int w = work.first(); w < work.count(); w = work.next(w)) {
     if (filter.skips(work.pair(w))) continue;
@@ -271,15 +272,16 @@ __device__ __forceinline__ void multiply_role(const Pipeline<S>& p, const Schedu
       place.advance<S>(work.k_blocks);
       continue;
     }
+    const int row = (work.pair(w) * 2 + rank) * S::kBlockM +
+                    (S::kPingPong ? 0 : group * S::kGroupM) + warp * 16;
     Accumulators<S> acc;
     clear<S>(acc);  // while the other group multiplies
+    Epilogue::template fetch<S>(params, work, row, work.tile(w) * S::kBlockN, staging);
     if constexpr (S::kPingPong) named_barrier_sync(1 + group, 256);
     multiply<S>(acc, p, place, work.k_blocks, group);
     if constexpr (S::kPingPong) named_barrier_arrive(2 - group, 256);
     drain<S>(acc, p, place, work.k_blocks);
     Epilogue::ready(params);
-    const int row = (work.pair(w) * 2 + rank) * S::kBlockM +
-                    (S::kPingPong ? 0 : group * S::kGroupM) + warp * 16;
     Epilogue::template run<S>(acc, params, work, row, work.tile(w) * S::kBlockN, staging);
   }
   // Every turn handed over is taken: the group whose turn comes next takes it without a tile.
@@ -342,9 +344,16 @@ struct EveryTile {
   __device__ bool none() const { return false; }
 };
 
+// What an epilogue does before its tiles: nothing, unless it reads what it adds to.
+struct ReadsNothing {
+  static __device__ __forceinline__ void start(char*) {}
+  template <class S, class P>
+  static __device__ __forceinline__ void fetch(const P&, const Schedule<S>&, int, int, char*) {}
+};
+
 // When a product waits for the kernels before it, whose end it may have been launched ahead of.
 // Every product waits somewhere, so that the end of one means the end of all before it.
-struct WaitsFirst {  // its operands come from them
+struct WaitsFirst : ReadsNothing {  // its operands come from them
   template <class P>
   static __device__ __forceinline__ void before(const P&) {
     begin_after_earlier_kernels();
@@ -354,7 +363,7 @@ struct WaitsFirst {  // its operands come from them
   template <class P>
   static __device__ __forceinline__ void after(const P&) {}
 };
-struct WaitsForResults {  // only its epilogue reads or overwrites what is theirs
+struct WaitsForResults : ReadsNothing {  // only its epilogue reads or overwrites what is theirs
   template <class P>
   static __device__ __forceinline__ void before(const P&) {
     let_later_kernels_start();
@@ -368,7 +377,8 @@ struct WaitsForResults {  // only its epilogue reads or overwrites what is their
     wait_for_earlier_kernels();
   }
 };
-struct WaitsLast {  // it reads what the product before it reads, and writes what nobody reads
+struct WaitsLast
+    : ReadsNothing {  // it reads what the product before it reads, and writes what nobody reads
   template <class P>
   static __device__ __forceinline__ void before(const P&) {
     let_later_kernels_start();

@@ -138,6 +138,22 @@ __device__ __forceinline__ void reduce_add_tile(const CUtensorMap* map, const vo
       : "memory");
 }
 
+// `bytes` bytes in a row, both sides aligned to 16.
+__device__ __forceinline__ void load_bytes(const void* from, uint64_t* barrier, void* to,
+                                           uint32_t bytes) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(smem_address(to)),
+      "l"(from), "r"(bytes), "r"(smem_address(barrier))
+      : "memory");
+}
+
+__device__ __forceinline__ void store_bytes(void* to, const void* from, uint32_t bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to),
+               "r"(smem_address(from)), "r"(bytes)
+               : "memory");
+}
+
 __device__ __forceinline__ void store_commit() {
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }

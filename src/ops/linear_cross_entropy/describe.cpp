@@ -28,8 +28,9 @@ void check_options(const Options& o) {
   require(o.denominator != Denominator::given ||
               (std::isfinite(o.denominator_value) && o.denominator_value > 0),
           bad, "denominator = {}: a given denominator must be finite and > 0", o.denominator_value);
-  require(o.workspace_limit_bytes >= 0, bad, "workspace_limit = {} bytes: must be >= 0",
-          o.workspace_limit_bytes);
+  require(o.workspace_limit_bytes >= 0 || o.workspace_limit_bytes == workspace_auto, bad,
+          "workspace_limit = {} bytes: must be >= 0, or {} for auto", o.workspace_limit_bytes,
+          workspace_auto);
   require(o.threads >= 0 && o.threads <= most_threads, bad, "threads = {}: must lie in [0, {}]",
           o.threads, most_threads);
   require(o.vocab >= 0, bad, "vocab = {}: must be >= 0", o.vocab);
@@ -62,6 +63,8 @@ void check_dtypes(const Inputs& in, const Outputs& out) {
   check_dtype("topk_ids", out.topk_ids, {i64});
   check_dtype("dx", out.dx, {in.hidden.dtype, f32, f64});
   check_dtype("dw", out.dw, {in.weight.dtype, f32, f64});
+  check_dtype("dw_rest", out.dw_rest, {i32});
+  check_dtype("dx_rest", out.dx_rest, {u8});
   check_dtype("db", out.db, {in.bias ? in.bias.dtype : in.weight.dtype, f32, f64});
   require(!out.accumulate_dw || !is_16bit(out.dw.dtype), data_error,
           "dw: accumulation needs an fp32 main gradient, not {}", name_of(out.dw.dtype));
@@ -102,6 +105,7 @@ void check_shapes(const Problem& p, const Inputs& in, const Outputs& out) {
         NamedTensor{"topk_logprobs", &out.topk_logprobs}})
     check_shape(t.name, *t.tensor, {n, p.top_k});
   check_shape("dx", out.dx, {rows, p.hidden});
+  check_shape("dx_rest", out.dx_rest, {rows, p.hidden});
   check_shape("dw", out.dw, {p.vocab_stored, p.hidden});
   check_shape("db", out.db, {p.vocab_stored});
 }
@@ -121,6 +125,13 @@ void check_presence(const Problem& p, const Inputs& in, const Outputs& out) {
           "{}: without targets a gradient needs upstream_lse or upstream_entropy",
           out.dx ? "dx" : "dw");
   require(in.bias || !out.db, usage, "db: needs a bias");
+  require(!out.dw_rest || (out.dw && out.late_factor && is_16bit(out.dw.dtype)), usage,
+          "dw_rest: needs a 16-bit dw and late_factor");
+  require(!out.dx_rest || (out.dx && out.late_factor && out.dx.dtype == DType::bf16), usage,
+          "dx_rest: needs a bf16 dx and late_factor");
+  require(p.options.dw_sum == DType::f32 || p.options.dw_sum == p.weight_dtype, usage,
+          "dw_sum = {}: fp32, or {} as the weight", name_of(p.options.dw_sum),
+          name_of(p.weight_dtype));
   require(in.saved_lse.present == in.saved_target_logprob.present, usage,
           "saved_lse and saved_target_logprob: give both or neither");
   require(in.targets || !in.saved_lse, usage, "saved_lse: needs targets");
@@ -133,7 +144,7 @@ void check_presence(const Problem& p, const Inputs& in, const Outputs& out) {
 
 int64_t alignment_of(const Inputs& in, const Outputs& out) {
   uint64_t bits = 256;
-  for (const Tensor* t : {&in.hidden, &in.weight, &out.dx, &out.dw})
+  for (const Tensor* t : {&in.hidden, &in.weight, &out.dx, &out.dw, &out.dw_rest})
     if (*t) bits |= reinterpret_cast<uintptr_t>(t->data);
   return int64_t{1} << std::countr_zero(bits);
 }
@@ -145,6 +156,8 @@ void fill_flags(Problem& p, const Inputs& in, const Outputs& out) {
     if (f.present) p.*f.present = (out.*f.member).present;
   p.accumulate_dw = out.accumulate_dw;
   p.accumulate_db = out.accumulate_db;
+  p.late_factor = out.late_factor;
+  if (out.dw_rest) p.rest_bytes = out.dw_rest.elements() * int64_t{4};
   // Ranks are checked later; a tensor of another rank shows strides that nobody reads.
   if (out.dx) p.dx_dtype = out.dx.dtype;
   if (out.dx) p.dx_row_stride = out.dx.stride[0], p.dx_col_stride = out.dx.stride[1];

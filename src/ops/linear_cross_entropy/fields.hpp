@@ -40,6 +40,8 @@ namespace lce {
 using CInputs = talea_linear_cross_entropy_inputs;
 using COutputs = talea_linear_cross_entropy_outputs;
 using COptions = talea_linear_cross_entropy_options;
+using Late = LinearCrossEntropyLate;
+using CLate = talea_linear_cross_entropy_late_args;
 using CFacts = talea_linear_cross_entropy_facts;
 
 // With the flag of the problem that says whether it is given or asked for; some have none.
@@ -80,7 +82,20 @@ inline constexpr PresentField<Outputs, COutputs> output_fields[] = {
     {"topk_logprobs", &Outputs::topk_logprobs, &COutputs::topk_logprobs},
     {"dx", &Outputs::dx, &COutputs::dx, &Problem::wants_dx},
     {"dw", &Outputs::dw, &COutputs::dw, &Problem::wants_dw},
+    {"dx_rest", &Outputs::dx_rest, &COutputs::dx_rest, &Problem::wants_dx_rest},
+    {"dw_rest", &Outputs::dw_rest, &COutputs::dw_rest, &Problem::wants_rest},
     {"db", &Outputs::db, &COutputs::db, &Problem::wants_db},
+};
+
+inline constexpr TensorField<Late, CLate, talea_tensor> late_fields[] = {
+    {"factor", &Late::factor, &CLate::factor},
+    {"expected", &Late::expected, &CLate::expected},
+    {"dx", &Late::dx, &CLate::dx},
+    {"dw", &Late::dw, &CLate::dw},
+    {"dx_sum", &Late::dx_sum, &CLate::dx_sum},
+    {"dw_sum", &Late::dw_sum, &CLate::dw_sum},
+    {"dx_rest", &Late::dx_rest, &CLate::dx_rest},
+    {"dw_rest", &Late::dw_rest, &CLate::dw_rest},
 };
 
 // Every tensor of a call, inputs first.
@@ -115,7 +130,9 @@ inline constexpr std::tuple option_fields = {
     Field{"logit_scale", &Options::logit_scale, &COptions::logit_scale, true, "1 / temperature"},
     Field{"workspace_limit_bytes", &Options::workspace_limit_bytes,
           &COptions::workspace_limit_bytes, false,
-          "bytes, e.g. 64MiB; one that cannot be kept is an error that names the least"},
+          "auto, or bytes, e.g. 64MiB; one that cannot be kept is an error that names the least"},
+    Field{"dw_sum", &Options::dw_sum, &COptions::dw_sum, false,
+          "in which a 16-bit dw is summed over chunks: fp32, or its own dtype"},
     Field{"threads", &Options::threads, &COptions::threads, false, "of the cpu lanes; 0: all"},
     Field{"lane", &Options::lane, &COptions::lane, false,
           "auto, or a lane by name (it runs or says why not)"},
@@ -150,6 +167,7 @@ inline constexpr std::tuple fact_fields = {
     Field{"workspace_bytes", &Result::workspace_bytes, &CFacts::workspace_bytes, false,
           "/workspace_bytes"},
     Field{"flops", &Result::flops, &CFacts::flops, false, "/flops"},
+    Field{"products", &Result::products, &CFacts::products, false, "/products"},
     Field{"valid_tokens", &Result::valid_tokens, &CFacts::valid_tokens, false, "/valid_tokens"},
     Field{"ignored_tokens", &Result::ignored_tokens, &CFacts::ignored_tokens, false,
           "/ignored_tokens"},

@@ -52,6 +52,8 @@ std::vector<AgreedField> vocabulary_fields(const Problem& p, const Inputs& in,
     add("output dw", p.wants_dw);
     add("dw dtype", name_of(p.dw_dtype));
     add("accumulate_dw", p.accumulate_dw);
+    add("dw_sum", name_of(p.options.dw_sum));
+    add("late_factor", p.late_factor);
     add("output db", p.wants_db);
     add("accumulate_db", p.accumulate_db);
   }

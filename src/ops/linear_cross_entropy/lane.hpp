@@ -44,14 +44,24 @@ struct Operator {
   using Result = lce::Result;
   // Best first, reference last. Lanes not built are in the table and decline with "not built".
   static std::span<const talea::Lane<Operator>> lanes();
+  // The problem with its limit as a number: auto is chosen here. A call goes by the room that it
+  // was given.
+  static Problem limited(const talea::Lane<Operator>& lane, const Problem& p,
+                         const DeviceFacts& device, const Workspace* given);
+  // All that counts against the limit: the workspace, and what waits for a late factor.
+  static int64_t taken(const talea::Lane<Operator>& lane, const Problem& p,
+                       const DeviceFacts& device, const Planned& plan);
 };
 using Lane = talea::Lane<Operator>;
 
+// Of one product of [tokens, hidden] and the weight.
+inline double product_flops_of_one(const Problem& p) {
+  return 2.0 * static_cast<double>(p.tokens) * static_cast<double>(p.hidden) *
+         static_cast<double>(p.vocab_local);
+}
 // Of the logits, and of dX and dW where they are wanted.
 inline double product_flops(const Problem& p) {
-  const double one = 2.0 * static_cast<double>(p.tokens) * static_cast<double>(p.hidden) *
-                     static_cast<double>(p.vocab_local);
-  return one * (1 + (p.wants_dx ? 1 : 0) + (p.wants_dw ? 1 : 0));
+  return product_flops_of_one(p) * (1 + (p.wants_dx ? 1 : 0) + (p.wants_dw ? 1 : 0));
 }
 
 Lane reference_lane();

@@ -26,30 +26,48 @@ int64_t workspace_bytes(const LinearCrossEntropyProblem& problem) {
   return prepare<lce::Operator>(problem).plan.workspace_bytes;
 }
 
+// Of the plan under the limit, which is not judged here: the call does, with the rest in place.
+int64_t rest_bytes(const LinearCrossEntropyProblem& problem) {
+  lce::Problem asked = problem;
+  asked.rest_bytes = 0;
+  const Prepared<lce::Operator> ready = choose_lane<lce::Operator>(asked);
+  const lce::Problem limited = lce::Operator::limited(*ready.lane, asked, ready.device, nullptr);
+  return ready.lane->plan(limited, ready.device).kept_bytes;
+}
+
 LaneChoice explain(const LinearCrossEntropyProblem& problem) {
   return explain<lce::Operator>(problem);
 }
 
 std::vector<std::string> linear_cross_entropy_lanes() { return lane_names<lce::Operator>(); }
 
+// Host lanes count the rows that they multiplied; on a device their number is not read.
+static double products_of(lce::Problem p, const lce::Result& r) {
+  if (p.device == DeviceKind::cpu && r.valid_tokens >= 0) p.tokens = r.valid_tokens;
+  const double one = lce::product_flops_of_one(p);
+  return one > 0 ? r.flops / one : 0;
+}
+
 LinearCrossEntropyResult linear_cross_entropy(const LinearCrossEntropyInputs& inputs,
                                               const LinearCrossEntropyOutputs& outputs,
                                               const LinearCrossEntropyOptions& options,
                                               Workspace workspace,
                                               const LinearCrossEntropyRanks& ranks, Stream stream) {
-  const lce::Problem problem = lce::describe(inputs, outputs, options, ranks);
   Communicator& vocab = ranks.vocab ? *ranks.vocab : self_communicator();
   Communicator& batch = ranks.batch ? *ranks.batch : self_communicator();
-  return call<lce::Operator>(problem, workspace, lce::memory_of(inputs, outputs),
-                             [&](const Prepared<lce::Operator>& ready, lce::Result& result) {
-                               if (ranks.handshake) {
-                                 lce::shake_hands(problem, inputs, ready.lane->name, vocab, result);
-                                 lce::shake_batch_hands(problem, inputs, batch, result);
-                               }
-                               ready.lane->run({problem, ready.device, inputs, outputs, workspace,
-                                                vocab, batch, stream, result},
-                                               ready.plan);
-                             });
+  return call<lce::Operator>(
+      lce::describe(inputs, outputs, options, ranks), workspace, lce::memory_of(inputs, outputs),
+      [&](const Prepared<lce::Operator>& ready, lce::Result& result) {
+        const lce::Problem& problem = ready.problem;
+        if (ranks.handshake) {
+          lce::shake_hands(problem, inputs, ready.lane->name, vocab, result);
+          lce::shake_batch_hands(problem, inputs, batch, result);
+        }
+        ready.lane->run(
+            {problem, ready.device, inputs, outputs, workspace, vocab, batch, stream, result},
+            ready.plan);
+        result.products = products_of(problem, result);
+      });
 }
 
 }  // namespace talea

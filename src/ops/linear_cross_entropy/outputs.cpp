@@ -39,4 +39,15 @@ void write_scalars(const Problem& p, const Outputs& out, const TargetFacts& fact
     put(out.accuracy, 0, static_cast<double>(hits) / static_cast<double>(facts.valid));
 }
 
+int64_t kept_beside(const Problem& p) {
+  if (!p.late_factor) return 0;
+  int64_t bytes = p.rest_bytes;
+  if (p.wants_dx_rest) bytes += p.tokens * p.hidden;
+  const int64_t rows = p.tokens / (p.sequence_parallel ? p.world : 1);
+  if (p.wants_dx) bytes += rows * p.hidden * (size_of(p.dx_dtype) - size_of(p.hidden_dtype));
+  if (p.wants_dw && !p.accumulate_dw)
+    bytes += p.vocab_stored * p.hidden * (size_of(p.dw_dtype) - size_of(p.weight_dtype));
+  return bytes;
+}
+
 }  // namespace talea::lce

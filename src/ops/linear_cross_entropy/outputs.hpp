@@ -28,4 +28,8 @@ void write_row(const Problem& p, const Outputs& out, int64_t t, const RowReport&
 void write_scalars(const Problem& p, const Outputs& out, const TargetFacts& facts,
                    const Normaliser& m, double loss_sum, int64_t hits);
 
+// Bytes that an fp32 gradient of a 16-bit input takes beyond the one returned in the end, while it
+// waits for a late factor.
+int64_t kept_beside(const Problem& p);
+
 }  // namespace talea::lce

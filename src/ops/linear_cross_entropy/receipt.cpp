@@ -22,6 +22,7 @@ json options_json(const Options& o) {
     else
       all[f.name] = value;
   });
+  if (o.workspace_limit_bytes == workspace_auto) all["workspace_limit_bytes"] = "auto";
   return all;
 }
 
@@ -150,6 +151,7 @@ json cost_json(const CallFacts& f) {
           {"measured_peak_extra_bytes", count_json(f.measured_peak_extra_bytes)},
           {"measured_by", f.measured_by},
           {"flops", r.flops},
+          {"products", r.products},
           {"time", f.time ? to_json(*f.time) : json(nullptr)},
           {"ratio_to_plain_products",
            f.ratio_to_plain_products ? json(*f.ratio_to_plain_products) : json(nullptr)}};

@@ -297,6 +297,7 @@ void dx_of(const Run& r, const Chunk& k, int blocks) {
   }
   if (r.c.rank_one) q.smooth_row = r.b.weight_sum, q.smooth_factor = r.b.row_smooth + k.begin;
   q.overlaps = !r.exchanged();
+  if (r.p.wants_dx_rest) q.rest = static_cast<uint8_t*>(r.call.out.dx_rest.data);
   if (is_followed(r, k.begin)) q.read = r.b.dx_read;
   if (r.multiplies())
     dx_product(q, {r.stream, blocks});
@@ -370,6 +371,7 @@ void dw_of(const Run& r, const Chunk& k, bool first) {
   q.dx_pairs = r.c.dx_blocks / 2;
   q.early = r.c.dw_early, q.head_start = r.c.dw_head_start, q.tickets = r.b.tickets;
   if (r.c.rank_one) q.smooth_row = r.b.smooth_row, q.class_weight = r.b.class_weight;
+  q.rest = r.rest(), q.ends = is_last(r, k.begin);
   Launch launch = r.launch();
   if (is_followed(r, k.begin)) {
     q.read = r.b.dw_read, q.tickets = nullptr;
@@ -377,7 +379,7 @@ void dw_of(const Run& r, const Chunk& k, bool first) {
   }
   if (r.c.exchange_dx || (scatters_dx(r) && is_last(r, k.begin)))
     launch.blocks -= r.multiprocessors_beside();
-  dw_product(q, launch);
+  r.c.split_dw ? split_dw_product(q, launch) : dw_product(q, launch);
 }
 
 void gather(const Run& r, const Chunk& k) {

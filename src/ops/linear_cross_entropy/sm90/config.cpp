@@ -4,7 +4,10 @@
 #include "ops/linear_cross_entropy/sm90/config.hpp"
 
 #include <algorithm>
+#include <cmath>
+#include <vector>
 
+#include "core/fail.hpp"
 #include "ops/linear_cross_entropy/forced.hpp"
 #include "ops/linear_cross_entropy/outputs.hpp"
 #include "ops/linear_cross_entropy/sm90/layout.hpp"
@@ -18,28 +21,67 @@ constexpr int64_t round_up(int64_t value, int64_t to) { return (value + to - 1) 
 // Under a larger cap exp(z - shift) could underflow where smoothing still needs the logit.
 constexpr double kLargestSmoothedCap = 43;
 constexpr int64_t kSmallWeight = int64_t{1} << 17;  // elements
+constexpr int64_t kLeastSliced = int64_t{1} << 26;  // elements of a weight
 constexpr int64_t kAheadRows = 512;  // up to so many a chunk the next chunk's logits run ahead
 constexpr int64_t kPairRows = 256;   // rows of the two stacked tiles of a pair of blocks
 
-// Relative time of a training call in chunks of `rows`: the dX product runs in waves of pairs of
-// blocks, the dW product is bound by its additions when chunks are short.
-double cost(const Problem& p, const DeviceFacts& device, int64_t rows) {
+constexpr double kFlopsMs = 665e9, kBytesMs = 4.0e9;  // sustained, of one H200
+
+// Bytes that the products of a chunk move to add to dW, an element; `first`: they overwrite it.
+double bytes_added(const Problem& p, const Config& c, bool first) {
+  if (c.direct_dw || p.dw_dtype == DType::f16) return 2;
+  if (c.split_dw) return (2 + c.rest_bits / 8.0) * (first ? 1 : 2);
+  return first && !p.accumulate_dw ? 4 : 8;
+}
+
+// How the tiles of a dX product of so many rows fill the device.
+struct DxTiles {
+  double waves = 0, busy = 0;  // of them, the share of the multiprocessors at work
+  double wave_ms = 0;          // fewer at work run faster: the chip is bound by its power
+};
+DxTiles dx_tiles(const Problem& p, double pairs, int64_t rows) {
+  const auto up = [](int64_t a, int64_t b) { return static_cast<double>((a + b - 1) / b); };
+  const double tiles = up(rows, 256) * up(p.hidden, 256);
+  const double one = 2 * 256.0 * 256.0 * static_cast<double>(p.vocab_local);
+  DxTiles t;
+  t.waves = std::ceil(tiles / pairs);
+  t.busy = tiles / (t.waves * pairs);
+  t.wave_ms = one * pairs / kFlopsMs * (0.78 + 0.22 * t.busy);
+  return t;
+}
+
+// Milliseconds of one chunk, fitted to those of an H200 (docs/h200.md): the logits; dX in waves of
+// tiles as long as the vocabulary, beside which dW takes what they leave; dW's additions, hidden
+// the better the longer the chunk.
+double chunk_ms(const Problem& p, const DeviceFacts& device, const Config& c, int64_t rows,
+                bool first) {
   const double pairs = static_cast<double>(device.sm_count / 2);
   const double d = static_cast<double>(p.hidden), v = static_cast<double>(p.vocab_local);
-  const double flops_ms = 665e9, bytes_ms = 4.0e9;  // sustained, of one H200; only ratios matter
-  auto chunk_ms = [&](int64_t r) {
-    const double row_pairs = static_cast<double>((r + kPairRows - 1) / kPairRows);
-    const double columns = static_cast<double>((p.hidden + 255) / 256);
-    const double waves =
-        static_cast<double>((static_cast<int64_t>(row_pairs * columns) + device.sm_count / 2 - 1) /
-                            (device.sm_count / 2));
-    const double one = 2 * row_pairs * kPairRows * d * v / flops_ms;
-    const double dx = waves * pairs * kPairRows * 256.0 * 2 * v / flops_ms;
-    const double dw = std::max(one, 8 * d * v / bytes_ms) + 0.15 * 8 * d * v / bytes_ms;
-    return one + (p.wants_dx ? dx : 0) + (p.wants_dw ? dw : 0) + 0.03;
-  };
+  const double one = 2 * static_cast<double>(round_up(rows, kPairRows)) * d * v / kFlopsMs;
+  double ms = one + 0.12, dw = 0, beside = 0;
+  if (p.wants_dw) {
+    const double added = bytes_added(p, c, first) * d * v / kBytesMs;
+    dw = std::max(one, added) + 0.65 * added * std::min(1.0, added / one);
+  }
+  if (p.wants_dx) {
+    const DxTiles t = dx_tiles(p, pairs, rows);
+    ms += t.waves * t.wave_ms;
+    beside = 0.7 * (1 - t.busy) * t.waves * t.wave_ms;
+  }
+  ms += std::max(0.0, dw - beside);
+  // Long chunks leave less of the buffer in the cache.
+  if (p.world > 1) return ms;  // there fewer exchanges are worth more
+  return ms * (1 + 0.02 * std::max(0.0, std::log2(static_cast<double>(rows) / 4096)));
+}
+
+double cost(const Problem& p, const DeviceFacts& device, const Config& c, int64_t rows) {
   const int64_t full = p.tokens / rows, rest = p.tokens % rows;
-  return static_cast<double>(full) * chunk_ms(rows) + (rest > 0 ? chunk_ms(rest) : 0.0);
+  const double dv = static_cast<double>(p.hidden) * static_cast<double>(p.vocab_local);
+  double ms = c.round_dw ? 6 * dv / kBytesMs : 0.0;
+  if (rest > 0) ms += chunk_ms(p, device, c, rest, full == 0);
+  if (full > 0) ms += chunk_ms(p, device, c, rows, true);
+  if (full > 1) ms += static_cast<double>(full - 1) * chunk_ms(p, device, c, rows, false);
+  return ms;
 }
 
 // How dX and dW share the device. Short chunks make dW wait for memory, so there dX takes some of
@@ -53,7 +95,8 @@ void share_device(const Problem& p, Config& c) {
     // Milliseconds on one H200; only their proportions matter. A wave of dX takes as long on few
     // multiprocessors as on many; dW's additions have a rate of their own.
     const double d = static_cast<double>(p.hidden), v = static_cast<double>(p.vocab_local);
-    const double wave = 2 * 256.0 * 256.0 * v / 10.0e9, additions = 8 * d * v / 2.55e9;
+    const double wave = 2 * 256.0 * 256.0 * v / 10.0e9,
+                 additions = (c.split_dw ? bytes_added(p, c, false) / 3.2e9 : 8 / 2.55e9) * d * v;
     const double products = 2 * static_cast<double>(c.chunk_rows) * d * v / 665e9;
     const double alone = std::max(products, additions) + 0.15 * std::min(products, additions);
     double best = 0;
@@ -94,10 +137,19 @@ void part_dx(const Problem& p, Config& c) {
   c.dx_part_rows = half, c.dx_part_blocks = static_cast<int>(2 * fewest);
 }
 
-int64_t workspace_of(const Problem& p, const Config& c) {
+int64_t kept_rest(const Problem& p, const Config& c) {
+  return p.wants_rest && c.split_dw ? Rest::bytes(p.vocab_local, p.hidden, c.rest_bits) : 0;
+}
+
+// All that counts against the limit: the workspace, and what waits for a late factor.
+int64_t taken(const Problem& p, const Config& c) {
   Arena counting;
   lay_out(p, c, counting);
-  return counting.bytes();
+  return counting.bytes() + kept_beside(p) - p.rest_bytes + kept_rest(p, c);
+}
+
+bool within_limit(const Problem& p, const Config& c) {
+  return taken(p, c) <= p.options.workspace_limit_bytes;
 }
 
 // Short chunks leave dW waiting for the way out of its multiprocessors while the rest is idle or
@@ -107,10 +159,13 @@ void run_ahead(const Problem& p, Config& c) {
   if (!forced.ahead.value_or(true)) return;
   if (c.wide || c.transform || c.general || c.full || c.slice_words > 0 || c.direct_dw ||
       p.world > 1 || !p.wants_dx || !p.wants_dw || p.wants_db || c.state_rows < c.chunk_rows ||
-      c.chunk_rows >= p.tokens || c.chunk_rows > kAheadRows || c.dx_blocks > c.blocks / 2)
+      c.chunk_rows >= p.tokens || c.chunk_rows > kAheadRows || c.dx_blocks > c.blocks / 2 ||
+      (5 * c.dx_blocks < 2 * c.blocks &&
+       dx_tiles(p, c.blocks / 2.0, c.chunk_rows).wave_ms >
+           1))  // a dX of fewer tiles takes longer than all beside it
     return;
   c.logits_ahead = true;
-  c.logits_ahead = workspace_of(p, c) <= p.options.workspace_limit_bytes;
+  c.logits_ahead = within_limit(p, c);
   if (!c.logits_ahead) return;
   // A third of the tiles, as measured with 512 rows of 4096 elements.
   const int64_t tiles = (c.chunk_rows + kPairRows - 1) / kPairRows * c.tiles;
@@ -118,42 +173,36 @@ void run_ahead(const Problem& p, Config& c) {
   c.logits_head_start = static_cast<int>((2 * tiles + 3 * early) / (6 * early));
 }
 
-int64_t workspace_with(const Problem& p, Config c, int64_t rows) {
-  c.chunk_rows = c.state_rows = rows;
-  return workspace_of(p, c);
-}
-
 // Sets the chunk and how many of its rows form their states at once: all, or where that makes room
 // for the chunk 1024 or 512, which fill the device as well. Says whether the workspace fits.
 bool fits(const Problem& p, Config& c, int64_t rows) {
   c.chunk_rows = c.state_rows = rows;
-  if (workspace_of(p, c) <= p.options.workspace_limit_bytes) return true;
+  if (within_limit(p, c)) return true;
   if (c.wide || c.exp_stride == 0 || p.world > 1) return false;
   for (const int64_t part : {1024, 512}) {
     if (part >= rows) continue;
     c.state_rows = part;
-    if (workspace_of(p, c) <= p.options.workspace_limit_bytes) return true;
+    if (within_limit(p, c)) return true;
   }
   return false;
 }
 
-// Returns the relative time of the call.
-double choose_chunk(const Problem& p, const DeviceFacts& device, Config& c) {
+// The fastest chunk within the limit; the smallest, where none is.
+void choose_chunk(const Problem& p, const DeviceFacts& device, Config& c) {
   const int64_t most = round_up(std::max<int64_t>(p.tokens, 1), kPairRows);
   Config best = c;
   best.chunk_rows = best.state_rows = kPairRows;
-  double best_cost = cost(p, device, kPairRows);
+  best.ms = cost(p, device, c, kPairRows);
   for (int64_t rows = 2 * kPairRows; rows <= std::min<int64_t>(most, 65536); rows += kPairRows) {
     if (!fits(p, c, rows)) break;
     // Where nothing of the size of the logits is stored, 2048 rows already fill the device.
-    const double now = c.exp_stride == 0 ? best_cost : cost(p, device, rows);
-    if (c.exp_stride == 0 ? rows <= 2048 : now < best_cost) best = c, best_cost = now;
+    c.ms = c.exp_stride == 0 ? best.ms : cost(p, device, c, rows);
+    if (c.exp_stride == 0 ? rows <= 2048 : c.ms < best.ms) best = c;
   }
   c = best;
-  return best_cost;
 }
 
-// Relative time of the gradients by slices of `words`, in the unit of cost(): the logits in waves;
+// Milliseconds of the gradients by slices of `words`: the logits in waves;
 // dX and dW share the device, so that only dW's last wave is partly filled. Row states known
 // beforehand cost nothing.
 double slice_cost(const Problem& p, const DeviceFacts& device, const Config& c, int64_t words) {
@@ -170,7 +219,7 @@ double slice_cost(const Problem& p, const DeviceFacts& device, const Config& c, 
     const double dw =
         static_cast<double>(up(w, 384) * columns) * tile * n / static_cast<double>(pairs);
     return static_cast<double>(logits) * 2 * kPairRows * kLogitsTile * d / rate +
-           (p.wants_dx ? dx : 0) + (p.wants_dw ? dw : 0) + tile * n / 2 + 0.02;
+           (p.wants_dx ? dx : 0) + (p.wants_dw ? dw : 0) + tile * n / 2 + 0.05;
   };
   const int64_t full = p.vocab_local / words, rest = p.vocab_local % words;
   const double states = c.from_saved ? 0 : 2 * n * d * v / 665e9;
@@ -190,53 +239,87 @@ bool saved_are_enough(const Problem& p) {
          p.top_k == 0;
 }
 
-// The fastest slices that the room allows; their relative time, or none.
-std::optional<double> choose_slices(const Problem& p, const DeviceFacts& device, Config& c) {
+// The fastest slices that the room allows; none, where it allows none.
+std::optional<Config> by_slices(const Problem& p, const DeviceFacts& device, const Config& c) {
   Config s = c;
   s.chunk_rows = p.tokens;
   s.state_rows = std::min<int64_t>(2048, round_up(p.tokens, kPairRows));
   s.full = p.options.label_smoothing > 0 && p.options.softcap > 0;
-  s.transform = s.rank_one = s.round_dw = false;
+  s.transform = s.rank_one = false;
   s.direct_dw = p.wants_dw && is_16bit(p.dw_dtype);
   s.x_in_dx = p.wants_dx && is_16bit(p.dx_dtype);
   s.from_saved = saved_are_enough(p);
-  std::optional<double> best;
+  std::optional<Config> best;
   const int64_t all = round_up(p.vocab_local, 384), least = std::min<int64_t>(all, 1536);
   for (int64_t words = least; words <= all; words += 384) {
     s.slice_words = s.exp_stride = words;
-    if (workspace_of(p, s) > p.options.workspace_limit_bytes) break;
-    const double now = slice_cost(p, device, s, words);
-    if (!best || now < *best) best = now, c = s;
+    if (!within_limit(p, s)) break;
+    s.ms = slice_cost(p, device, s, words);
+    if (!best || s.ms < best->ms) best = s;
   }
   return best;
 }
 
-// 16-bit dW is rounded once: by the product itself where one chunk can hold every row; else by
-// slices of the vocabulary, the logits formed twice; else from an fp32 sum in the workspace.
-// Saved row states make slices cost no more than chunks: then the faster of the two.
+Config by_chunks(const Problem& p, const DeviceFacts& device, Config c) {
+  choose_chunk(p, device, c);
+  return c;
+}
+
+// dW rounded by the product itself: one chunk holds every row.
+Config in_one_chunk(const Problem& p, const DeviceFacts& device, Config c) {
+  c.direct_dw = true;
+  c.chunk_rows = c.state_rows = round_up(p.tokens, kPairRows);
+  c.ms = cost(p, device, c, c.chunk_rows);
+  return c;
+}
+
+// The ways to the problem's gradients by chunks of rows. A 16-bit dW is rounded once: by the
+// product itself, from a sum that keeps more bits beside it, or from an fp32 sum in the workspace.
+std::vector<Config> ways_by_chunks(const Problem& p, const DeviceFacts& device, const Config& c) {
+  if (!p.wants_dw || !is_16bit(p.dw_dtype)) return {by_chunks(p, device, c)};
+  std::vector<Config> ways;
+  Config way = c;
+  if (!c.f16) {
+    way.split_dw = true;
+    for (const int bits : {8, 4, 0}) {
+      if ((bits == 0) != (p.options.dw_sum != DType::f32)) continue;
+      way.rest_bits = bits;
+      if (p.rest_bytes == 0 || p.rest_bytes == kept_rest(p, way))
+        ways.push_back(by_chunks(p, device, way));
+    }
+  }
+  if (p.wants_rest) return ways;
+  if (p.tokens <= 65536) ways.push_back(in_one_chunk(p, device, c));
+  way = c;
+  way.round_dw = true;
+  ways.push_back(by_chunks(p, device, way));
+  return ways;
+}
+
+// The fastest way within the limit. Where none is: the one that asks for the least.
 void choose_schedule(const Problem& p, const DeviceFacts& device, Config& c) {
+  std::vector<Config> ways = ways_by_chunks(p, device, c);
   const bool rounds = p.wants_dw && is_16bit(p.dw_dtype);
-  const int64_t all = round_up(p.tokens, kPairRows), limit = p.options.workspace_limit_bytes;
-  const int64_t direct_bytes = rounds ? workspace_with(p, c, all) : 0;
-  if (rounds && all <= 65536 && direct_bytes <= limit && !forced.slices.value_or(false)) {
-    c.direct_dw = true, c.chunk_rows = c.state_rows = all;
-    return;
-  }
-  Config slices = c;
-  std::optional<double> by_slices;
-  if (slices_can(p, c) && (rounds || saved_are_enough(p)))
-    by_slices = choose_slices(p, device, slices);
-  if (rounds && !by_slices) {
-    c.round_dw = true;
-    c.direct_dw = all <= 65536 && direct_bytes <= workspace_with(p, c, kPairRows);
-    c.round_dw = !c.direct_dw;
-  }
-  if (c.direct_dw) {
-    c.chunk_rows = c.state_rows = all;
-    return;
-  }
-  const double by_chunks = rounds && by_slices ? 0 : choose_chunk(p, device, c);
-  if (by_slices && (rounds || *by_slices < by_chunks || forced.slices.value_or(false))) c = slices;
+  // Where neither dW nor the states ask for slices, dX keeps its bits over all limits unless much
+  // is to be gained.
+  const bool gains = kLeastSliced <= p.vocab_local * p.hidden;
+  if (slices_can(p, c) && !p.wants_rest && !p.wants_dx_rest &&
+      (rounds ? p.options.dw_sum == DType::f32 : saved_are_enough(p) || gains))
+    if (const auto slices = by_slices(p, device, c)) {
+      ways.push_back(*slices);
+      if (forced.slices.value_or(false)) {
+        c = *slices;
+        return;
+      }
+    }
+  const Config* best = nullptr;
+  for (const Config& way : ways)
+    if (within_limit(p, way) && (!best || way.ms < best->ms)) best = &way;
+  for (size_t i = 0; i < ways.size() && !(best && within_limit(p, *best)); ++i)
+    if (!best || taken(p, ways[i]) < taken(p, *best)) best = &ways[i];
+  require(best, ErrorKind::usage, "dw_rest: {} bytes; rest_bytes() says how many there are",
+          p.rest_bytes);
+  c = *best;
 }
 
 std::optional<std::string> decline_layout(const Problem& p) {
@@ -299,7 +382,12 @@ std::optional<std::string> yields(const Problem& p) {
 // Ranks of one call must cut it alike, whatever shard each holds: all plan for an even shard. A
 // rank with a larger one needs more than the limit.
 static Problem planned(Problem p) {
-  if (p.world > 1) p.vocab_local = (p.vocab + p.world - 1) / p.world;
+  if (p.world == 1) return p;
+  const int64_t own = p.vocab_local;
+  p.vocab_local = (p.vocab + p.world - 1) / p.world;
+  for (const int bits : {8, 4, 0})
+    if (p.rest_bytes > 0 && p.rest_bytes == Rest::bytes(own, p.hidden, bits))
+      p.rest_bytes = Rest::bytes(p.vocab_local, p.hidden, bits);
   return p;
 }
 
@@ -316,7 +404,7 @@ static int64_t tile_columns(const Problem& p, const Config& c) {
   return time(kWideLogitsTile) < time(kLogitsTile) ? kWideLogitsTile : kLogitsTile;
 }
 
-Config config(const Problem& p, const DeviceFacts& device) {
+static Config decide(const Problem& p, const DeviceFacts& device) {
   Config c;
   const Options& o = p.options;
   c.blocks = std::max(2, device.sm_count / 2 * 2);
@@ -350,12 +438,41 @@ Config config(const Problem& p, const DeviceFacts& device) {
   const Problem even = planned(p);
   c = sized(even, c);
   choose_schedule(even, device, c);
+  const double ms = c.ms;
   if (c.slice_words == 0) c = sized(p, c);
   share_device(p, c);
   run_ahead(p, c);
   part_dx(p, c);
   c.chunks = (p.tokens + c.chunk_rows - 1) / c.chunk_rows;
+  c.ms = ms;
   return c;
+}
+
+bool keeps_dx_rest(const Problem& p) { return p.world == 1 && p.hidden_dtype == DType::bf16; }
+
+// A call asks several times for the same plan, and a step of training for the same few.
+Config config(const Problem& p, const DeviceFacts& device) {
+  struct Kept {
+    Problem problem;
+    int sm_count = 0;
+    Forced way;
+    Config config;
+  };
+  constexpr size_t kMost = 8;
+  thread_local std::vector<Kept> kept;
+  thread_local size_t next = 0;
+  for (const Kept& k : kept)
+    if (k.sm_count == device.sm_count && k.way == forced && k.problem == p) return k.config;
+  Kept made{p, device.sm_count, forced, decide(p, device)};
+  if (kept.size() < kMost)
+    kept.push_back(made);
+  else
+    kept[next++ % kMost] = made;
+  return made.config;
+}
+
+int64_t rest_bytes(const Problem& p, const Config& c) {
+  return p.wants_rest && within_limit(p, c) ? kept_rest(p, c) : 0;
 }
 
 }  // namespace talea::lce::sm90

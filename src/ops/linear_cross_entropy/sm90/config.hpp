@@ -61,8 +61,12 @@ struct Config {
   bool general = false;    // the logits epilogue with bias, softcap, per-token scale, entropy
   bool smoothing = false;  // by sums of the weight: without softcap, not in the wide path
   bool rank_one = false;   // smoothing's share of dX and dW too: the buffer holds exp(z - shift)
-  bool direct_dw = false;  // a product covers every row: 16-bit dW leaves it rounded
-  bool round_dw = false;   // dW accumulates in the workspace and is rounded once at the end
+  // How a 16-bit dW comes to be; none of them: it is fp32, and the products add to it.
+  bool direct_dw = false;  // a product covers every row: it leaves it rounded
+  bool round_dw = false;   // it accumulates in the workspace and is rounded once at the end
+  bool split_dw = false;   // it accumulates in place, with so many more bits beside it
+  int rest_bits = 0;
+  double ms = 0;  // predicted, of one H200: to compare plans
   int64_t sort_bytes = 0;
 };
 
@@ -70,6 +74,9 @@ std::optional<std::string> decline(const Problem& p, const DeviceFacts& device);
 // Where lane cuda was measured to be faster (receipts/h200/training_fp16.json).
 std::optional<std::string> yields(const Problem& p);
 Config config(const Problem& p, const DeviceFacts& device);
+// What outputs.dw_rest takes under the plan; 0: it keeps none within the limit.
+int64_t rest_bytes(const Problem& p, const Config& c);
+bool keeps_dx_rest(const Problem& p);
 
 // The workspace, in the order in which it is laid out.
 struct Buffers {
@@ -99,6 +106,7 @@ struct Buffers {
   float* logits = nullptr;  // wide: where exp lies
   float *tile_sums = nullptr, *tile_shifted = nullptr, *tile_classes = nullptr;
   float *tile_peaks = nullptr, *dw = nullptr;
+  char* rest = nullptr;  // of a dW that is split, where the caller keeps none
 };
 
 }  // namespace talea::lce::sm90

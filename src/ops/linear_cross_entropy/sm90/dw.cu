@@ -2,8 +2,7 @@
 // Exists so that each instantiation compiles on its own.
 // Never decides whether it runs.
 #include "device/sm90/launch.cuh"
-#include "ops/linear_cross_entropy/sm90/gradients.cuh"
-#include "ops/linear_cross_entropy/sm90/products.hpp"
+#include "ops/linear_cross_entropy/sm90/dw_call.cuh"
 
 namespace talea::lce::sm90 {
 
@@ -15,32 +14,11 @@ void run(const DwCall& c, const Launch& launch) {
   using S = Shape<192, 128, kStages, true, Major::mn, Major::mn, kF16, kStagingBytes>;
   static_assert(S::kBlockM == Readers::kWords, "what it counts");
   constexpr Element kOut = !kDirect ? Element::f32 : kF16 ? Element::f16 : Element::bf16;
-  DwParams p;
-  p.targets = {c.sorted, c.chunk.in_use, c.rows, c.hidden.data, c.hidden.stride, c.first_word};
-  p.dw_map = tensor_map(c.dw.data, kOut, c.dw.rows, c.dw.columns, c.dw.stride, 16);
-  p.undo = c.undo;
-  p.add = c.add;
-  p.vocab = static_cast<int>(c.dw.rows);
-  p.hidden = static_cast<int>(c.dw.columns);
-  p.smooth_row = c.smooth_row;
-  p.class_weight = c.class_weight;
-  p.read = c.read;
-  Extents e;
-  e.m = p.vocab;
-  e.n = p.hidden;
-  e.k = c.chunk.capacity;
-  e.rows_in_use = c.chunk.in_use;
-  e.rows_begin = c.chunk.begin;
-  e.terms = c.terms.count, e.term_offset = c.terms.offset;
-  e.rows_are_k = true;
-  e.raster_along_m = false;
-  if (c.beside_dx && c.tickets) {
-    e.early = c.early, e.head_start = c.head_start, e.tickets = c.tickets;
-    e.full_rows = static_cast<int>(c.x.rows), e.beside_pairs = c.dx_pairs;
-  }
+  const DwParams p = dw_params(c, kOut);
   launch_gemm<S, DwEpilogue<kF16, kDirect>>({c.exp.data, c.exp.rows, c.exp.columns, c.exp.stride},
-                                            {c.x.data, c.x.rows, c.x.columns, c.x.stride}, e, p,
-                                            launch.blocks, c.beside_dx, launch.stream);
+                                            {c.x.data, c.x.rows, c.x.columns, c.x.stride},
+                                            dw_extents(c), p, launch.blocks, c.beside_dx,
+                                            launch.stream);
 }
 
 }  // namespace

@@ -6,6 +6,11 @@
 namespace talea::lce::sm90 {
 namespace {
 
+ScatterParams to_fp32(ScatterParams s, const Matrix& dw) {
+  s.dw = static_cast<float*>(dw.data), s.dw_stride = dw.stride;
+  return s;
+}
+
 // The sum was begun beside the last chunk's dW.
 void end_dx(const Run& r) {
   if (r.multiprocessors_beside() > 0) r.call.vocab.join(r.call.stream);
@@ -18,10 +23,14 @@ void end_dw(const Run& r) {
   const Outputs& out = r.call.out;
   if (r.multiplies()) {
     const Matrix dw = r.dw();
-    if (!r.c.direct_dw && r.b.sorted)
-      scatter_targets({r.b.sorted, r.p.tokens, r.p.hidden, r.b.facts, r.b.rows, r.hidden().data,
-                       r.hidden().stride, r.c.f16, static_cast<float*>(dw.data), dw.stride},
-                      r.stream);
+    const ScatterParams targets = {r.b.sorted, r.p.tokens,      r.p.hidden,        r.b.facts,
+                                   r.b.rows,   r.hidden().data, r.hidden().stride, r.c.f16};
+    if (r.c.split_dw && r.b.sorted)
+      scatter_targets(
+          SplitScatterParams{targets, static_cast<uint16_t*>(dw.data), dw.stride, r.rest()},
+          r.stream);
+    else if (!r.c.direct_dw && r.b.sorted)
+      scatter_targets(to_fp32(targets, dw), r.stream);
     if (r.c.round_dw)
       round_rows({r.b.dw, r.p.vocab_local, r.p.hidden, out.dw.data, r.c.f16, out.dw.stride[0]},
                  r.stream);

@@ -3,7 +3,7 @@
 // Never reads or writes a row beyond those in use.
 #pragma once
 #include "device/sm90/gemm.cuh"
-#include "ops/linear_cross_entropy/sm90/device_vector.cuh"
+#include "ops/linear_cross_entropy/sm90/pair.cuh"
 
 namespace talea::lce::sm90 {
 
@@ -20,6 +20,7 @@ struct DxParams {
   const float* smooth_row = nullptr;     // [hidden]: sum_v c_v w_v, or null
   const float* smooth_factor = nullptr;  // per compacted row
   int* read = nullptr;                   // counts the tiles whose operands were read, or null
+  uint8_t* rest = nullptr;               // what rounding left of dx, dense, or null
 };
 
 template <bool kF16, bool kF32Out>
@@ -31,6 +32,7 @@ struct DxEpilogue : WaitsFirst {
     float factor = 0, target_factor = 0, smooth = 0;
     int64_t target_row = -1;  // first element of the target's row of the weight
     int64_t to = 0;           // first element of the row of dX
+    int64_t rest = -1;        // of its rest; -1: none
   };
 
   static __device__ __forceinline__ Row begin(const Params& p, int row, int rows) {
@@ -41,7 +43,9 @@ struct DxEpilogue : WaitsFirst {
     const int target = p.rows.target[row];
     if (target >= 0) r.target_row = target * p.weight_stride;
     if (p.smooth_row) r.smooth = p.smooth_factor[row];
-    r.to = (p.index ? p.index[row] : row) * p.dx_stride;
+    const int64_t place = p.index ? p.index[row] : row;
+    r.to = place * p.dx_stride;
+    if (p.rest) r.rest = place * p.hidden;
     return r;
   }
 
@@ -64,6 +68,16 @@ struct DxEpilogue : WaitsFirst {
     return {a, b};
   }
 
+  // The pair as dX has it; its rest goes out at once.
+  static __device__ __forceinline__ uint32_t store(const Params& p, const Row& r, float2 x, int c) {
+    if (kF16 || r.rest < 0 || c >= p.hidden) return pack<kF16>(x.x, x.y);
+    uint32_t low, high;
+    const uint32_t both = Pair<8>::part(x, low, high);
+    *reinterpret_cast<uint16_t*>(p.rest + r.rest + c) =
+        static_cast<uint16_t>(low >> 8 | (high & 0xff00u));
+    return both;
+  }
+
   // 64 columns of 16 rows: through shared memory so that every row is written in whole sectors.
   template <class S>
   static __device__ __forceinline__ void group(const float (&acc)[S::kBlockN / 2], const Params& p,
@@ -77,8 +91,8 @@ struct DxEpilogue : WaitsFirst {
       const int c = column + 64 * g + 8 * j + 2 * (lane % 4);
       const int at = own * 128 + ((j ^ own) * 16) + 4 * (lane % 4);
       const float2 u = value(p, upper, a[0], a[1], c), l = value(p, lower, a[2], a[3], c);
-      *reinterpret_cast<uint32_t*>(staging + at) = pack<kF16>(u.x, u.y);
-      *reinterpret_cast<uint32_t*>(staging + 1024 + at) = pack<kF16>(l.x, l.y);
+      *reinterpret_cast<uint32_t*>(staging + at) = store(p, upper, u, c);
+      *reinterpret_cast<uint32_t*>(staging + 1024 + at) = store(p, lower, l, c);
     }
     __syncwarp();
 #pragma unroll

@@ -34,7 +34,12 @@ void report(const Run& r) {
   said.accumulator_dx = r.c.bf16_sum ? "fp32 on each rank; ranks: rounded to bf16, summed in bf16"
                         : r.exchanged() ? "fp32 on each rank and over the ranks, rounded once"
                                         : "fp32, rounded once";
-  said.accumulator_dw = r.c.round_dw    ? "fp32 workspace, rounded once"
+  said.accumulator_dw = r.c.split_dw && r.c.rest_bits == 0 ? "bf16, rounded by each chunk (dw_sum)"
+                        : r.c.split_dw                     ? fmt::format(
+                                                                 "bf16 and {} bits beside it, added in fp32, "
+                                                                                     "rounded once",
+                                                                 r.c.rest_bits)
+                        : r.c.round_dw  ? "fp32 workspace, rounded once"
                         : r.c.direct_dw ? "fp32, rounded once"
                                         : "fp32, added in place";
   said.accumulator_loss = "fp64 in token order";
@@ -81,7 +86,10 @@ Planned plan(const Problem& p, const DeviceFacts& device) {
   const Config c = config(p, device);
   Arena counting;
   lay_out(p, c, counting);
-  return planned(counting.bytes(), product_flops(p), c);
+  Planned made = planned(counting.bytes(), product_flops(p), c);
+  made.predicted_ms = c.ms;
+  made.kept_bytes = rest_bytes(p, c);
+  return made;
 }
 
 std::vector<std::string> details(const Problem& p, const Planned& planned) {
@@ -92,6 +100,11 @@ std::vector<std::string> details(const Problem& p, const Planned& planned) {
           fmt::format("chunks = {}", c.chunks),
           fmt::format("slice_words = {}", c.slice_words),
           fmt::format("state_rows = {}", c.state_rows),
+          fmt::format("predicted = {:.3g} ms (of an H200, to compare plans)", c.ms),
+          fmt::format("dw sum = {}", c.split_dw    ? fmt::format("bf16 and {} bits", c.rest_bits)
+                                     : c.round_dw  ? "fp32 in the workspace"
+                                     : c.direct_dw ? "in registers"
+                                                   : "fp32, in place"),
           fmt::format("blocks = {} (pairs sharing the B tile)", c.blocks),
           fmt::format("path = {}", c.wide        ? "wide"
                                    : c.transform ? "folded, then transformed"
@@ -119,7 +132,8 @@ Lane sm90_lane() {
           .plan = sm90::plan,
           .details = sm90::details,
           .run = sm90::run,
-          .yields = sm90::yields};
+          .yields = sm90::yields,
+          .keeps_rest = sm90::keeps_dx_rest};
 }
 
 }  // namespace talea::lce

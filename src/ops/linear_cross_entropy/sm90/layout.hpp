@@ -8,6 +8,7 @@
 #include "core/arena.hpp"
 #include "ops/linear_cross_entropy/sm90/config.hpp"
 #include "ops/linear_cross_entropy/sm90/row_kernels.hpp"
+#include "ops/linear_cross_entropy/sm90/split.hpp"
 
 namespace talea::lce::sm90 {
 
@@ -98,6 +99,8 @@ inline Buffers lay_out(const Problem& p, const Config& c, Arena& arena) {
     if (p.wants_dx) b.dx_all = arena.take<float>((n + n / p.world) * d);
   }
   if (c.round_dw) b.dw = arena.take<float>(p.vocab_local * d);
+  if (c.split_dw && !p.wants_rest)
+    b.rest = arena.take<char>(Rest::bytes(p.vocab_local, d, c.rest_bits));
   return b;
 }
 

@@ -58,7 +58,7 @@ struct RepairFilter {
 // kGeneral: bias, softcap, per-token scale, entropy. kFull: beside them, sums and maxima per tile
 // for smoothing under a softcap and for the best words.
 template <LogitsMode kMode, bool kGeneral, bool kFull>
-struct LogitsEpilogue : LogitsTile {
+struct LogitsEpilogue : LogitsTile, ReadsNothing {
   using Params = LogitsParams;
   using Filter = RepairFilter;
 

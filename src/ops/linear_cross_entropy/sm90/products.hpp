@@ -5,6 +5,7 @@
 #include <cuda_runtime.h>
 
 #include "ops/linear_cross_entropy/sm90/rows.hpp"
+#include "ops/linear_cross_entropy/sm90/split.hpp"
 
 namespace talea::lce::sm90 {
 
@@ -75,8 +76,9 @@ struct DxCall {
   RowBuffers rows;
   const float* smooth_row = nullptr;
   const float* smooth_factor = nullptr;
-  bool overlaps = false;  // launched ahead of the end of the kernel before it
-  int* read = nullptr;    // counts its tiles, or null
+  bool overlaps = false;    // launched ahead of the end of the kernel before it
+  int* read = nullptr;      // counts its tiles, or null
+  uint8_t* rest = nullptr;  // of a bf16 dx, [tokens, hidden], or null
 };
 void dx_product(const DxCall& call, const Launch& launch);
 
@@ -124,7 +126,10 @@ struct DwCall {
   Matrix hidden;  // the original rows
   const float* smooth_row = nullptr;
   const float* class_weight = nullptr;
+  Rest rest;         // of a dw of two numbers
+  bool ends = true;  // no chunk follows: it is left rounded
 };
 void dw_product(const DwCall& call, const Launch& launch);
+void split_dw_product(const DwCall& call, const Launch& launch);
 
 }  // namespace talea::lce::sm90

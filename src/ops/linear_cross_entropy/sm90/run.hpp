@@ -43,10 +43,15 @@ struct Run {
   Matrix weight() const {
     return {call.in.weight.data, p.vocab_local, p.hidden, p.weight_row_stride};
   }
-  // dW in fp32: the caller's, or the workspace's that is rounded at the end.
+  // dW: the caller's, or the workspace's fp32 sum that is rounded at the end.
   Matrix dw() const {
     if (c.round_dw) return {b.dw, p.vocab_local, p.hidden, p.hidden};
     return {call.out.dw.data, p.vocab_local, p.hidden, call.out.dw.stride[0]};
+  }
+  // What the caller's 16-bit dW is too short for.
+  Rest rest() const {
+    if (!c.split_dw) return {};
+    return {p.wants_rest ? call.out.dw_rest.data : b.rest, c.rest_bits, p.hidden};
   }
   // Where blanks and rows of dX go: the caller's, or, sequence parallel, all ranks' in fp32.
   device::View dx() const {

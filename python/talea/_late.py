@@ -1,0 +1,225 @@
+"""Gradients formed in the forward call that wait for what backward brings.
+
+Formed with an upstream of 1: kept in fp32, or for a 16-bit weight as the returned number and what
+its rounding left, so that the factor comes before the one rounding. Formed with the upstream that
+the caller announced (grad_scale): only compared with it, without waiting for a device.
+"""
+
+from __future__ import annotations
+
+import ctypes as c
+import math
+from functools import lru_cache
+
+import torch
+
+from . import _abi
+from ._abi import UsageError
+from ._call import Config
+from ._torch import GRADIENTS, NO_GRADIENT, PER_TOKEN, Described, _fill, _key_of, keep, kept_under
+from ._torch import run as run_described
+
+_SMALL_BYTES = 32 << 20
+RESTS = ("dx_rest", "dw_rest")
+
+
+def forward(config: Config, inputs, need, receipts=None):
+    """The described forward call, and what it made, by name.
+
+    The gradients that `need` names are formed where nothing but a factor can come later and where
+    the workspace limit has room for what has to be kept; else the row states that backward needs.
+    """
+    key, addresses, bits = _key_of(config, inputs, (need, "forward"))
+    described = kept_under(key, bits)
+    if described is None:
+        described = _describe(config, inputs, need)
+        keep(key, bits, described)
+    made = run_described(described, inputs, None, addresses, receipts)
+    return described, dict(zip(described.names, made, strict=True))
+
+
+def factor_of(config: Config, need) -> str | None:
+    """What alone can multiply the gradients later: "scalar", "rows" (of dx), or None."""
+    per_token = [n for n in PER_TOKEN if n in config.outputs]
+    if config.reduction != "none":
+        return None if per_token else "scalar"
+    plain = not (config.label_smoothing or config.z_loss)
+    rows = config.outputs == ("loss",) or (config.outputs == ("target_logprob",) and plain)
+    return "rows" if rows and need == (True, False, False) else None
+
+
+def _describe(config: Config, inputs, need) -> Described:
+    if factor_of(config, need) is not None:
+        for waits in _ways_to_wait(config, inputs, need):
+            try:
+                return Described(_unweighted(config), inputs, need, waits=waits)
+            except UsageError:
+                continue  # no room, or an error that the call without gradients has as well
+    return Described(with_states(config, inputs), inputs, NO_GRADIENT)
+
+
+def _unweighted(config: Config) -> Config:
+    """Of a target's log-probability: the gradient of its negative, the plain loss."""
+    if config.reduction != "none" or config.outputs != ("target_logprob",):
+        return config
+    return Config(**{**config.__dict__, "outputs": ("loss", "target_logprob")})
+
+
+def _ways_to_wait(config: Config, inputs, need):
+    """(gradients in fp32, rests that are kept), those that take the least first."""
+    x, w = inputs[:2]
+    rests = ("dx_rest",) if need[0] and x.dtype == torch.bfloat16 and x.is_cuda else ()
+    if not need[1] or w.element_size() >= 4:
+        ways = [()]
+    elif w.dtype == torch.bfloat16 and w.is_cuda:
+        ways = [("dw_rest",) if config.dw_sum == "fp32" else ()]
+    else:
+        ways = []
+    for kept in ways:
+        if rests:
+            yield ("db",), (*kept, *rests)
+        yield ("dx", "db"), kept
+    if ways == [()]:
+        return
+    room = max(2 * x.shape[0] * w.shape[0], _SMALL_BYTES)
+    if config.workspace_limit_bytes != _abi.AUTO or 2 * w.numel() <= room:
+        yield ("dx", "dw", "db"), ()
+
+
+def with_states(config: Config, inputs) -> Config:
+    """Row states cost the forward call nothing, and save backward a product."""
+    if not inputs[0].is_cuda or inputs[3] is None or config.group:
+        return config
+    return _and_states(config)
+
+
+@lru_cache(maxsize=1024)
+def _and_states(config: Config) -> Config:
+    outputs = (*config.outputs, *(n for n in PER_TOKEN[:2] if n not in config.outputs))
+    return Config(**{**config.__dict__, "outputs": outputs})
+
+
+class _LateCall:
+    """The struct of talea_linear_cross_entropy_late(), filled once for a described call."""
+
+    __slots__ = ("names", "struct")
+
+    def __init__(self, tensors: dict) -> None:
+        self.struct = _abi.Late()
+        self.struct.struct_bytes = c.sizeof(self.struct)
+        self.names = tuple(tensors)
+        for name, tensor in tensors.items():
+            _fill(getattr(self.struct, name), tensor, name)
+
+    def __call__(self, tensors: dict, stream) -> None:
+        for name in self.names:
+            getattr(self.struct, name).data = tensors[name].data_ptr()
+        self.struct.stream = stream
+        _abi.check(_abi.lib.talea_linear_cross_entropy_late(c.byref(self.struct)))
+
+
+_calls: dict = {}  # one entry a shape; its struct is filled and used under the interpreter's lock
+
+
+def _late(tensors: dict, stream) -> None:
+    key = tuple((n, t.shape, t.stride(), t.dtype, t.get_device()) for n, t in tensors.items())
+    call = _calls.get(key)
+    if call is None:
+        if len(_calls) >= 256:
+            _calls.clear()
+        call = _calls[key] = _LateCall(tensors)
+    call(tensors, stream)
+
+
+def multiply(kept: dict, inputs, factor: torch.Tensor, stream=None) -> dict:
+    """Every kept gradient times the factor, in the dtype of its input, rounded once.
+
+    factor: a scalar, or a value a row where dx alone is kept. Scales in place: once.
+    """
+    made, tensors = {}, {"factor": factor}
+    for name, like in zip(GRADIENTS, inputs[:3], strict=True):
+        sums = kept.get(name)
+        if sums is None:
+            continue
+        narrow = sums.dtype != like.dtype
+        made[name] = (
+            torch.empty(like.shape, dtype=like.dtype, device=like.device) if narrow else sums
+        )
+        if name == "db":
+            continue
+        tensors[name] = made[name]
+        if narrow:
+            tensors[f"{name}_sum"] = sums
+    if not factor.is_cuda:
+        return _multiply_on_host(kept, made, factor)
+    tensors.update((n, kept[n]) for n in RESTS if n in kept)
+    if "dx" in made or "dw" in made:
+        _late(tensors, stream)
+    if "db" in made:
+        made["db"].copy_(kept["db"] * factor)
+    return made
+
+
+def _multiply_on_host(kept: dict, made: dict, factor) -> dict:
+    value = factor.item() if factor.dim() == 0 else None
+    for name, to in made.items():
+        sums = kept[name]
+        if value == 1.0:
+            product = sums
+        else:
+            product = sums * (value if value is not None else factor.to(sums.dtype)[:, None])
+            if not (math.isfinite(value) if value is not None else factor.isfinite().all()):
+                product = torch.where(sums == 0, sums, product)  # an ignored row has no gradient
+        if product is not to:
+            to.copy_(product)
+    return made
+
+
+# ---- an upstream that was announced -------------------------------------------------------------
+
+_constants: dict = {}
+_flags: dict = {}
+
+
+def announced(scale, hidden: torch.Tensor) -> torch.Tensor:
+    """grad_scale as an fp32 scalar on the device of `hidden`."""
+    if isinstance(scale, torch.Tensor):
+        if scale.dim() or scale.dtype != torch.float32 or scale.device != hidden.device:
+            raise UsageError(
+                f"grad_scale: {scale.dtype} of shape {list(scale.shape)} on {scale.device}; an fp32 "
+                f"scalar on {hidden.device} is needed"
+            )
+        return scale.detach()
+    key = (float(scale), hidden.device)
+    if key not in _constants:
+        if not math.isfinite(key[0]):
+            raise UsageError(f"grad_scale = {scale}: must be finite")
+        if len(_constants) >= 256:
+            _constants.clear()
+        _constants[key] = torch.full((), key[0], dtype=torch.float32, device=hidden.device)
+    return _constants[key]
+
+
+def compare(expected: torch.Tensor, got: torch.Tensor, dx, stream=None) -> None:
+    """Poisons dx and raises the fault where backward brought something else."""
+    if dx is None:
+        dx = torch.empty((0, 0), device=got.device)
+    _late({"factor": got, "expected": expected, "dx": dx}, stream)
+    address = _abi.lib.talea_fault_flag()
+    if address not in _flags:
+        _flags[address] = c.c_int32.from_address(address)
+
+
+def require_clean() -> None:
+    """Raises what backward has found wrong since: an upstream that was not grad_scale.
+
+    Without a synchronisation: what a device has not run yet is not seen.
+    """
+    _abi.check(_abi.lib.talea_require_clean())
+
+
+def report() -> None:
+    """At the next call, where there is something to report."""
+    for flag in _flags.values():
+        if flag.value:
+            require_clean()

@@ -1,0 +1,33 @@
+// The dW product that adds to a sum of two numbers, built for its shape.
+// Exists so that each instantiation compiles on its own.
+// Never decides whether it runs.
+#include "device/sm90/launch.cuh"
+#include "ops/linear_cross_entropy/sm90/dw_call.cuh"
+#include "ops/linear_cross_entropy/sm90/split.cuh"
+
+namespace talea::lce::sm90 {
+namespace {
+
+template <int kBits>
+void run(const DwCall& c, const Launch& launch) {
+  using E = SplitEpilogue<kBits>;
+  using S = Shape<192, 128, 4, true, Major::mn, Major::mn, false, E::kStagingBytes>;
+  SplitParams p;
+  static_cast<DwParams&>(p) = dw_params(c, Element::bf16);
+  p.rest = static_cast<char*>(c.rest.data);
+  p.ends = c.ends;
+  p.pieces = static_cast<int>(Rest::pieces(c.dw.columns));
+  launch_gemm<S, E>({c.exp.data, c.exp.rows, c.exp.columns, c.exp.stride},
+                    {c.x.data, c.x.rows, c.x.columns, c.x.stride}, dw_extents(c), p, launch.blocks,
+                    c.beside_dx, launch.stream);
+}
+
+}  // namespace
+
+void split_dw_product(const DwCall& call, const Launch& launch) {
+  if (call.rest.bits == 8) return run<8>(call, launch);
+  if (call.rest.bits == 4) return run<4>(call, launch);
+  run<0>(call, launch);
+}
+
+}  // namespace talea::lce::sm90

@@ -1,0 +1,143 @@
+// What is added to, and what multiplies, a dW of two numbers outside of its product.
+// Exists so that the targets' share and a factor that comes after the call meet every digit kept.
+// Never adds in an order that timing could change.
+#include "device/common/cuda_check.hpp"
+#include "ops/linear_cross_entropy/sm90/pair.cuh"
+
+namespace talea::lce {
+namespace {
+
+// Where the rest of the pair (row, column), column even, lies: one byte (4 bits each) or two.
+__device__ int64_t rest_byte(const Rest& rest, int64_t row, int64_t column) {
+  const int64_t piece = row / 16 * Rest::pieces(rest.columns) + column / 64;
+  const int half = row % 16 / 8, j = column % 64 / 8;
+  const int lane = row % 8 * 4 + column % 8 / 2;
+  const int64_t at = piece * 128 * rest.bits;
+  if (rest.bits == 8) return at + j / 4 * 512 + lane * 16 + j % 4 * 4 + 2 * half;
+  return at + lane * 16 + j / 2 * 4 + j % 2 * 2 + half;
+}
+
+__device__ void add_to_pair(const SplitScatterParams& p, int64_t row, int64_t column, float2 x) {
+  auto* both = reinterpret_cast<uint32_t*>(p.dw + row * p.dw_stride + column);
+  char* rest = static_cast<char*>(p.rest.data) + rest_byte(p.rest, row, column);
+  uint32_t low = 0, high = 0;
+  float2 old;
+  if (p.rest.bits == 8) {
+    auto* bytes = reinterpret_cast<uint8_t*>(rest);
+    old = sm90::Pair<8>::join(*both, uint32_t{bytes[0]} << 8, uint32_t{bytes[1]} << 8);
+    *both = sm90::Pair<8>::part({old.x + x.x, old.y + x.y}, low, high);
+    bytes[0] = static_cast<uint8_t>(low >> 8), bytes[1] = static_cast<uint8_t>(high >> 8);
+  } else if (p.rest.bits == 4) {
+    auto* byte = reinterpret_cast<uint8_t*>(rest);
+    old = sm90::Pair<4>::join(*both, (*byte & 15u) << 12, (*byte >> 4) << 12);
+    *both = sm90::Pair<4>::part({old.x + x.x, old.y + x.y}, low, high);
+    *byte = static_cast<uint8_t>(low >> 12 | (high >> 12) << 4);
+  } else {
+    old = unpack<false>(*both);
+    *both = pack<false>(old.x + x.x, old.y + x.y);
+  }
+}
+
+// As scatter_kernel of finish.cu: a block owns a run of equal targets and 256 columns.
+__global__ void scatter_kernel(SplitScatterParams p) {
+  const ScatterParams& s = p.rows;
+  const int64_t first = blockIdx.x;
+  if (first >= s.facts->valid) return;
+  const uint64_t target = s.sorted[first] >> 32;
+  if (target == 0xffffffffu) return;
+  if (first > 0 && s.sorted[first - 1] >> 32 == target) return;
+  const int64_t column = (static_cast<int64_t>(blockIdx.y) * blockDim.x + threadIdx.x) * 2;
+  if (column >= s.hidden) return;
+  float2 sum{0, 0};
+#pragma unroll 4
+  for (int64_t i = first; i < s.facts->valid; ++i) {
+    const uint64_t key = s.sorted[i];
+    if (key >> 32 != target) break;
+    const auto row = static_cast<uint32_t>(key);
+    const float f = s.rows.target_factor[row];
+    const float2 pair = load_pair<false>(s.x, s.rows.index[row] * s.x_stride + column);
+    sum.x = fmaf(f, pair.x, sum.x), sum.y = fmaf(f, pair.y, sum.y);
+  }
+  add_to_pair(p, static_cast<int64_t>(target), column, sum);
+}
+
+// A warp a piece; 1 is no factor, and costs a launch alone.
+template <int kBits>
+__global__ void __launch_bounds__(256) factor_kernel(LateWeightParams p) {
+  const auto factor = static_cast<float>(read(p.factor, 0, 1));
+  if (factor == 1.f) return;
+  const int lane = threadIdx.x % 32;
+  const int64_t pieces = Rest::pieces(p.hidden), all = (p.vocab + 15) / 16 * pieces;
+  const int64_t warps = static_cast<int64_t>(gridDim.x) * blockDim.x / 32;
+  for (int64_t i = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / 32; i < all;
+       i += warps) {
+    uint32_t rest[kBits + 1];
+    const auto* words =
+        reinterpret_cast<const uint4*>(static_cast<char*>(p.rest.data) + i * 128 * kBits) + lane;
+#pragma unroll
+    for (int q = 0; q < kBits / 4; ++q) {
+      const uint4 four = words[32 * q];
+      rest[4 * q] = four.x, rest[4 * q + 1] = four.y;
+      rest[4 * q + 2] = four.z, rest[4 * q + 3] = four.w;
+    }
+    const int64_t row = i / pieces * 16 + lane / 4, column = i % pieces * 64 + 2 * (lane % 4);
+#pragma unroll
+    for (int j = 0; j < 8; ++j)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const int64_t c = column + 8 * j;
+        if (row + 8 * h >= p.vocab || c >= p.hidden) continue;
+        auto* both = reinterpret_cast<uint32_t*>(p.dw + (row + 8 * h) * p.dw_stride + c);
+        uint32_t r[2] = {0, 0};
+#pragma unroll
+        for (int e = 0; e < 2; ++e) r[e] = sm90::Pair<kBits>::digits(rest, 4 * j + 2 * h + e);
+        const float2 x = sm90::Pair<kBits>::join(*both, r[0], r[1]);
+        *both = pack<false>(x.x * factor, x.y * factor);
+      }
+  }
+}
+
+__global__ void __launch_bounds__(256) row_factor_kernel(LateRowsParams p) {
+  if (p.factor.stride == 0 && static_cast<float>(read(p.factor, 0, 1)) == 1.f) return;
+  for (int64_t i = blockIdx.x; i < p.rows; i += gridDim.x) {
+    const auto factor = static_cast<float>(read(p.factor, i, 1));
+    for (int64_t j = 2 * threadIdx.x; j < p.hidden; j += 2 * blockDim.x) {
+      auto* both = reinterpret_cast<uint32_t*>(p.dx + i * p.dx_stride + j);
+      const uint8_t* rest = p.rest + i * p.rest_stride + j;
+      const uint32_t had = *both;
+      float2 x = sm90::Pair<8>::join(had, uint32_t{rest[0]} << 8, uint32_t{rest[1]} << 8);
+      // Rows that were never formed are 0, and have no rest.
+      x.x = (had & 0x7fffu) == 0 ? 0.f : x.x * factor;
+      x.y = (had & 0x7fff0000u) == 0 ? 0.f : x.y * factor;
+      *both = pack<false>(x.x, x.y);
+    }
+  }
+}
+
+}  // namespace
+
+void multiply_split_rows(const LateRowsParams& p, cudaStream_t stream) {
+  if (p.rows == 0 || p.hidden == 0) return;
+  const auto blocks = static_cast<unsigned>(p.rows < 8192 ? p.rows : 8192);
+  row_factor_kernel<<<blocks, 256, 0, stream>>>(p);
+  device::check_launch("multiply_split_rows");
+}
+
+void scatter_targets(const SplitScatterParams& p, cudaStream_t stream) {
+  if (p.rows.tokens == 0) return;
+  const dim3 grid(static_cast<unsigned>(p.rows.tokens),
+                  static_cast<unsigned>((p.rows.hidden + 255) / 256));
+  scatter_kernel<<<grid, 128, 0, stream>>>(p);
+  device::check_launch("scatter_targets");
+}
+
+void multiply_split(const LateWeightParams& p, cudaStream_t stream) {
+  if (p.vocab == 0 || p.hidden == 0) return;
+  auto* kernel = p.rest.bits == 8   ? factor_kernel<8>
+                 : p.rest.bits == 4 ? factor_kernel<4>
+                                    : factor_kernel<0>;
+  kernel<<<1056, 256, 0, stream>>>(p);
+  device::check_launch("multiply_split");
+}
+
+}  // namespace talea::lce

@@ -1,0 +1,55 @@
+// A sum of dW as two numbers: bf16 in the returned gradient, what that rounding left beside it.
+// Exists so that dW over chunks needs 4 or 8 bits an element of its own, not 32. Never changes how
+// the returned number reads: it is the sum, rounded to bf16.
+#pragma once
+#include <cuda_runtime.h>
+
+#include "ops/linear_cross_entropy/sm90/row_kernels.hpp"
+
+namespace talea::lce {
+
+// The rest lies in pieces of 16 rows x 64 columns, in the order of a product's accumulators.
+struct Rest {
+  static constexpr int64_t kRows = 16, kColumns = 64;
+  void* data = nullptr;
+  int bits = 0;         // 8, 4, or 0: none is kept, each chunk rounds to bf16
+  int64_t columns = 0;  // of the matrix
+
+  __host__ __device__ static int64_t pieces(int64_t hidden) {
+    return (hidden + kColumns - 1) / kColumns;
+  }
+  // A tail of 16 bytes tells 8 bits from 4.
+  static int64_t bytes(int64_t vocab, int64_t hidden, int bits) {
+    const int64_t blocks = vocab > 0 ? (vocab + kRows - 1) / kRows : 1;
+    return blocks * pieces(hidden) * (kRows * kColumns * bits / 8) + (bits == 8 ? 16 : 0);
+  }
+};
+
+// As scatter_targets, into a dW of two numbers.
+struct SplitScatterParams {
+  ScatterParams rows;  // without dw
+  uint16_t* dw = nullptr;
+  int64_t dw_stride = 0;
+  Rest rest;
+};
+void scatter_targets(const SplitScatterParams& p, cudaStream_t stream);
+
+// dW *= factor, every digit kept, rounded once.
+struct LateWeightParams {
+  DeviceVector factor;  // a scalar
+  uint16_t* dw = nullptr;
+  int64_t vocab = 0, hidden = 0, dw_stride = 0;
+  Rest rest;
+};
+void multiply_split(const LateWeightParams& p, cudaStream_t stream);
+
+// dX *= factor, of the row or of all; the rest lies in rows as dX does, 8 bits an element.
+struct LateRowsParams {
+  DeviceVector factor;
+  uint16_t* dx = nullptr;
+  const uint8_t* rest = nullptr;
+  int64_t rows = 0, hidden = 0, dx_stride = 0, rest_stride = 0;
+};
+void multiply_split_rows(const LateRowsParams& p, cudaStream_t stream);
+
+}  // namespace talea::lce

@@ -4,7 +4,8 @@ include(GNUInstallDirs)
 # the tests, as the static library talea_internal with all C++ symbols.
 file(GLOB_RECURSE talea_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/*.cpp)
 if(TALEA_CUDA)
-  list(FILTER talea_sources EXCLUDE REGEX "linear_cross_entropy/not_built.cpp$")
+  list(FILTER talea_sources EXCLUDE REGEX
+       "linear_cross_entropy/not_built.cpp$|/not_built_cuda.cpp$")
 else()
   list(FILTER talea_sources EXCLUDE REGEX "/src/.*/(cuda|sm90)/|/src/device/(common|sm90)/")
 endif()

@@ -26,6 +26,7 @@ namespace {
   X(desc_destroy, cublasLtMatmulDescDestroy)              \
   X(layout_create, cublasLtMatrixLayoutCreate)            \
   X(layout_destroy, cublasLtMatrixLayoutDestroy)          \
+  X(layout_set, cublasLtMatrixLayoutSetAttribute)         \
   X(preference_create, cublasLtMatmulPreferenceCreate)    \
   X(preference_set, cublasLtMatmulPreferenceSetAttribute) \
   X(preference_destroy, cublasLtMatmulPreferenceDestroy)  \
@@ -111,6 +112,11 @@ class Described {
     layout(&a, p.in, p.transpose_a ? k : p.m, p.transpose_a ? p.m : k, p.lda);
     layout(&b, p.in, p.transpose_b ? n : k, p.transpose_b ? k : n, p.ldb);
     layout(&c, p.out, p.m, n, p.ldc);
+    const int64_t batches = canonical && p.canonical_batches ? p.canonical_batches : p.batches;
+    if (p.batches == 1 && p.canonical_batches == 0) return;
+    batch(a, batches, p.stride_a);
+    batch(b, batches, p.stride_b);
+    batch(c, batches, p.stride_c);
   }
   ~Described() {
     const Library& l = library();
@@ -134,6 +140,14 @@ class Described {
     check(library().layout_create(out, type_of(dtype), static_cast<uint64_t>(rows),
                                   static_cast<uint64_t>(columns), leading),
           "MatrixLayoutCreate");
+  }
+  static void batch(cublasLtMatrixLayout_t of, int64_t batches, int64_t stride) {
+    const auto count = static_cast<int32_t>(batches);
+    const auto set = [&](cublasLtMatrixLayoutAttribute_t which, const auto& value) {
+      check(library().layout_set(of, which, &value, sizeof(value)), "MatrixLayoutSetAttribute");
+    };
+    set(CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, count);
+    set(CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, stride);
   }
 };
 
@@ -301,6 +315,7 @@ class Kept {
   const Proposals& proposals(int device, cublasLtHandle_t h, Product p) {
     if (p.canonical_n) p.n = p.canonical_n;
     if (p.canonical_k) p.k = p.canonical_k;
+    if (p.canonical_batches) p.batches = p.canonical_batches;
     const std::lock_guard lock(mutex_);
     const auto key = std::make_pair(device, p);
     auto known = proposals_.find(key);

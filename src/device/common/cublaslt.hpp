@@ -24,6 +24,10 @@ struct Product {
   // The algorithm is chosen for these sizes and kept for every other: an element's rounding then
   // does not depend on how many rows share its product. 0: the size itself.
   int64_t canonical_n = 0, canonical_k = 0;
+  // Many products of one shape: element strides from one to the next of each matrix.
+  int64_t batches = 1, stride_a = 0, stride_b = 0, stride_c = 0;
+  // As canonical_n, for the number of products. 0: the number itself.
+  int64_t canonical_batches = 0;
   // alpha and beta are fp32 numbers in device memory.
   bool device_scalars = false;
   // Which tiles stand first among the library's proposals. middle: where fp32 output is a large

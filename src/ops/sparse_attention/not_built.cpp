@@ -19,7 +19,6 @@ Lane absent(const char* name) {
 
 }  // namespace
 
-Lane cuda_lane() { return absent("cuda"); }
 Lane sm90_lane() { return absent("sm90"); }
 
 }  // namespace talea::sparse_attention

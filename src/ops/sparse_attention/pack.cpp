@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 
+#include "ops/sparse_attention/beside.hpp"
 #include "ops/sparse_attention/contract.hpp"
 #include "ops/sparse_attention/parts.hpp"
 
@@ -51,14 +52,9 @@ int64_t row_at(const Tensor& t, int64_t i) {
   return at;
 }
 
-void refuse_device(const char* name, const Tensor& t) {
-  require(t.device == DeviceKind::cpu, ErrorKind::unavailable,
-          "{}: device tensors: not built for this call in this version", name);
-}
-
 }  // namespace
 
-void pack_rows(const Tensor& kv, const Tensor& rows, Stream) {
+void pack_rows(const Tensor& kv, const Tensor& rows, Stream stream) {
   check_memory({{"kv", &kv}}, {{"rows", &rows}});
   require(kv.present && kv.rank >= 1 && kv.shape[kv.rank - 1] == packed_dim, bad,
           "kv: shape {} where [.., {}] is needed", shape_of(kv), packed_dim);
@@ -73,12 +69,12 @@ void pack_rows(const Tensor& kv, const Tensor& rows, Stream) {
   check_dtype("kv", kv, {DType::f32, DType::bf16, DType::f16});
   check_dtype("rows", rows, {DType::u8, DType::f8_e4m3});
   check_rows("rows", rows);
-  refuse_device("kv", kv);
+  if (kv.device == DeviceKind::cuda) return pack_rows_on_device(kv, rows, stream);
   for (int64_t i = 0; i < n; ++i)
     pack_row(kv, row_at(kv, i), static_cast<unsigned char*>(rows.data) + row_at(rows, i));
 }
 
-void index_mask(const Inputs& in, const Tensor& mask, const Options& options, Stream) {
+void index_mask(const Inputs& in, const Tensor& mask, const Options& options, Stream stream) {
   check_options(options);
   Planned r;
   Problem& p = r.problem;
@@ -119,7 +115,10 @@ void index_mask(const Inputs& in, const Tensor& mask, const Options& options, St
           "cu_seqlens_q and cu_seqlens_k: give both or neither");
   fit_sequences(r, in.cu_seqlens_q, in.cu_seqlens_k);
   r.args.q_positions = fit("q_positions", in.q_positions, {b, s});
-  refuse_device("mask", mask);
+  if (mask.device == DeviceKind::cuda) {
+    p.device_index = mask.device_index;
+    return index_mask_on_device(p, r.args, to, stream);
+  }
   check_data(p, r.args);
   examine(p, r.args);
   const KeyRule rule = key_rule(p);
@@ -135,15 +134,19 @@ void index_mask(const Inputs& in, const Tensor& mask, const Options& options, St
   }
 }
 
-void require_clean(const Tensor& status, Stream) {
+void require_clean(const Tensor& status, Stream stream) {
   check_memory({{"status", &status}}, {});
   const View v = fit("status", status, {{"4", 4}});
   require(v.present, bad, "status: needed, with shape [4]");
   check_dtype("status", status, {DType::i64});
-  refuse_device("status", status);
-  require(v.integer(0) == 0, bad,
+  std::array<int64_t, 4> found{};
+  if (status.device == DeviceKind::cuda)
+    found = read_status(v, status.device_index, stream);
+  else
+    for (int64_t i = 0; i < 4; ++i) found[static_cast<size_t>(i)] = v.integer(i);
+  require(found[0] == 0, bad,
           "indices: {} foreign, outside their index space; the first at flat slot {} with value {}",
-          v.integer(0), v.integer(1), v.integer(2));
+          found[0], found[1], found[2]);
 }
 
 }  // namespace talea::sparse_attention

@@ -1,0 +1,59 @@
+// What: the passes of lane cuda over chunks of queries.
+// Why: one class holds what a call's chunks share: tables, plan, buffers, stream.
+// Never: allocates; synchronises only under IndexCheck::checked.
+#pragma once
+
+#include "device/common/cublaslt.hpp"
+#include "ops/sparse_attention/contract.hpp"
+#include "ops/sparse_attention/cuda/plan.hpp"
+
+namespace talea::sparse_attention::cuda {
+
+Tables tables_of(const Problem& p, const Args& a);
+
+// Products of a batch of small matrices that lie one behind the other.
+struct Batched {
+  bool transpose_a = false, transpose_b = false;
+  int64_t m = 0, n = 0, k = 0;
+  int64_t lda = 0, ldb = 0, ldc = 0;
+  int64_t stride_a = 0, stride_b = 0, stride_c = 0, batches = 1;
+  const void* a = nullptr;
+  const void* b = nullptr;
+  float* c = nullptr;
+  float alpha = 1, beta = 0;
+};
+
+class Run {
+ public:
+  explicit Run(const Call& call);
+  void forward();
+  void backward();
+  void select();
+
+ private:
+  void check_foreign();
+  template <typename F>
+  void each_chunk(F&& body);
+  void prepare(const Chunk& chunk);
+  void multiply(const Batched& product);
+  void forward_chunk(const Chunk& chunk);
+  void backward_chunk(const Chunk& chunk);
+  void form_dq(const Chunk& chunk);
+  void form_dkv(const Chunk& chunk);
+  void begin_dkv();
+  void end_dkv();
+  void select_chunk(const Chunk& chunk);
+  void finish();
+
+  const Call& c_;
+  const Problem& p_;
+  const Args& a_;
+  const ChunkPlan plan_;
+  Arena arena_;
+  const Buffers b_;
+  const Tables tables_;
+  cudaStream_t stream_;
+  View dkv_sums_;  // fp32: the caller's dkv or the workspace's
+};
+
+}  // namespace talea::sparse_attention::cuda

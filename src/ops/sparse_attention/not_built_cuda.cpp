@@ -1,0 +1,30 @@
+// What: lane cuda and the calls beside the passes where the build has no CUDA.
+// Why: "not built" is a reason like any other, and device tensors get an answer.
+// Never: runs; a build with CUDA leaves this file out.
+#include "ops/sparse_attention/beside.hpp"
+
+namespace talea::sparse_attention {
+namespace {
+
+[[noreturn]] void no_cuda(const char* name) {
+  fail(ErrorKind::unavailable, "{}: device tensors: this build has no CUDA lanes", name);
+}
+
+}  // namespace
+
+Lane cuda_lane() {
+  return {"cuda",
+          "not built",
+          [](const Problem&, const DeviceFacts&) -> std::optional<std::string> {
+            return "not built: this library holds no CUDA code";
+          },
+          nullptr,
+          nullptr,
+          nullptr};
+}
+
+void index_mask_on_device(const Problem&, const Args&, const View&, Stream) { no_cuda("mask"); }
+void pack_rows_on_device(const Tensor&, const Tensor&, Stream) { no_cuda("kv"); }
+std::array<int64_t, 4> read_status(const View&, int, Stream) { no_cuda("status"); }
+
+}  // namespace talea::sparse_attention

@@ -212,8 +212,8 @@ def test_receipt_and_status():
 def test_opcheck(device):
     from talea._sparse_attention import _ops, _settings  # noqa: F401  (registers the ops)
 
-    q, kv, indices, sink = problem(s=3, keys=5, h=2, d=8, slots=4, device=device)
-    text = _settings.text_of(value_dim=4, outputs=("o", "lse"), kv_storage="plain")
+    q, kv, indices, sink = problem(s=3, keys=5, h=2, slots=4, device=device)
+    text = _settings.text_of(value_dim=16, outputs=("o", "lse"), kv_storage="plain")
     nothing = (None,) * 8
     torch.library.opcheck(
         torch.ops.talea.sparse_attention, (q, kv, sink, indices, *nothing, text),

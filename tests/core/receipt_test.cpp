@@ -176,7 +176,8 @@ TEST(Receipt, TheSchemaRejectsEachMissingMember) {
       const std::string key = item.key();
       if (*place == '\0' && (key == "errors" || key == "notes" || key == "title")) continue;
       // Receipts from before these were told stay readable.
-      if (key == "library" || key == "accumulate_db") continue;
+      if (key == "library" || key == "accumulate_db" || key == "dw_sum" || key == "products")
+        continue;
       SCOPED_TRACE(std::string(place) + "/" + key);
       json changed = whole;
       changed[at].erase(key);

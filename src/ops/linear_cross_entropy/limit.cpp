@@ -72,9 +72,10 @@ Problem Operator::limited(const Lane& lane, const Problem& p, const DeviceFacts&
           "dx_rest: lane {} keeps none for this problem", lane.name);
   if (p.options.workspace_limit_bytes != workspace_auto) return p;
   Problem q = p;
-  q.options.workspace_limit_bytes = given && p.world == 1
-                                        ? given->bytes + kept_beside(p)
-                                        : chosen_limit(lane, even_shard(p), device);
+  // What is free on a device changes between the question and the call: the room given decides.
+  const bool by_room = given && p.world == 1 && p.device == DeviceKind::cuda;
+  q.options.workspace_limit_bytes =
+      by_room ? given->bytes + kept_beside(p) : chosen_limit(lane, even_shard(p), device);
   return q;
 }
 

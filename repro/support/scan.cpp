@@ -91,6 +91,7 @@ mamba3::Inputs inputs_of(const Scan& s, bool backward) {
 mamba3::Result call(const Scan& s, const std::string& lane, bool backward, Values& into) {
   mamba3::Options options = s.options;
   options.lane = lane;
+  options.threads = 1;  // also called in a forked child, which has no thread pool
   mamba3::Outputs out;
   Buffers buffers;
   place(s, out, backward, buffers,

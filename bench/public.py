@@ -276,6 +276,10 @@ def main():
         sections = {"bench": {"limit": limit, "runs": runs, "not_run": not_run},
                     "notes": ["two rounds, the second in reverse order; ratios are their mean",
                               "truth: fp32 products of the bf16 inputs"]}  # fmt: skip
+        for r in sections["bench"]["runs"]:  # what every run of a receipt has: of the two rounds
+            rounds = sorted(r["sustained_ms"])
+            r["time"] = {"median_ms": sum(rounds) / len(rounds), "p20_ms": rounds[0],
+                         "p80_ms": rounds[-1], "n": len(rounds)}  # fmt: skip
         argv = ["python3", "bench/public.py", *sys.argv[1:]]
         write_receipt(args.receipt, "bench", f"{title}{args.vocab}, bf16", None, sections, start,
                       argv)  # fmt: skip

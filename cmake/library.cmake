@@ -10,6 +10,8 @@ else()
   list(FILTER talea_sources EXCLUDE REGEX "/src/.*/(cuda|sm90)/|/src/device/(common|sm90)/")
 endif()
 list(FILTER talea_sources EXCLUDE REGEX "src/dist/mpi.cpp$")  # a plug-in of its own
+list(FILTER talea_sources EXCLUDE REGEX "src/core/fmt.cpp$")
+include(cmake/fmt.cmake)
 # NCCL is opened at run time; its header is needed to build.
 if(TALEA_CUDA)
   find_path(nccl_include nccl.h HINTS /usr/local/cuda/include)
@@ -41,8 +43,7 @@ target_include_directories(talea_internal PUBLIC ${PROJECT_SOURCE_DIR}/include
                                                  ${PROJECT_SOURCE_DIR}/src)
 find_package(hwy REQUIRED)
 include(cmake/onednn.cmake)
-target_link_libraries(talea_internal PUBLIC OpenMP::OpenMP_CXX fmt::fmt-header-only
-                                            ${CMAKE_DL_LIBS}
+target_link_libraries(talea_internal PUBLIC OpenMP::OpenMP_CXX talea_fmt ${CMAKE_DL_LIBS}
                                      PRIVATE hwy::hwy DNNL::dnnl)
 # Highway's kernels: the same code for every instruction set, chosen at run time. Scalable vectors
 # are left out because a register block has a fixed size.

@@ -29,7 +29,6 @@ class Head {
         n_(sequence),
         b_(batch),
         lo_(first),
-        hi_(last),
         h_(head),
         g_(head / (c.size.H / c.size.G)),
         T_(last - first) {}
@@ -382,7 +381,7 @@ class Head {
   const Case& c_;
   Values& to_;
   const Sizes& s_;
-  const int64_t n_, b_, lo_, hi_, h_, g_, T_;
+  const int64_t n_, b_, lo_, h_, g_, T_;
   double decay_noise_ = 0;
   Row noise_, theta_, dt_, lambda_, rest_, alpha_, k_in_, v_in_;
   std::vector<Row> q_, k_, v_, y_, before_, after_;

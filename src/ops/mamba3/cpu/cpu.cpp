@@ -59,7 +59,9 @@ class Run {
   void forward() {
     const int64_t H = p_.heads;
     int64_t before = 0, counted = 0;
-#pragma omp parallel for schedule(dynamic) num_threads(static_cast <int>(plan_.threads)) \
+    // A thread's iterations ascend: `before` only grows. Plain dynamic does not promise it.
+#pragma omp parallel for schedule(monotonic                                                \
+                                  : dynamic) num_threads(static_cast <int>(plan_.threads)) \
     firstprivate(before, counted)
     for (int64_t i = 0; i < sequences() * H; ++i) {
       const int64_t n = i / H;

@@ -86,7 +86,8 @@ void Attention::backward_query(Cursor at, int64_t place, const ThreadBuffers& w)
     rows[i] = w.d_scores + i;
     w.targets[i] = direct
                        ? static_cast<float*>(a_.dq.data) + a_.dq.at(at.b, at.s, at.heads.first + i)
-                       : w.dq + i * p_.dim;
+                   : a_.dq ? w.dq + i * p_.dim
+                           : nullptr;
     if (a_.dq) std::fill_n(w.targets[i], p_.dim, 0.0f);
   }
   int64_t valid = 0, n = 0, more = 0;

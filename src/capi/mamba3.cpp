@@ -2,10 +2,10 @@
 // Why: C struct -> C++ value -> operator, and the status back: nothing else happens here.
 // Never: computes, chooses or allocates tensor memory.
 #include "capi/guarded.hpp"
-#include "capi/mamba3_fields.hpp"
 #include "capi/phases.hpp"
 #include "capi/result.hpp"
 #include "capi/tensor.hpp"
+#include "ops/mamba3/fields.hpp"
 #include "ops/mamba3/receipt.hpp"
 
 namespace talea::capi {
@@ -27,31 +27,23 @@ struct Arguments {
 
 void read_states(const m3::StateNames& names, const m3::CStates& from, m3::States& to,
                  MadeUpAddresses& addresses) {
-  for (size_t i = 0; i < std::size(m3::c_states); ++i)
-    to.*m3::state_members[i] = tensor(names.names[i], from.*m3::c_states[i], addresses);
-}
-
-// A list of C++ fields and its C members.
-template <class CStruct, class Struct, class Fields, class CFields>
-void read_fields(const CStruct& from, Struct& to, const Fields& fields, const CFields& c_fields,
-                 MadeUpAddresses& addresses) {
-  for (size_t i = 0; i < std::size(fields); ++i)
-    to.*fields[i].member = tensor(fields[i].name, from.*c_fields[i], addresses);
+  for (size_t i = 0; i < std::size(m3::state_members); ++i)
+    to.*m3::state_members[i] = tensor(names.names[i], from.*m3::c_state_members[i], addresses);
 }
 
 void read_inputs(const m3::CInputs* from, m3::Inputs& to, MadeUpAddresses& addresses) {
   check_size("inputs", from);
-  read_fields(*from, to, m3::input_fields, m3::c_inputs, addresses);
+  read_tensors(*from, to, m3::input_fields, addresses);
   read_states(m3::initial_names, from->initial_states, to.initial_states, addresses);
   read_states(m3::d_final_names, from->d_final_states, to.d_final_states, addresses);
 }
 
 void read_outputs(const m3::COutputs* from, m3::Outputs& to, MadeUpAddresses& addresses) {
   check_size("outputs", from);
-  read_fields(*from, to, m3::output_fields, m3::c_outputs, addresses);
+  read_tensors(*from, to, m3::output_fields, addresses);
   read_states(m3::final_names, from->final_states, to.final_states, addresses);
   const m3::CGradients& d = from->d;
-  read_fields(d, to.d, m3::gradient_fields, m3::c_gradients, addresses);
+  read_tensors(d, to.d, m3::gradient_fields, addresses);
   read_states(m3::d_initial_names, d.initial_states, to.d.initial_states, addresses);
   require(d.reserved == 0, ErrorKind::usage, "outputs.d: reserved = {}: must be 0", d.reserved);
   to.d.accumulate_parameters = d.accumulate_parameters != 0;

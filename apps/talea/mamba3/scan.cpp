@@ -14,7 +14,6 @@
 #include "io/receipt_file.hpp"
 #include "memory.hpp"
 #include "ops/mamba3/fields.hpp"
-#include "ops/mamba3/words.hpp"
 #include "register.hpp"
 #include "table.hpp"
 #include "talea/ranks.hpp"

@@ -18,13 +18,6 @@ FullAxes full_axes(const Problem& p, const Inputs& in, const Outputs& out);
 Inputs step_inputs(const StepArguments& a);
 Outputs step_outputs(const StepArguments& a);
 
-// Each view by itself; devices; overlap of outputs with all else; overlap with the workspace.
-void check_views(const Inputs& in, const Outputs& out);
-void check_devices(const Inputs& in, const Outputs& out);
-void check_overlap(const Inputs& in, const Outputs& out);
-void check_workspace(const Inputs& in, const Outputs& out, const Workspace& workspace);
-void check_step_memory(const StepArguments& a);
-
 // Tokens [begin, end) of batch entry `batch`, and the row of the state tensors.
 struct Sequence {
   int64_t batch = 0, begin = 0, end = 0, row = 0;

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "core/fail.hpp"
+#include "core/views.hpp"
 #include "ops/mamba3/contract.hpp"
 #include "ops/mamba3/fields.hpp"
 #include "ops/mamba3/rules.hpp"
@@ -25,13 +26,14 @@ void check_options(const Options& o) {
           o.workspace_limit_bytes);
   require(o.threads >= 0 && o.threads <= most_threads, usage, "threads = {}: must lie in [0, {}]",
           o.threads, most_threads);
-  const auto known = [](const char* name, int32_t value, int32_t last) {
-    require(value >= 0 && value <= last, usage, "{} = {}: no such value (0 to {})", name, value,
-            last);
-  };
-  known("rotary_pairs", static_cast<int32_t>(o.rotary_pairs), 2);
-  known("sequence_check", static_cast<int32_t>(o.sequence_check), 2);
-  known("schedule", static_cast<int32_t>(o.schedule), 2);
+  for_each_field(option_fields, [&](const auto& f) {
+    using Value = std::decay_t<decltype(o.*f.member)>;
+    if constexpr (std::is_enum_v<Value>) {
+      const auto value = static_cast<int32_t>(o.*f.member);
+      require(value >= 0 && value <= last_value<Value>(), usage, "{} = {}: no such value (0 to {})",
+              f.name, value, last_value<Value>());
+    }
+  });
 }
 
 void need(const char* name, const Tensor& t, int low, int high, const char* shape) {
@@ -147,7 +149,9 @@ void fill_rest(Problem& p, const Inputs& in, const Outputs& out) {
 
 Problem checked(Problem p, const Inputs& in, const Outputs& out, const Ranks& ranks) {
   check_options(p.options);
-  check_views(in, out);
+  const auto inputs = tensors_of(in), outputs = tensors_of(out);
+  check_views(inputs);
+  check_views(outputs);
   fill_sizes(p, in);
   fill_pairs(p);
   fill_groups(p, ranks);
@@ -155,7 +159,8 @@ Problem checked(Problem p, const Inputs& in, const Outputs& out, const Ranks& ra
   check_presence(p, in, out);
   check_dtypes(p, in, out);
   check_shapes(p, in, out);
-  check_devices(in, out);
+  check_devices({"q", &in.q}, inputs);
+  check_devices({"q", &in.q}, outputs);
   return p;
 }
 
@@ -166,6 +171,20 @@ Tensor with_token_axis(Tensor t, int at) {
   t.shape[at] = t.stride[at] = 1;
   ++t.rank;
   return t;
+}
+
+// The states are outputs of a step, too.
+void check_step_memory(const StepArguments& a) {
+  std::vector<NamedTensor> inputs = tensors_of(a.in);
+  std::vector<NamedTensor> outputs = {{"out", &a.out}, {"status", &a.status}};
+  for_states(a.state, step_state_names, [&](const char* name, const Tensor& t) {
+    outputs.push_back({name, &t});
+  });
+  const NamedTensor slots = {"slots", &a.slots};
+  check_views({&slots, 1});
+  check_devices({"q", &a.in.q}, {&slots, 1});
+  inputs.push_back(slots);
+  check_overlap(inputs, outputs);
 }
 
 void check_step_arguments(const StepArguments& a) {
@@ -217,7 +236,7 @@ Problem describe(Pass pass, const Inputs& in, const Outputs& out, const Options&
   p.pass = pass;
   p.options = options;
   p = checked(std::move(p), in, out, ranks);
-  check_overlap(in, out);
+  check_overlap(tensors_of(in), tensors_of(out));
   return p;
 }
 

@@ -3,12 +3,7 @@
 // Never: includes a header of CUDA, MPI or NCCL.
 #pragma once
 
-#include <optional>
-#include <span>
-#include <string>
-#include <vector>
-
-#include "core/device_facts.hpp"
+#include "core/operator.hpp"
 #include "talea/mamba3.hpp"
 
 namespace talea::mamba3 {
@@ -24,28 +19,22 @@ struct Call {
   const Outputs& out;
   const Tensor& slots;
   Workspace workspace;
+  const Ranks& ranks;  // cuts are resolved around a lane (ranks.hpp), which looks at none
   Stream stream;
   Result& result;  // the lane fills what it knows
-  // Turns that lie before this piece of each sequence, [n, H, A]; null: none (turns.hpp).
+  // Turns that lie before this piece of each sequence, [n, H, A]; null: none (scan_state.hpp).
   const uint64_t* angle_offset = nullptr;
   // Where the turns behind the last token go, as they are; null: nobody asks.
   uint64_t* final_turns = nullptr;
 };
 
-struct Lane {
-  const char* name;
-  const char* kind;
-  // Nothing: accepts. Otherwise the reason, which names the option, shape or device at fault.
-  std::optional<std::string> (*decline)(const Problem&, const DeviceFacts&);
-  int64_t (*workspace_bytes)(const Problem&, const DeviceFacts&);
-  int64_t (*saved_bytes)(const Problem&, const DeviceFacts&);
-  // One "name = value" a line: chunk, schedule, segment.
-  std::vector<std::string> (*details)(const Problem&, const DeviceFacts&);
-  void (*run)(const Call&);
+struct Operator {
+  using Problem = mamba3::Problem;
+  using Call = mamba3::Call;
+  using Result = mamba3::Result;
+  static std::span<const talea::Lane<Operator>> lanes();
 };
-
-// Best first, reference last. Lanes not built are in the table and decline with "not built".
-std::span<const Lane> lane_table();
+using Lane = talea::Lane<Operator>;
 
 Lane cpu_lane();
 Lane unfused_lane();

@@ -1,118 +1,67 @@
-// What: the way through the scan: check, choose, workspace, run.
-// Why: one table and one choose() serve the library, the C interface and the command line.
+// What: the lane table of the scan, and its public functions.
+// Why: one table serves the library, the C interface and the command line.
 // Never: includes a CUDA header or knows how a lane works.
-#include <algorithm>
 #include <array>
 
 #include "core/fail.hpp"
 #include "ops/mamba3/contract.hpp"
+#include "ops/mamba3/fields.hpp"
 #include "ops/mamba3/ranks.hpp"
 #include "ops/mamba3/saved.hpp"
 
 namespace talea::mamba3 {
 
-std::span<const Lane> lane_table() {
+std::span<const Lane> Operator::lanes() {
   static const std::array<Lane, 3> table = {cpu_lane(), unfused_lane(), reference_lane()};
   return table;
 }
 
 namespace {
 
-struct Choice {
-  const Lane* lane = nullptr;
-  std::vector<LaneDecline> declined;
+// Where and with whom a call runs; slots: of a step.
+struct Place {
+  Workspace workspace;
+  Ranks ranks;
+  Stream stream;
+  Tensor slots = {};
 };
 
-Choice choose(const Problem& p, const DeviceFacts& device) {
-  Choice choice;
-  const std::string& wanted = p.options.lane;
-  bool known = wanted == "auto";
-  for (const Lane& lane : lane_table()) {
-    const bool named = wanted == lane.name;
-    known = known || named;
-    if (choice.lane || (wanted != "auto" && !named)) continue;
-    if (wanted == "auto" && std::string_view(lane.name) == "unfused") {
-      choice.declined.push_back(
-          {lane.name, "materialises every intermediate; only when asked for by name"});
-      continue;
-    }
-    if (auto reason = lane.decline(p, device))
-      choice.declined.push_back({lane.name, *reason});
-    else
-      choice.lane = &lane;
-  }
-  require(known, ErrorKind::usage, "lane = {}: no such lane (sm90, cuda, cpu, unfused, reference)",
-          wanted);
-  return choice;
+std::vector<NamedTensor> memory_of(const Inputs& in, const Outputs& out) {
+  std::vector<NamedTensor> all = tensors_of(in);
+  for (const NamedTensor& t : tensors_of(out)) all.push_back(t);
+  return all;
 }
 
-const Lane& chosen(const Problem& p, const DeviceFacts& device, Choice& choice) {
-  choice = choose(p, device);
-  std::string reasons;
-  for (const LaneDecline& d : choice.declined)
-    reasons += fmt::format("\n  {}: {}", d.lane, d.reason);
-  require(choice.lane, ErrorKind::unavailable, "no lane takes this problem:{}", reasons);
-  return *choice.lane;
-}
-
-Result call(const Problem& p, const Inputs& in, const Outputs& out, const Tensor& slots,
-            Workspace workspace, const Ranks& ranks, Stream stream) {
-  const DeviceFacts device = gather_device_facts(p.device_index);
-  Choice choice;
-  const Lane& lane = chosen(p, device, choice);
-  const int64_t needed = ranked_workspace(p, lane, device);
-  require(workspace.bytes >= needed && (workspace.data || needed == 0), ErrorKind::usage,
-          "workspace: {} bytes given, {} bytes needed by lane {}",
-          workspace.data ? workspace.bytes : 0, needed, lane.name);
-  check_workspace(in, out, {workspace.data, needed});
-  Result result;
-  result.lane = lane.name;
-  result.lane_kind = lane.kind;
-  result.declined = choice.declined;
-  result.pass = p.pass;
-  result.rotary_pairs = p.rotary_pairs;
-  result.workspace_bytes = needed;
-  result.memory_order = memory_order_of(p);
-  FullAxes full = full_axes(p, in, out);
-  take_saved(p, lane, device, full, result);
-  run_ranked(lane, {p, device, full.in, full.out, slots, workspace, stream, result}, ranks);
-  return result;
+Result run(const Problem& asked, const Inputs& in, const Outputs& out, const Place& at) {
+  std::vector<NamedTensor> memory = memory_of(in, out);
+  memory.push_back({"slots", &at.slots});
+  return call<Operator>(
+      asked, at.workspace, memory, [&](const Prepared<Operator>& ready, Result& result) {
+        const Problem& p = ready.problem;
+        result.pass = p.pass;
+        result.rotary_pairs = p.rotary_pairs;
+        result.memory_order = memory_order_of(p);
+        FullAxes full = full_axes(p, in, out);
+        take_saved(p, ready.lane->name, ready.plan, full, result);
+        if (p.handshake) shake_hands(p, in, ready.lane->name, at.ranks, result);
+        const Workspace room = {at.workspace.data, ready.plan.workspace_bytes};
+        ready.lane->run(
+            {p, ready.device, full.in, full.out, at.slots, room, at.ranks, at.stream, result},
+            ready.plan);
+      });
 }
 
 }  // namespace
 
 int64_t workspace_bytes(const Problem& problem) {
-  const DeviceFacts device = gather_device_facts(problem.device_index);
-  Choice choice;
-  const Lane& lane = chosen(problem, device, choice);
-  return ranked_workspace(problem, lane, device);
+  return prepare<Operator>(problem).plan.workspace_bytes;
 }
 
-int64_t saved_bytes(const Problem& problem) {
-  const DeviceFacts device = gather_device_facts(problem.device_index);
-  Choice choice;
-  return saved_size(problem, chosen(problem, device, choice), device);
-}
+int64_t saved_bytes(const Problem& problem) { return saved_size(prepare<Operator>(problem).plan); }
 
-LaneChoice explain(const Problem& problem) {
-  const DeviceFacts device = gather_device_facts(problem.device_index);
-  const Choice choice = choose(problem, device);
-  LaneChoice said;
-  said.declined = choice.declined;
-  if (!choice.lane) return said;
-  said.lane = choice.lane->name;
-  said.lane_kind = choice.lane->kind;
-  said.workspace_bytes = ranked_workspace(problem, *choice.lane, device);
-  said.flops = useful_flops(problem, problem.options.chunk);
-  said.details = choice.lane->details(problem, device);
-  return said;
-}
+LaneChoice explain(const Problem& problem) { return talea::explain<Operator>(problem); }
 
-std::vector<std::string> lanes() {
-  std::vector<std::string> names;
-  for (const Lane& lane : lane_table()) names.emplace_back(lane.name);
-  return names;
-}
+std::vector<std::string> lanes() { return lane_names<Operator>(); }
 
 double useful_flops(const Problem& p, int64_t chunk) {
   const auto real = [](int64_t x) { return static_cast<double>(x); };
@@ -126,19 +75,18 @@ double useful_flops(const Problem& p, int64_t chunk) {
 
 Result forward(const Inputs& in, const Outputs& out, const Options& options, Workspace workspace,
                const Ranks& ranks, Stream stream) {
-  const Problem p = describe(Pass::forward, in, out, options, ranks);
-  return call(p, in, out, {}, workspace, ranks, stream);
+  return run(describe(Pass::forward, in, out, options, ranks), in, out, {workspace, ranks, stream});
 }
 
 Result backward(const Inputs& in, const Outputs& out, const Options& options, Workspace workspace,
                 const Ranks& ranks, Stream stream) {
-  const Problem p = describe(Pass::backward, in, out, options, ranks);
-  return call(p, in, out, {}, workspace, ranks, stream);
+  return run(describe(Pass::backward, in, out, options, ranks), in, out,
+             {workspace, ranks, stream});
 }
 
 Result step(const StepArguments& a, const Options& options, Workspace workspace, Stream stream) {
-  const Problem p = describe(a, options);
-  return call(p, step_inputs(a), step_outputs(a), a.slots, workspace, {}, stream);
+  return run(describe(a, options), step_inputs(a), step_outputs(a),
+             {workspace, {}, stream, a.slots});
 }
 
 void require_clean(const int64_t status[4]) {

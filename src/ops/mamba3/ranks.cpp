@@ -11,6 +11,7 @@
 #include "core/fail.hpp"
 #include "dist/agree.hpp"
 #include "ops/mamba3/element.hpp"
+#include "ops/mamba3/fields.hpp"
 #include "ops/mamba3/token_ranks.hpp"
 
 namespace talea::mamba3 {
@@ -181,26 +182,19 @@ class SharedHeads {
   std::vector<HeadShare> all_;
 };
 
-int64_t lane_bytes(const Problem& p, const Lane& lane, const DeviceFacts& device) {
-  if (p.sequence_world == 1) return lane.workspace_bytes(p, device);
-  const PieceProblems pieces(p);
-  int64_t most = 0;
-  for (const Problem* one : {&pieces.turns, &pieces.summary, &pieces.whole})
-    most = std::max(most, lane.workspace_bytes(*one, device));
-  return p.backward() ? std::max(most, lane.workspace_bytes(pieces.feedback, device)) : most;
-}
-
 void count_room(Arena& arena, const Problem& p) {
   if (shares_rows(p)) SharedRows(arena, p);
   if (p.sequence_world > 1) PieceMemory(arena, p);
 }
+
+bool alone(const Problem& p) { return p.heads_world == 1 && p.sequence_world == 1; }
 
 std::vector<AgreedField> fields_of(const Problem& p, const std::string& lane, bool heads) {
   std::vector<AgreedField> f;
   const auto add = [&](const char* name, const auto& value) {
     f.push_back({name, fmt::format("{}", value)});
   };
-  add("pass", static_cast<int>(p.pass));
+  add("pass", word(p.pass));
   add("lane", lane);
   add("batch", p.batch);
   if (heads) add("tokens", p.tokens);
@@ -213,10 +207,10 @@ std::vector<AgreedField> fields_of(const Problem& p, const std::string& lane, bo
   add("sequences", p.sequences);
   add("packed", p.packed);
   add("dtype", name_of(p.dtype));
-  add("rotary_pairs", static_cast<int>(p.rotary_pairs));
-  add("head_norm", p.options.head_norm);
-  add("norm_eps", p.options.norm_eps);
-  add("chunk", p.options.chunk);
+  add("rotary_pairs", word(p.rotary_pairs));
+  for_each_field(option_fields, [&](const auto& o) {
+    if (o.agreed) f.push_back({o.name, text_of(p.options.*o.member)});
+  });
   add("total_heads", p.total_heads);
   add("total_groups", p.total_groups);
   add("z", p.in.z.present);
@@ -226,48 +220,67 @@ std::vector<AgreedField> fields_of(const Problem& p, const std::string& lane, bo
   return f;
 }
 
-void shake_hands(const Call& c, const std::string& lane, Communicator& ranks, bool heads) {
-  if (ranks.size() == 1 || !c.problem.handshake) return;
-  auto fields = fields_of(c.problem, lane, heads);
-  if (c.problem.packed) fields.push_back({"cu_seqlens", content_of(c.in.cu_seqlens)});
-  const int64_t nothing = 0;
-  if (!agree(fields, nothing, ranks))
-    c.result.notes.push_back(fmt::format(
-        "handshake: not run; communicator {} has no channel for host memory", ranks.engine()));
-}
-
 }  // namespace
 
-int64_t ranked_workspace(const Problem& p, const Lane& lane, const DeviceFacts& device) {
-  Arena arena;
-  count_room(arena, p);
-  const int64_t own = lane_bytes(local_problem(p), lane, device);
-  return arena.used() > 0 ? arena.bytes() + own : own;
+void shake_hands(const Problem& p, const Inputs& in, const std::string& lane, const Ranks& ranks,
+                 Result& result) {
+  for (Communicator* const group : {ranks.heads, ranks.sequence}) {
+    if (!group || group->size() == 1) continue;
+    auto fields = fields_of(p, lane, group == ranks.heads);
+    if (p.packed) fields.push_back({"cu_seqlens", content_of(in.cu_seqlens)});
+    const int64_t nothing = 0;
+    if (!agree(fields, nothing, *group))
+      result.notes.push_back(fmt::format(
+          "handshake: not run; communicator {} has no channel for host memory", group->engine()));
+  }
 }
 
-void run_ranked(const Lane& lane, const Call& call, const Ranks& ranks) {
-  const Problem& p = call.problem;
-  if (p.heads_world == 1 && p.sequence_world == 1) return lane.run(call);
-  require(p.device == DeviceKind::cpu, ErrorKind::unavailable,
+Planned plan_over_ranks(PlanAlone plan, const Problem& p, const DeviceFacts& device) {
+  require(alone(p) || p.device == DeviceKind::cpu, ErrorKind::unavailable,
           "mamba3: heads or tokens over several ranks are for host tensors");
-  if (ranks.heads) shake_hands(call, lane.name, *ranks.heads, true);
-  if (ranks.sequence) shake_hands(call, lane.name, *ranks.sequence, false);
+  const Problem local = local_problem(p);
+  RankedPlan ranked;
+  ranked.whole = plan(local, device);
+  int64_t most = ranked.whole.workspace_bytes;
+  if (p.sequence_world > 1) {
+    const PieceProblems pieces(local);
+    const auto of = [&](const Problem& one) {
+      Planned made = plan(one, device);
+      most = std::max(most, made.workspace_bytes);
+      return made;
+    };
+    ranked.turns = of(pieces.turns);
+    ranked.summary = of(pieces.summary);
+    if (p.backward()) ranked.feedback = of(pieces.feedback);
+    ranked.whole = of(pieces.whole);
+  }
+  Arena arena;
+  count_room(arena, p);
+  if (arena.used() > 0) most += arena.bytes();
+  const double flops = ranked.whole.flops;
+  const int64_t kept = ranked.whole.kept_bytes;
+  Planned planned = talea::planned(most, flops, std::move(ranked));
+  planned.kept_bytes = kept;
+  return planned;
+}
+
+void run_over_ranks(RunAlone run, const Call& call, const RankedPlan& plan) {
+  const Problem& p = call.problem;
+  if (alone(p)) return run(call, plan.whole);
   Arena arena(call.workspace);
   const Problem local = local_problem(p);
-  const auto run = [&](const Outputs& out) {
-    if (p.sequence_world > 1) {
-      const Call one = {local,      call.device,    call.in,     out,
-                        call.slots, call.workspace, call.stream, call.result};
-      return run_piece(lane, one, *ranks.sequence, arena);
-    }
-    const Workspace rest = {static_cast<char*>(call.workspace.data) + arena.used(),
-                            call.workspace.bytes - arena.used()};
-    lane.run({local, call.device, call.in, out, call.slots, rest, call.stream, call.result});
+  const auto run_local = [&](const Outputs& out) {
+    Call one = {local,          call.device, call.in,     out,        call.slots,
+                call.workspace, call.ranks,  call.stream, call.result};
+    if (p.sequence_world > 1) return run_piece({run, plan}, one, arena);
+    one.workspace = {static_cast<char*>(call.workspace.data) + arena.used(),
+                     call.workspace.bytes - arena.used()};
+    run(one, plan.whole);
   };
-  if (!shares_rows(p)) return run(call.out);
-  SharedHeads shared(call, *ranks.heads, arena);
+  if (!shares_rows(p)) return run_local(call.out);
+  SharedHeads shared(call, *call.ranks.heads, arena);
   const Outputs out = shared.outputs();
-  run(out);
+  run_local(out);
   shared.sum(out);
 }
 

@@ -7,10 +7,38 @@
 
 namespace talea::mamba3 {
 
-// The lane's workspace and what the exchanges need beside it.
-int64_t ranked_workspace(const Problem& p, const Lane& lane, const DeviceFacts& device);
+// A lane's decision and work on a problem that it has alone.
+using PlanAlone = Planned (*)(const Problem&, const DeviceFacts&);
+using RunAlone = void (*)(const Call&, const Planned&);
 
-// Runs the lane, alone or as one rank of the worlds in `ranks`.
-void run_ranked(const Lane& lane, const Call& call, const Ranks& ranks);
+// The decisions of every call that the lane gets of a call over ranks. Alone: `whole` is all.
+struct RankedPlan {
+  Planned whole, turns, summary, feedback;
+};
+
+Planned plan_over_ranks(PlanAlone plan, const Problem& p, const DeviceFacts& device);
+void run_over_ranks(RunAlone run, const Call& call, const RankedPlan& plan);
+
+// A lane of the table from one that knows no ranks.
+template <PlanAlone plan, RunAlone run>
+Lane over_ranks(Lane lane) {
+  lane.plan = [](const Problem& p, const DeviceFacts& device) {
+    return plan_over_ranks(plan, p, device);
+  };
+  lane.run = [](const Call& call, const Planned& planned) {
+    run_over_ranks(run, call, planned.as<RankedPlan>());
+  };
+  return lane;
+}
+
+// The lane's own decision in what details() gets.
+template <class Config>
+const Config& alone(const Planned& planned) {
+  return planned.as<RankedPlan>().whole.as<Config>();
+}
+
+// Shapes, options and pieces of all ranks, before any work.
+void shake_hands(const Problem& p, const Inputs& in, const std::string& lane, const Ranks& ranks,
+                 Result& result);
 
 }  // namespace talea::mamba3

@@ -7,7 +7,6 @@
 
 #include "core/provenance.hpp"
 #include "ops/mamba3/fields.hpp"
-#include "ops/mamba3/words.hpp"
 
 namespace talea::mamba3 {
 namespace {

@@ -3,11 +3,9 @@
 // Never: dereferences a tensor.
 #include "ops/mamba3/rules.hpp"
 
-#include <algorithm>
-#include <vector>
-
 #include "core/fail.hpp"
 #include "core/mutant.hpp"
+#include "core/views.hpp"
 #include "ops/mamba3/fields.hpp"
 
 namespace talea::mamba3 {
@@ -15,13 +13,6 @@ namespace {
 
 constexpr auto usage = ErrorKind::usage;
 constexpr auto data_error = ErrorKind::invalid_data;
-
-template <typename Range>
-std::string list_of(const Range& extents) {
-  std::string s = "[";
-  for (const int64_t e : extents) s += fmt::format("{}{}", s.size() > 1 ? ", " : "", e);
-  return s + "]";
-}
 
 // One of several shapes: the first fits where a rank axis may be left out.
 void check_either(const char* name, const Tensor& t, std::initializer_list<int64_t> full,
@@ -68,29 +59,6 @@ void check_parameter_sums(const Gradients& d) {
 }
 
 }  // namespace
-
-std::string shape_of(const Tensor& t) {
-  std::vector<int64_t> extents(t.shape.begin(), t.shape.begin() + t.rank);
-  return list_of(extents);
-}
-
-void check_shape(const char* name, const Tensor& t, std::initializer_list<int64_t> want) {
-  if (!t) return;
-  const bool same = t.rank == static_cast<int>(want.size()) &&
-                    std::equal(want.begin(), want.end(), t.shape.begin());
-  require(same, data_error, "{}: shape {} where {} is needed", name, shape_of(t), list_of(want));
-  require(t.data || t.elements() == 0, data_error, "{}: null pointer with shape {}", name,
-          shape_of(t));
-}
-
-void check_dtype(const char* name, const Tensor& t, std::initializer_list<DType> allowed) {
-  if (!t || std::find(allowed.begin(), allowed.end(), t.dtype) != allowed.end()) return;
-  std::string list;
-  for (const DType d : allowed)
-    if (list.find(name_of(d)) == std::string::npos)
-      list += (list.empty() ? "" : ", ") + std::string(name_of(d));
-  fail(data_error, "{}: dtype {} is not supported here; one of {}", name, name_of(t.dtype), list);
-}
 
 void check_presence(const Problem& p, const Inputs& in, const Outputs& out) {
   require(!in.mimo_z || in.z, usage, "mimo_z: needs z");

@@ -3,18 +3,11 @@
 // Never: dereferences a tensor.
 #pragma once
 
-#include <initializer_list>
-#include <string>
-
 #include "ops/mamba3/contract.hpp"
 
 namespace talea::mamba3 {
 
-std::string shape_of(const Tensor& t);
 // Present tensors only; errors name the tensor, what it is and what it would have to be.
-void check_shape(const char* name, const Tensor& t, std::initializer_list<int64_t> want);
-void check_dtype(const char* name, const Tensor& t, std::initializer_list<DType> allowed);
-
 void check_presence(const Problem& p, const Inputs& in, const Outputs& out);
 void check_dtypes(const Problem& p, const Inputs& in, const Outputs& out);
 void check_shapes(const Problem& p, const Inputs& in, const Outputs& out);

@@ -26,16 +26,16 @@ uint64_t hashed(const std::string& text) {  // FNV-1a
   return h;
 }
 
-Mark mark_of(const Problem& p, const Lane& lane, const DeviceFacts& device) {
+Mark mark_of(const Problem& p, const std::string& lane, const Planned& plan) {
   const std::string problem =
       fmt::format("{} {} {} {} {} {} {} {} {} {} {} {} {} {} {}", p.batch, p.tokens, p.heads,
                   p.groups, p.rank, p.state_dim, p.head_dim, p.pairs, p.sequences,
                   static_cast<int>(p.rotary_pairs), static_cast<int>(p.dtype), p.options.chunk,
                   p.options.workspace_limit_bytes, p.token_begin, p.head_offset);
   return {{'t', 'a', 'l', 'e', 'a', 'm', '3', '1'},
-          hashed(lane.name),
+          hashed(lane),
           hashed(problem),
-          saved_size(p, lane, device),
+          saved_size(plan),
           {}};
 }
 
@@ -54,16 +54,14 @@ void behind_mark(Tensor& t) {
 
 }  // namespace
 
-int64_t saved_size(const Problem& p, const Lane& lane, const DeviceFacts& device) {
-  return saved_mark_bytes + lane.saved_bytes(p, device);
-}
+int64_t saved_size(const Planned& plan) { return saved_mark_bytes + plan.kept_bytes; }
 
-void take_saved(const Problem& p, const Lane& lane, const DeviceFacts& device, FullAxes& full,
+void take_saved(const Problem& p, const std::string& lane, const Planned& plan, FullAxes& full,
                 Result& result) {
   Tensor& written = full.out.saved;
   Tensor& read = full.in.saved;
   if (!written && !read) return;
-  const Mark own = mark_of(p, lane, device);
+  const Mark own = mark_of(p, lane, plan);
   result.saved_bytes = own.bytes;
   result.states_from_saved = read.present;
   if (written) {
@@ -79,7 +77,7 @@ void take_saved(const Problem& p, const Lane& lane, const DeviceFacts& device, F
     require(std::memcmp(mark.magic, own.magic, sizeof mark.magic) == 0, ErrorKind::invalid_data,
             "saved: was not written by a forward call");
     require(mark.lane == own.lane, ErrorKind::invalid_data,
-            "saved: was written by another lane than {}", lane.name);
+            "saved: was written by another lane than {}", lane);
     require(mark.problem == own.problem, ErrorKind::invalid_data,
             "saved: was written for other sizes, another chunk or workspace limit");
   }

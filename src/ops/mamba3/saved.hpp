@@ -12,11 +12,12 @@ namespace talea::mamba3 {
 // Bytes of the mark; a lane's own follow.
 inline constexpr int64_t saved_mark_bytes = 64;
 
-int64_t saved_size(const Problem& p, const Lane& lane, const DeviceFacts& device);
+// What the caller keeps: the mark, and the checkpoints of the lane's plan.
+int64_t saved_size(const Planned& plan);
 
 // Checks sizes; on the host writes the mark of a forward, or holds a backward's against the
 // problem. The tensors in `full` then begin behind the mark.
-void take_saved(const Problem& p, const Lane& lane, const DeviceFacts& device, FullAxes& full,
+void take_saved(const Problem& p, const std::string& lane, const Planned& plan, FullAxes& full,
                 Result& result);
 
 // Axes of q from the slowest to the fastest: "b s r g n".

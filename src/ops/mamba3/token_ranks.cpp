@@ -7,11 +7,11 @@
 #include <cmath>
 #include <cstring>
 
+#include "algebra/scan_state.hpp"
 #include "core/fail.hpp"
 #include "core/mutant.hpp"
 #include "ops/mamba3/element.hpp"
 #include "ops/mamba3/fields.hpp"
-#include "ops/mamba3/turns.hpp"
 
 namespace talea::mamba3 {
 namespace {
@@ -46,8 +46,13 @@ Tensor of_rank(Tensor t, int64_t rank, int64_t bytes) {
 
 class Piece {
  public:
-  Piece(const Lane& lane, const Call& call, Communicator& c, Arena& arena)
-      : lane_(lane), c_(call), p_(call.problem), ranks_(c), m_(arena, p_), problems_(p_) {
+  Piece(const PieceLane& lane, const Call& call, Arena& arena)
+      : lane_(lane),
+        c_(call),
+        p_(call.problem),
+        ranks_(*call.ranks.sequence),
+        m_(arena, p_),
+        problems_(p_) {
     // What is left is the lane's.
     const int64_t used = arena.used();
     rest_ = {static_cast<char*>(call.workspace.data) + used, call.workspace.bytes - used};
@@ -113,10 +118,17 @@ class Piece {
     return in;
   }
 
-  void call(const Problem& p, const Inputs& in, const Outputs& out, uint64_t* turns,
-            bool with_offset, Result& result) {
-    lane_.run({p, c_.device, in, out, c_.slots, rest_, c_.stream, result,
-               with_offset ? m_.before : nullptr, turns});
+  // One of the problems, with the lane's decision on it.
+  struct One {
+    const Problem& problem;
+    const Planned& plan;
+    Result& result;
+  };
+  void call(const One& one, const Inputs& in, const Outputs& out, const uint64_t* before,
+            uint64_t* turns = nullptr) {
+    lane_.run({one.problem, c_.device, in, out, c_.slots, rest_, c_.ranks, c_.stream, one.result,
+               before, turns},
+              one.plan);
   }
 
   void said(const char* name, int64_t bytes) {
@@ -129,7 +141,7 @@ class Piece {
     in.initial_states = {};
     Result ignored;
     std::fill_n(m_.turns, count, uint64_t{0});
-    call(problems_.turns, in, {}, m_.turns, false, ignored);
+    call({problems_.turns, lane_.plan.turns, ignored}, in, {}, nullptr, m_.turns);
     ranks_.all_gather(m_.turns, m_.all_turns, count * 8, nullptr);
     said("turns of the pieces", count * 8);
     std::fill_n(m_.before, count, uint64_t{0});
@@ -161,7 +173,7 @@ class Piece {
     Outputs out;
     out.final_states = states_at(p_, m_.summary);
     Result ignored;
-    call(problems_.summary, in, out, nullptr, true, ignored);
+    call({problems_.summary, lane_.plan.summary, ignored}, in, out, m_.before);
     decays();
     ranks_.all_gather(m_.summary, m_.summaries, bytes, nullptr);
     const int64_t small = p_.sequences * p_.heads * 2 * 8;
@@ -202,8 +214,7 @@ class Piece {
       for (int64_t i = 0; i < p_.state_dim; ++i) {
         double& x = m_.h[p * p_.state_dim + i];
         const double own_state = get(own.ssm, n, h, p, i);
-        x = mutant(Mutant::m3_merge_out_of_order) ? x + a * own_state
-                                                  : (a == 0 ? 0 : a * x) + own_state;
+        x = mutant(Mutant::m3_merge_out_of_order) ? x + a * own_state : joined(x, a, own_state);
       }
       m_.v[p] = get(own.v, n, h, p);
     }
@@ -251,7 +262,7 @@ class Piece {
     out.d.initial_states.ssm =
         make_tensor(m_.feedback, plain_of(p_), {p_.sequences, p_.heads, p_.head_dim, p_.state_dim});
     Result ignored;
-    call(problems_.feedback, in, out, nullptr, true, ignored);
+    call({problems_.feedback, lane_.plan.feedback, ignored}, in, out, m_.before);
     ranks_.all_gather(m_.feedback, m_.feedbacks, bytes, nullptr);
     said("gradients of the states before the pieces", bytes);
   }
@@ -321,7 +332,7 @@ class Piece {
       for (int64_t p = 0; p < P; ++p)
         for (int64_t i = 0; i < N; ++i) {
           double& e = m_.e[p * N + i];
-          e = (a == 0 ? 0 : a * e) + get(own, n, h, p, i);
+          e = joined(e, a, get(own, n, h, p, i));
         }
       for (int64_t i = 0; i < p_.pairs; ++i)
         angle[static_cast<size_t>(i)] = base[static_cast<size_t>(i)] - torque(m_.h, m_.e, P, i);
@@ -356,10 +367,10 @@ class Piece {
       in.d_final_states.angle =
           make_tensor(m_.last_angle, plain_of(p_), {p_.sequences, p_.heads, p_.pairs});
     }
-    call(problems_.whole, in, out, nullptr, true, c_.result);
+    call({problems_.whole, lane_.plan.whole, c_.result}, in, out, m_.before);
   }
 
-  const Lane& lane_;
+  const PieceLane& lane_;
   const Call& c_;
   const Problem& p_;
   Communicator& ranks_;
@@ -429,8 +440,8 @@ PieceMemory::PieceMemory(Arena& arena, const Problem& p) {
   turn = arena.take<double>(p.pairs);
 }
 
-void run_piece(const Lane& lane, const Call& call, Communicator& sequence, Arena& arena) {
-  Piece(lane, call, sequence, arena).run();
+void run_piece(const PieceLane& lane, const Call& call, Arena& arena) {
+  Piece(lane, call, arena).run();
 }
 
 }  // namespace talea::mamba3

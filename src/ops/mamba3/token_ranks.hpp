@@ -4,7 +4,7 @@
 #pragma once
 
 #include "core/arena.hpp"
-#include "ops/mamba3/contract.hpp"
+#include "ops/mamba3/ranks.hpp"
 
 namespace talea::mamba3 {
 
@@ -29,6 +29,11 @@ struct PieceMemory {
   double *h, *e, *k, *v, *turn;          // of one head
 };
 
-void run_piece(const Lane& lane, const Call& call, Communicator& sequence, Arena& arena);
+// The lane, with its decision on each of those problems.
+struct PieceLane {
+  RunAlone run;
+  const RankedPlan& plan;
+};
+void run_piece(const PieceLane& lane, const Call& call, Arena& arena);
 
 }  // namespace talea::mamba3

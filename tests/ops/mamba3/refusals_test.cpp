@@ -85,6 +85,21 @@ TEST(ScanRefusals, MemoryThatCannotBe) {
 
 class ScanManners : public ScanLane {};
 
+// The least limit that forward and backward can keep, as their errors name it.
+int64_t least_limit(const std::string& lane, Case c) {
+  for (c.options.workspace_limit_bytes = 0;;) {
+    try {
+      run(lane, c);
+      return c.options.workspace_limit_bytes;
+    } catch (const Error& e) {
+      const std::string text = e.what(), before = "needs at least ";
+      const size_t at = text.find(before);
+      if (at == std::string::npos) throw;
+      c.options.workspace_limit_bytes = std::stoll(text.substr(at + before.size()));
+    }
+  }
+}
+
 TEST_P(ScanManners, ThreadsLimitsAndRepeatsChangeNoBit) {
   Case c = usual(40);
   chunk(c, 4);
@@ -93,10 +108,18 @@ TEST_P(ScanManners, ThreadsLimitsAndRepeatsChangeNoBit) {
   for (const int threads : {1, 2, 3, 4}) {
     Case other = c;
     other.options.threads = threads;
-    other.options.workspace_limit_bytes = threads == 3 ? 0 : int64_t{1} << 30;
-    How how;
-    how.save = threads == 2;
-    EXPECT_EQ(same_bits(first.out, run(lane(), other, how).out), "") << threads;
+    const int64_t least = least_limit(lane(), other);
+    for (const int64_t limit : {least, 2 * least, int64_t{1} << 30}) {
+      other.options.workspace_limit_bytes = limit;
+      How how;
+      how.save = threads == 2;
+      const Outcome o = run(lane(), other, how);
+      EXPECT_EQ(same_bits(first.out, o.out), "") << threads;
+      EXPECT_LE(o.forward.workspace_bytes, limit);
+      EXPECT_LE(o.backward.workspace_bytes, limit);
+    }
+    other.options.workspace_limit_bytes = least - 1;
+    EXPECT_THROW(run(lane(), other), Error) << "a limit is kept or is an error";
   }
 }
 

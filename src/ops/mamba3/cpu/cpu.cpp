@@ -11,6 +11,7 @@
 #include "ops/mamba3/cpu/worker.hpp"
 #include "ops/mamba3/element.hpp"
 #include "ops/mamba3/host_outputs.hpp"
+#include "ops/mamba3/ranks.hpp"
 
 namespace talea::mamba3 {
 namespace cpu {
@@ -20,10 +21,10 @@ using talea::cpu::store_row;
 
 class Run {
  public:
-  explicit Run(const Call& c)
+  Run(const Call& c, const Plan& plan)
       : c_(c),
         p_(c.problem),
-        plan_(make_plan(c.problem, c.device)),
+        plan_(plan),
         arena_(c.workspace),
         m_(arena_, c.problem, plan_, c.in.saved.present) {}
 
@@ -181,14 +182,13 @@ class Run {
 
   const Call& c_;
   const Problem& p_;
-  const Plan plan_;
+  const Plan& plan_;
   Arena arena_;
   Memory m_;
 };
 
 void Run::record() {
   Result& r = c_.result;
-  const auto real = [](int64_t x) { return static_cast<double>(x); };
   r.schedule = Schedule::sequential;
   r.chunk_tokens = plan_.tokens;
   r.chunk_rows = plan_.rows;
@@ -201,35 +201,15 @@ void Run::record() {
   r.accumulator_state = r.accumulator_state_gradient = r.accumulator_rows = "fp32";
   r.accumulator_parameters = "fp32 within a chunk, fp64 across chunks and sequences";
   r.accumulator_groups = "fp32 in the order of the heads, biases before";
-  const double heads = real(p_.batch) * real(p_.tokens) * real(p_.heads);
-  const double square = 2 * real(plan_.rows) * real(p_.rank),
-               linear = 2 * real(p_.rank) * real(p_.state_dim) * real(p_.head_dim);
-  const auto product = [&](const char* name, double count, double flops) {
-    r.products.push_back({name, count, heads * flops * count});
-    r.flops += heads * flops * count;
-  };
-  const double N = real(p_.state_dim), P = real(p_.head_dim);
-  if (p_.pass == Pass::backward) {
-    product("Q K^T", 1, square * N);
-    product("dO V^T", 1, square * P);
-    if (plan_.needs_y) product("(Q K^T) V", 1, square * P), product("Q h^T", 1, linear);
-    product("W K", 1, square * N);
-    product("W^T Q", 1, square * N);
-    product("(Q K^T)^T dO", 1, square * P);
-    product("dO h", 1, linear), product("V E", 1, linear), product("K E^T", 1, linear);
-    product("dO^T Q", 1, linear);
-    product("V^T K", c_.in.saved ? 1 : 2, linear);
+  r.products = products_of(p_, plan_);
+  if (p_.backward()) {
     r.shared_product = "dO V^T once, used by dq, dk, d_dt, d_trap, d_d";
     r.notes.push_back(c_.in.saved ? "states from `saved`" : "states computed anew");
-  } else {
-    product("Q K^T", 1, square * N), product("(Q K^T) V", 1, square * P);
-    product("Q h^T", 1, linear), product("V^T K", 1, linear);
   }
   if (p_.options.schedule == Schedule::parallel)
     r.notes.push_back(
         "schedule = parallel: this lane takes a head's chunks in turn; bits are alike");
   r.notes.push_back(std::string("vectors: ") + talea::cpu::isa_name());
-  if (plan_.over_limit) r.notes.push_back("workspace_limit: one sequence needs more");
 }
 
 }  // namespace
@@ -244,40 +224,30 @@ std::optional<std::string> decline(const Problem& p, const DeviceFacts&) {
   return std::nullopt;
 }
 
-int64_t needed(const Problem& p, const DeviceFacts& device) {
-  const cpu::Plan plan = cpu::make_plan(p, device);
-  Arena arena;
-  cpu::Memory memory(arena, p, plan, p.in.saved.present);
-  return arena.bytes();
+Planned plan(const Problem& p, const DeviceFacts& device) {
+  const cpu::Plan made = cpu::make_plan(p, device);
+  double flops = 0;
+  for (const ProductFact& f : cpu::products_of(p, made)) flops += f.flops;
+  Planned all = planned(cpu::workspace_of(p, made), flops, made);
+  all.kept_bytes = cpu::saved_of(p, made);
+  return all;
 }
 
-// One state a segment, head and sequence; packed lengths are not known here, only their bound.
-int64_t saved(const Problem& p, const DeviceFacts& device) {
-  const cpu::Plan plan = cpu::make_plan(p, device);
-  const int64_t one = plan.tokens * plan.segment;
-  const int64_t states =
-      p.packed ? p.tokens / one + p.sequences : p.sequences * ((p.tokens + one - 1) / one);
-  return 4 * p.heads * p.head_dim * p.state_dim * states;
-}
+void run(const Call& c, const Planned& planned) { cpu::Run(c, planned.as<cpu::Plan>()).all(); }
 
-std::vector<std::string> details(const Problem& p, const DeviceFacts& device) {
-  const cpu::Plan plan = cpu::make_plan(p, device);
-  return {std::string("isa = ") + talea::cpu::isa_name(), fmt::format("threads = {}", plan.threads),
-          fmt::format("chunk = {} tokens, {} rows", plan.tokens, plan.rows),
-          fmt::format("segment = {} chunks", plan.segment),
-          fmt::format("wave = {} sequences", plan.wave)};
+std::vector<std::string> details(const Problem&, const Planned& planned) {
+  const auto& made = alone<cpu::Plan>(planned);
+  return {std::string("isa = ") + talea::cpu::isa_name(), fmt::format("threads = {}", made.threads),
+          fmt::format("chunk = {} tokens, {} rows", made.tokens, made.rows),
+          fmt::format("segment = {} chunks", made.segment),
+          fmt::format("wave = {} sequences", made.wave)};
 }
 
 }  // namespace
 
 Lane cpu_lane() {
-  return {"cpu",
-          "native kernel",
-          decline,
-          needed,
-          saved,
-          details,
-          [](const Call& c) { cpu::Run(c).all(); }};
+  return over_ranks<plan, run>(
+      {.name = "cpu", .kind = "native kernel", .decline = decline, .details = details});
 }
 
 }  // namespace talea::mamba3

@@ -4,12 +4,12 @@
 #include <algorithm>
 #include <cmath>
 
+#include "algebra/scan_state.hpp"
 #include "core/mutant.hpp"
 #include "device/cpu/tile_product.hpp"
 #include "ops/mamba3/cpu/turns.hpp"
 #include "ops/mamba3/cpu/worker.hpp"
 #include "ops/mamba3/element.hpp"
-#include "ops/mamba3/turns.hpp"
 
 namespace talea::mamba3::cpu {
 

@@ -42,8 +42,6 @@ Plan make_plan(const Problem& p, const DeviceFacts& device) {
   plan.needs_y = p.options.head_norm || d.mimo_out || (p.in.z && (d.z || d.mimo_z));
   if (!p.backward()) return plan;
   // As many sequences side by side as give every thread work, within the limit.
-  const int64_t one = bytes_of(p, plan, p.in.saved.present);
-  plan.over_limit = one > p.options.workspace_limit_bytes;
   const int64_t wanted = (4 * plan.threads + p.heads - 1) / std::max<int64_t>(p.heads, 1);
   for (int64_t wave = 2; wave <= std::min(wanted, sequences); ++wave) {
     Plan more = plan;
@@ -52,6 +50,42 @@ Plan make_plan(const Problem& p, const DeviceFacts& device) {
     plan.wave = wave;
   }
   return plan;
+}
+
+int64_t workspace_of(const Problem& p, const Plan& plan) {
+  return bytes_of(p, plan, p.in.saved.present);
+}
+
+int64_t saved_of(const Problem& p, const Plan& plan) {
+  const int64_t one = plan.tokens * plan.segment;
+  const int64_t states =
+      p.packed ? p.tokens / one + p.sequences : p.sequences * ((p.tokens + one - 1) / one);
+  return 4 * p.heads * p.head_dim * p.state_dim * states;
+}
+
+std::vector<ProductFact> products_of(const Problem& p, const Plan& plan) {
+  const auto real = [](int64_t x) { return static_cast<double>(x); };
+  const double heads = real(p.batch) * real(p.tokens) * real(p.heads);
+  const double N = real(p.state_dim), P = real(p.head_dim), R = real(p.rank);
+  const double square = 2 * real(plan.rows) * R, linear = 2 * R * N * P;
+  std::vector<ProductFact> list;
+  const auto product = [&](const char* name, double count, double flops) {
+    list.push_back({name, count, heads * flops * count});
+  };
+  product("Q K^T", 1, square * N);
+  if (!p.backward()) {
+    product("(Q K^T) V", 1, square * P);
+    product("Q h^T", 1, linear), product("V^T K", 1, linear);
+    return list;
+  }
+  product("dO V^T", 1, square * P);
+  if (plan.needs_y) product("(Q K^T) V", 1, square * P), product("Q h^T", 1, linear);
+  product("W K", 1, square * N), product("W^T Q", 1, square * N);
+  product("(Q K^T)^T dO", 1, square * P);
+  product("dO h", 1, linear), product("V E", 1, linear), product("K E^T", 1, linear);
+  product("dO^T Q", 1, linear);
+  product("V^T K", p.in.saved ? 1 : 2, linear);
+  return list;
 }
 
 ThreadMemory::ThreadMemory(Arena& arena, const Problem& p, const Plan& plan) {

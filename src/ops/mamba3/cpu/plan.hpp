@@ -24,11 +24,16 @@ struct Plan {
   int64_t wave = 1;     // sequences whose heads go through backward side by side
   int64_t threads = 1;
   bool needs_y = false;  // backward
-  bool over_limit = false;
   int64_t state() const { return columns * values; }
   int64_t segments() const { return (chunks + segment - 1) / segment; }
 };
 Plan make_plan(const Problem& p, const DeviceFacts& device);
+
+int64_t workspace_of(const Problem& p, const Plan& plan);
+// One state a segment, head and sequence; packed lengths are not known here, only their bound.
+int64_t saved_of(const Problem& p, const Plan& plan);
+// The products of a call, each with how often a chunk forms it.
+std::vector<ProductFact> products_of(const Problem& p, const Plan& plan);
 
 // The working set of one thread.
 struct ThreadMemory {

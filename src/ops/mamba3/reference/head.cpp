@@ -6,8 +6,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "algebra/scan_state.hpp"
 #include "ops/mamba3/element.hpp"
-#include "ops/mamba3/turns.hpp"
 
 namespace talea::mamba3::reference {
 

@@ -6,6 +6,7 @@
 #include "core/fail.hpp"
 #include "ops/mamba3/element.hpp"
 #include "ops/mamba3/host_outputs.hpp"
+#include "ops/mamba3/ranks.hpp"
 #include "ops/mamba3/reference/head.hpp"
 
 namespace talea::mamba3 {
@@ -22,10 +23,12 @@ std::optional<std::string> decline(const Problem& p, const DeviceFacts&) {
   return std::nullopt;
 }
 
-int64_t needed(const Problem& p, const DeviceFacts&) {
+struct Config {};
+
+Planned plan(const Problem& p, const DeviceFacts&) {
   Arena arena;
   Memory memory(arena, p);
-  return arena.bytes();
+  return planned(arena.bytes(), 0.0, Config{});
 }
 
 // What one group of one sequence leaves: the sums over its heads, rounded once.
@@ -57,7 +60,7 @@ void backward_of(const Call& c, Memory& m, const Sequence& s) {
       set(c.out.d.angles, m.sum_angle[t * p.pairs + i], s.batch, s.begin + t, 0, i);
 }
 
-void run(const Call& c) {
+void run(const Call& c, const Planned&) {
   const Problem& p = c.problem;
   Arena arena(c.workspace);
   Memory m(arena, p);
@@ -81,22 +84,21 @@ void run(const Call& c) {
   r.accumulator_decay = "fp64, a step at a time";
   r.accumulator_state = r.accumulator_state_gradient = r.accumulator_rows = "fp64";
   r.accumulator_parameters = r.accumulator_groups = "fp64";
-  r.flops = 0;
   if (p.backward()) r.notes.push_back("states of a segment computed anew from its checkpoint");
 }
 
 }  // namespace
 
 Lane reference_lane() {
-  return {"reference",
-          "reference",
-          decline,
-          needed,
-          [](const Problem&, const DeviceFacts&) { return int64_t{0}; },
-          [](const Problem&, const DeviceFacts&) {
+  return over_ranks<plan, run>({
+      .name = "reference",
+      .kind = "reference",
+      .decline = decline,
+      .details =
+          [](const Problem&, const Planned&) {
             return std::vector<std::string>{"arithmetic = fp64", "chunk = none: token by token"};
           },
-          run};
+  });
 }
 
 }  // namespace talea::mamba3

@@ -6,9 +6,9 @@
 #include <algorithm>
 #include <cmath>
 
+#include "algebra/scan_state.hpp"
 #include "device/cpu/matrix_product.hpp"
 #include "ops/mamba3/element.hpp"
-#include "ops/mamba3/turns.hpp"
 
 namespace talea::mamba3::unfused {
 

@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "algebra/scan_state.hpp"
 #include "ops/mamba3/element.hpp"
-#include "ops/mamba3/turns.hpp"
 #include "ops/mamba3/unfused/head.hpp"
 
 namespace talea::mamba3::unfused {

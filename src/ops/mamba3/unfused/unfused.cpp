@@ -5,6 +5,7 @@
 
 #include "core/fail.hpp"
 #include "ops/mamba3/element.hpp"
+#include "ops/mamba3/ranks.hpp"
 #include "ops/mamba3/unfused/head.hpp"
 
 namespace talea::mamba3 {
@@ -20,10 +21,15 @@ std::optional<std::string> decline(const Problem& p, const DeviceFacts&) {
   return std::nullopt;
 }
 
-int64_t needed(const Problem& p, const DeviceFacts&) {
+struct Config {
+  int64_t chunk = 0;
+};
+
+Planned plan(const Problem& p, const DeviceFacts&) {
   Arena arena;
-  Memory memory(arena, p);
-  return arena.bytes();
+  const Memory memory(arena, p);
+  return planned(arena.bytes(), useful_flops(p, memory.chunk) * (p.backward() ? 4.0 / 3 : 1),
+                 Config{memory.chunk});
 }
 
 void store_group(const Call& c, const Memory& m, const Sequence& s, int64_t g) {
@@ -50,7 +56,7 @@ void run_sequence(const Call& c, Memory& m, const Sequence& s) {
       set(c.out.d.angles, m.sum_angle[t * p.pairs + i], s.batch, s.begin + t, 0, i);
 }
 
-void run(const Call& c) {
+void run(const Call& c, const Planned&) {
   const Problem& p = c.problem;
   Arena arena(c.workspace);
   Memory m(arena, p);
@@ -74,22 +80,24 @@ void run(const Call& c) {
   r.accumulator_parameters = "fp64";
   r.accumulator_groups = "fp32";
   r.per_head_bytes = p.tokens * p.rank * p.state_dim * size_of(p.dtype) * (p.backward() ? 4 : 2);
-  r.flops = useful_flops(p, m.chunk) * (p.backward() ? 4.0 / 3 : 1);
 }
 
 }  // namespace
 
 Lane unfused_lane() {
-  return {"unfused",
-          "unfused comparison",
-          decline,
-          needed,
-          [](const Problem&, const DeviceFacts&) { return int64_t{0}; },
-          [](const Problem& p, const DeviceFacts&) {
-            return std::vector<std::string>{fmt::format("chunk = {} tokens", unfused::chunk_of(p)),
-                                            fmt::format("intermediates = {}", name_of(p.dtype))};
+  return over_ranks<plan, run>({
+      .name = "unfused",
+      .kind = "unfused comparison",
+      .reach = Reach::by_name,
+      .by_name_why = "materialises every intermediate; only when asked for by name",
+      .decline = decline,
+      .details =
+          [](const Problem& p, const Planned& planned) {
+            return std::vector<std::string>{
+                fmt::format("chunk = {} tokens", alone<Config>(planned).chunk),
+                fmt::format("intermediates = {}", name_of(p.dtype))};
           },
-          run};
+  });
 }
 
 }  // namespace talea::mamba3

@@ -1,12 +1,15 @@
-// What: angles as 64-bit integers of 2^-64 turn, which wrap where a turn ends.
-// Why: their sums are exact modulo one turn, whatever the length and whoever adds what first.
-// Never: holds a NaN; what is not finite is carried beside the turns as a taint.
+// What: what a piece of a scan does to its state, and the one way in which pieces join: exact
+// turns,
+//       and the affine map h -> a h + T.
+// Why: chunks, segments and ranks all hand over by this algebra; turns are 64-bit integers of 2^-64
+//      turn, so that their sums are exact modulo one turn, whoever adds what first.
+// Never: divides by a decay, or holds a NaN in turns: what is not finite is carried as a taint.
 #pragma once
 
 #include <cmath>
 #include <cstdint>
 
-namespace talea::mamba3 {
+namespace talea {
 
 inline constexpr double two_pi = 6.283185307179586476925286766559;
 
@@ -36,4 +39,10 @@ inline double stored_radians(uint64_t turns, bool fp32) {
 // A reset: such a decay is 0, exactly.
 inline constexpr double reset_below = -128;
 
-}  // namespace talea::mamba3
+// What of x is left behind a piece of decay a: nothing behind a reset, not 0 * Inf.
+inline double decayed(double a, double x) { return a == 0 ? 0 : a * x; }
+
+// The state behind a piece that takes nothing to `own` (its T) and decays what came before by `a`.
+inline double joined(double before, double a, double own) { return decayed(a, before) + own; }
+
+}  // namespace talea

@@ -25,7 +25,8 @@ void describe_with(const LinearCrossEntropyOptions& options, const cli::Wanted& 
   // What was accepted must be usable: finite, and inside what the contract allows.
   if (!(problem.options.label_smoothing >= 0 && problem.options.label_smoothing < 1)) std::abort();
   if (!(problem.options.z_loss >= 0) || !(problem.options.softcap >= 0)) std::abort();
-  if (problem.options.logit_scale == 0 || problem.options.workspace_limit_bytes < 0) std::abort();
+  const int64_t limit = problem.options.workspace_limit_bytes;
+  if (problem.options.logit_scale == 0 || (limit < 0 && limit != workspace_auto)) std::abort();
   if (problem.vocab_local < 1 || problem.vocab_local > 5) std::abort();
 }
 

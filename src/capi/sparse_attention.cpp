@@ -6,6 +6,7 @@
 #include "capi/result.hpp"
 #include "capi/sparse_attention_convert.hpp"
 #include "core/fail.hpp"
+#include "ops/sparse_attention/fields.hpp"
 #include "ops/sparse_attention/receipt.hpp"
 
 namespace talea::capi {
@@ -18,15 +19,20 @@ constexpr const char* name = "sparse_attention";
 // The C facts with what their strings and lists point to.
 struct AttentionFacts {
   sa::Result result;
+  talea_sparse_attention_facts c{};
   std::vector<talea_lane_decline> declined;
   std::vector<const char*> notes;
-  talea_sparse_attention_facts c;
 
   explicit AttentionFacts(sa::Result r)
       : result(std::move(r)),
         declined(c_declines(result.declined)),
-        notes(c_strings(result.notes)),
-        c(facts_of(result, declined, notes)) {}
+        notes(c_strings(result.notes)) {
+    write_facts(result, c, sa::fact_fields);
+    c.declined = declined.data();
+    c.declined_count = static_cast<int32_t>(declined.size());
+    c.notes = notes.data();
+    c.notes_count = static_cast<int32_t>(notes.size());
+  }
 };
 
 // A pass, named: what convert() gave, and which of forward and backward it is.
@@ -138,17 +144,22 @@ extern "C" {
 
 talea_status talea_sparse_attention_options_init(talea_sparse_attention_options* options,
                                                  int64_t struct_bytes) {
-  return capi::guarded([&] { capi::write_defaults(options, struct_bytes); });
+  return capi::guarded(
+      [&] { capi::write_defaults<sa::Options>(options, struct_bytes, sa::option_fields); });
 }
 
 talea_status talea_sparse_attention_select_options_init(
     talea_sparse_attention_select_options* options, int64_t struct_bytes) {
-  return capi::guarded([&] { capi::write_defaults(options, struct_bytes); });
+  return capi::guarded([&] {
+    capi::write_defaults<sa::SelectOptions>(options, struct_bytes, sa::select_option_fields);
+  });
 }
 
 talea_status talea_sparse_attention_index_loss_options_init(
     talea_sparse_attention_index_loss_options* options, int64_t struct_bytes) {
-  return capi::guarded([&] { capi::write_defaults(options, struct_bytes); });
+  return capi::guarded([&] {
+    capi::write_defaults<sa::IndexLossOptions>(options, struct_bytes, sa::index_loss_option_fields);
+  });
 }
 
 talea_status talea_sparse_attention_workspace_bytes(const talea_sparse_attention_args* args,

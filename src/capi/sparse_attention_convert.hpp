@@ -1,5 +1,5 @@
-// What: the C structs of sparse attention as the C++ values of its passes, and results as facts.
-// Why: lists of fields, so that none is forgotten: their counts are checked against the structs.
+// What: the C structs of sparse attention as the C++ values of its passes.
+// Why: what every pass has is read once, its fields by the operator's lists.
 // Never: touches tensor memory.
 #pragma once
 
@@ -40,14 +40,5 @@ struct IndexLossArguments : PassArguments {
 AttentionArguments convert(const talea_sparse_attention_args* args, Purpose purpose);
 SelectArguments convert(const talea_sparse_attention_select_args* args, Purpose purpose);
 IndexLossArguments convert(const talea_sparse_attention_index_loss_args* args, Purpose purpose);
-
-void write_defaults(talea_sparse_attention_options* options, int64_t struct_bytes);
-void write_defaults(talea_sparse_attention_select_options* options, int64_t struct_bytes);
-void write_defaults(talea_sparse_attention_index_loss_options* options, int64_t struct_bytes);
-
-// The facts' strings and lists are those of `result`, `declined` and `notes`.
-talea_sparse_attention_facts facts_of(const sparse_attention::Result& result,
-                                      const std::vector<talea_lane_decline>& declined,
-                                      const std::vector<const char*>& notes);
 
 }  // namespace talea::capi

@@ -101,8 +101,9 @@ def check_names(program: str, page: str, source: str) -> int:
             exists = test in cases if CASE.fullmatch(test) else (Path(source) / test).exists()
             if not exists:
                 wrong.append(f"{mutant}: {test} does not exist")
-    rows = set(re.findall(r"^\| (B\d+) \|", Path(page).read_text(), re.MULTILINE))
+    rows = set(re.findall(r"^\| ((?:B|SA)\d+) \|", Path(page).read_text(), re.MULTILINE))
     wrong += [f"B{i}: missing" for i in range(1, 27) if f"B{i}" not in rows]
+    wrong += [f"SA{i}: missing" for i in range(1, 41) if f"SA{i}" not in rows]
     print("\n".join(wrong) or f"{len(named)} bugs, each with tests that exist")
     return 1 if wrong else 0
 

@@ -297,7 +297,7 @@ void run(Context& context, const Flags& f) {
   check_interrupt();
   if (world.speaks()) {
     for (const PassDone& done : passes)
-      receipt.call(sa::to_json(facts_of(done, f, files, wanted, world)));
+      receipt.call(sa::call_json(facts_of(done, f, files, wanted, world)));
     receipt.title("Sparse attention").verdict(Verdict::not_checked);
     if (!f.out.empty()) io::write_safetensors(f.out, made.named);
     if (!f.receipt.empty()) io::write_receipt(f.receipt, receipt);

@@ -265,7 +265,7 @@ void run(Context& context, const Flags& f) {
     if (memory_is_measured()) facts.measured_by = "every heap allocation of the process counted";
     facts.time = time_stats(s.ms);
     facts.ratio_to_plain_products = middle(s.ratios);
-    receipt.call(sa::to_json(facts));
+    receipt.call(sa::call_json(facts));
   }
   receipt.section("bench", {{"limit", fmt::format("plain products of as many terms, fp32 (oneDNN "
                                                   "{}, {}, {} threads), before and after each "

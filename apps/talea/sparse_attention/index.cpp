@@ -279,7 +279,7 @@ void run(Context& context, const Flags& f) {
   check_interrupt();
   if (!world.speaks()) return;
   for (const PassDone& done : passes)
-    receipt.call(sa::to_json(facts_of(done, f, files, wanted, world)));
+    receipt.call(sa::call_json(facts_of(done, f, files, wanted, world)));
   receipt.title("Index of sparse attention").verdict(Verdict::not_checked);
   if (!f.out.empty()) io::write_safetensors(f.out, made.named);
   if (!f.receipt.empty()) io::write_receipt(f.receipt, receipt);

@@ -10,16 +10,20 @@
 
 namespace talea::sparse_attention {
 
-// A checked call: the problem as a value, and its tensors in their places.
-struct Planned {
+// A call that all checks without data have passed: the problem as a value, its tensors in their
+// places, and as they were given (the caller's structs live as long as the call).
+struct CheckedCall {
   Problem problem;
   Args args;
+  std::vector<NamedTensor> memory;      // every tensor, inputs first
+  std::vector<NamedTensor> replicated;  // what ranks that cut heads must hold alike
 };
-Planned plan(Pass pass, const Inputs& in, const Outputs& out, const Options& o, const Ranks& ranks);
-Planned plan(const SelectInputs& in, const SelectOutputs& out, const SelectOptions& o,
-             const Ranks& ranks);
-Planned plan(const IndexLossInputs& in, const IndexLossOutputs& out, const IndexLossOptions& o,
-             const Ranks& ranks);
+CheckedCall checked(Pass pass, const Inputs& in, const Outputs& out, const Options& o,
+                    const Ranks& ranks);
+CheckedCall checked(const SelectInputs& in, const SelectOutputs& out, const SelectOptions& o,
+                    const Ranks& ranks);
+CheckedCall checked(const IndexLossInputs& in, const IndexLossOutputs& out,
+                    const IndexLossOptions& o, const Ranks& ranks);
 
 inline constexpr int64_t packed_bytes = 656, packed_dim = 576, packed_value_dim = 512;
 inline constexpr int64_t packed_scales = 512, packed_rope = 528;  // byte offsets in a row

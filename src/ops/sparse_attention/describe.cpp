@@ -67,7 +67,7 @@ void check_dtypes(const Problem& p, const Inputs& in, const Outputs& out) {
           "kv_storage = fp8_656: forward only; packed rows have no gradient");
 }
 
-void fit_side(Planned& r, const Inputs& in) {
+void fit_side(CheckedCall& r, const Inputs& in) {
   const Problem& p = r.problem;
   Args& a = r.args;
   const Dim b = {"B", p.batch, true}, s = {"S", p.queries}, h = {"H", p.heads};
@@ -83,7 +83,7 @@ void fit_side(Planned& r, const Inputs& in) {
   a.kv_lengths = fit("kv_lengths", in.kv_lengths, {{"B", p.batch}});
 }
 
-void fit_outputs(Planned& r, const Inputs& in, const Outputs& out) {
+void fit_outputs(CheckedCall& r, const Inputs& in, const Outputs& out) {
   const Problem& p = r.problem;
   Args& a = r.args;
   const Dim b = {"B", p.batch, true}, s = {"S", p.queries}, h = {"H", p.heads};
@@ -117,7 +117,7 @@ void fit_outputs(Planned& r, const Inputs& in, const Outputs& out) {
     check_rows(name, *t);
 }
 
-void fill_flags(Planned& r) {
+void fill_flags(CheckedCall& r) {
   Problem& p = r.problem;
   const Args& a = r.args;
   p.index_dtype = a.indices.dtype;
@@ -125,6 +125,9 @@ void fill_flags(Planned& r) {
   p.has_topk_length = a.topk_length.present;
   p.has_sink = a.sink.present;
   p.has_positions = a.q_positions.present;
+  if (mutant(Mutant::sa11_plan_reads_data) && p.device == DeviceKind::cpu &&
+      p.queries * p.slots > 0)
+    p.has_positions = a.indices.integer(0) != -1;
   p.has_d_lse = a.d_lse.present;
   p.has_saved = a.saved_o.present;
   p.has_o_residual = a.saved_o_residual.present;
@@ -150,15 +153,18 @@ void fill_flags(Planned& r) {
 
 }  // namespace
 
-Planned plan(Pass pass, const Inputs& in, const Outputs& out, const Options& o,
-             const Ranks& ranks) {
+CheckedCall checked(Pass pass, const Inputs& in, const Outputs& out, const Options& o,
+                    const Ranks& ranks) {
   require(pass == Pass::forward || pass == Pass::backward, usage,
           "pass = {}: forward or backward; select and index_loss have structs of their own",
           static_cast<int>(pass));
   check_options(o);
-  check_memory(named(in, input_fields), named(out, output_fields));
+  CheckedCall r;
+  r.memory =
+      check_memory({"q", &in.q}, tensors_of(in, input_fields), tensors_of(out, output_fields));
+  r.replicated = {
+      {"indices", &in.indices}, {"topk_length", &in.topk_length}, {"q_positions", &in.q_positions}};
   check_presence(pass, in, out);
-  Planned r;
   Problem& p = r.problem;
   p.pass = pass;
   p.options = o;
@@ -184,7 +190,7 @@ Planned plan(Pass pass, const Inputs& in, const Outputs& out, const Options& o,
 
 Problem describe(Pass pass, const Inputs& inputs, const Outputs& outputs, const Options& options,
                  const Ranks& ranks) {
-  return plan(pass, inputs, outputs, options, ranks).problem;
+  return checked(pass, inputs, outputs, options, ranks).problem;
 }
 
 }  // namespace talea::sparse_attention

@@ -19,7 +19,7 @@ struct Indexer {
 };
 
 // index_q, index_k, index_weights with their scales, and what bounds the keys.
-void fit_indexer(Planned& r, const Indexer& t, const Ranks& ranks) {
+void fit_indexer(CheckedCall& r, const Indexer& t, const Ranks& ranks) {
   Problem& p = r.problem;
   Args& a = r.args;
   require(t.q && (t.q.rank == 3 || t.q.rank == 4), bad,
@@ -123,7 +123,7 @@ void check_loss(const IndexLossInputs& in, const IndexLossOutputs& out, const In
           "dindex_k: accumulation needs an fp32 buffer");
 }
 
-void fit_loss_outputs(Planned& r, const IndexLossOutputs& out) {
+void fit_loss_outputs(CheckedCall& r, const IndexLossOutputs& out) {
   Problem& p = r.problem;
   Args& a = r.args;
   const Dim b = {"B", p.batch, true}, s = {"S", p.queries}, h = {"Hi", p.index_heads};
@@ -148,12 +148,14 @@ void fit_loss_outputs(Planned& r, const IndexLossOutputs& out) {
 
 }  // namespace
 
-Planned plan(const SelectInputs& in, const SelectOutputs& out, const SelectOptions& o,
-             const Ranks& ranks) {
+CheckedCall checked(const SelectInputs& in, const SelectOutputs& out, const SelectOptions& o,
+                    const Ranks& ranks) {
   check_threads(o.threads, o.workspace_limit_bytes);
   check_indexer(o.act, o.key_stride, o.q_position_base);
-  check_memory(named(in, select_input_fields), named(out, select_output_fields));
-  Planned r;
+  CheckedCall r;
+  r.memory = check_memory({"index_q", &in.index_q}, tensors_of(in, select_input_fields),
+                          tensors_of(out, select_output_fields));
+  r.replicated = {{"q_positions", &in.q_positions}};
   Problem& p = r.problem;
   p.pass = Pass::select;
   p.options.causal = o.causal;
@@ -189,8 +191,8 @@ Planned plan(const SelectInputs& in, const SelectOutputs& out, const SelectOptio
   return r;
 }
 
-Planned plan(const IndexLossInputs& in, const IndexLossOutputs& out, const IndexLossOptions& o,
-             const Ranks& ranks) {
+CheckedCall checked(const IndexLossInputs& in, const IndexLossOutputs& out,
+                    const IndexLossOptions& o, const Ranks& ranks) {
   Options shared;
   shared.scale = o.scale;
   shared.causal = o.causal;
@@ -205,8 +207,11 @@ Planned plan(const IndexLossInputs& in, const IndexLossOutputs& out, const Index
   check_options(shared);
   check_indexer(o.act, o.key_stride, o.q_position_base);
   check_loss(in, out, o);
-  check_memory(named(in, index_loss_input_fields), named(out, index_loss_output_fields));
-  Planned r;
+  CheckedCall r;
+  r.memory = check_memory({"index_q", &in.index_q}, tensors_of(in, index_loss_input_fields),
+                          tensors_of(out, index_loss_output_fields));
+  r.replicated = {
+      {"indices", &in.indices}, {"topk_length", &in.topk_length}, {"q_positions", &in.q_positions}};
   Problem& p = r.problem;
   p.pass = Pass::index_loss;
   p.options = shared;
@@ -251,12 +256,12 @@ Planned plan(const IndexLossInputs& in, const IndexLossOutputs& out, const Index
 
 Problem describe(const SelectInputs& inputs, const SelectOutputs& outputs,
                  const SelectOptions& options, const Ranks& ranks) {
-  return plan(inputs, outputs, options, ranks).problem;
+  return checked(inputs, outputs, options, ranks).problem;
 }
 
 Problem describe(const IndexLossInputs& inputs, const IndexLossOutputs& outputs,
                  const IndexLossOptions& options, const Ranks& ranks) {
-  return plan(inputs, outputs, options, ranks).problem;
+  return checked(inputs, outputs, options, ranks).problem;
 }
 
 }  // namespace talea::sparse_attention

@@ -1,4 +1,4 @@
-// What: counts the slots of host index lists and checks the data a host can read.
+// What: counts the slots of host index lists, checks the data a host can read, counts products.
 // Why: foreign indices are counted by one rule, and checked before anything is written.
 // Never: reads a key, or a slot at or behind topk_length.
 #include <cmath>
@@ -72,6 +72,26 @@ HeadRange heads_of(const Problem& p, int64_t group) {
   const int64_t first = std::max(group * each - p.head_begin, int64_t{0});
   const int64_t last = std::min((group + 1) * each - p.head_begin, p.heads);
   return {first, std::max(first, last)};
+}
+
+double product_flops(const Problem& p) {
+  const auto d = [](int64_t n) { return static_cast<double>(n); };
+  const double rows = d(p.batch) * d(p.queries);
+  const double pairs = 2 * rows * d(p.slots) * d(p.heads);
+  const double index = 2 * rows * d(p.index_heads) * d(p.index_dim);
+  switch (p.pass) {
+    case Pass::forward:
+      return pairs * d(p.dim + p.value_dim);
+    case Pass::backward:
+      return pairs * d(3 * p.dim + 2 * p.value_dim + (p.has_saved ? 0 : p.dim + p.value_dim));
+    case Pass::select:
+      return index * d(p.keys);
+    case Pass::index_loss: {
+      const double keys = d(p.loss_keys == LossKeys::dense ? p.keys : p.slots);
+      return index * keys * 3 + 2 * rows * keys * d(p.heads) * d(p.dim);
+    }
+  }
+  return 0;
 }
 
 double log_add(double lse, double sink) {

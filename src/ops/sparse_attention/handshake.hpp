@@ -1,5 +1,5 @@
-// What: the ranks of a call compare what they were asked to do, before any work.
-// Why: a disagreement is an error that names the field, not a hang or a wrong number.
+// What: the fields that the ranks of a call must share, and the shards they hold.
+// Why: what may differ between ranks and what may not is this operator's to say.
 // Never: touches q, kv or an output.
 #pragma once
 
@@ -9,7 +9,7 @@ namespace talea::sparse_attention {
 
 // Ranks that cut heads share everything but their heads; those that cut the sequence everything but
 // their rows. Shards must be disjoint and cover the whole.
-void shake_hands(const Problem& p, const Args& a, const std::string& lane, Communicator& heads,
-                 Communicator& sequence);
+void shake_hands(const CheckedCall& c, const std::string& lane, Communicator& heads,
+                 Communicator& sequence, Result& result);
 
 }  // namespace talea::sparse_attention

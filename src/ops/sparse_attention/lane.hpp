@@ -1,4 +1,4 @@
-// What: the interface between the operator and its lanes, and the lane table.
+// What: what a lane of this operator gets, and the lanes there are.
 // Why: one table, best first, reference last; each lane accepts a problem or says why not.
 // Never: includes a header of CUDA, MPI or NCCL.
 #pragma once
@@ -8,14 +8,12 @@
 #include <string>
 #include <vector>
 
-#include "core/device_facts.hpp"
+#include "core/operator.hpp"
 #include "ops/sparse_attention/args.hpp"
 
 namespace talea::sparse_attention {
 
 // Everything a lane gets. All checks of contract.hpp have passed; the workspace is large enough.
-// Cuts over ranks are resolved around the lane; only the teacher of the index loss is summed
-// inside.
 struct Call {
   const Problem& problem;
   const DeviceFacts& device;
@@ -28,18 +26,14 @@ struct Call {
   Result& result;  // the lane fills what it knows
 };
 
-struct Lane {
-  const char* name;
-  const char* kind;
-  // Nothing: accepts. Otherwise the reason, which names the option, shape or device at fault.
-  std::optional<std::string> (*decline)(const Problem&, const DeviceFacts&);
-  int64_t (*workspace_bytes)(const Problem&, const DeviceFacts&);
-  // One "name = value" a line: tile, chunk, schedule.
-  std::vector<std::string> (*details)(const Problem&, const DeviceFacts&);
-  void (*run)(const Call&);
+struct Operator {
+  using Problem = sparse_attention::Problem;
+  using Call = sparse_attention::Call;
+  using Result = sparse_attention::Result;
+  // Best first, reference last. Lanes not built are in the table and decline with "not built".
+  static std::span<const talea::Lane<Operator>> lanes();
 };
-
-std::span<const Lane> lane_table();
+using Lane = talea::Lane<Operator>;
 
 Lane reference_lane();
 Lane unfused_lane();

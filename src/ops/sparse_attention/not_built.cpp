@@ -1,24 +1,16 @@
-// What: the table entries of the device lanes.
-// Why: "not built" is a reason like any other.
+// What: the table entry of lane sm90.
+// Why: a lane that is not there stays in the table, and says so.
 // Never: runs.
 #include "ops/sparse_attention/lane.hpp"
 
 namespace talea::sparse_attention {
-namespace {
 
-Lane absent(const char* name) {
-  return {name,
-          "not built",
-          [](const Problem&, const DeviceFacts&) -> std::optional<std::string> {
-            return "not built: this version has no such lane of sparse attention";
-          },
-          nullptr,
-          nullptr,
-          nullptr};
+Lane sm90_lane() {
+  Lane lane = absent_lane<Operator>("sm90", DeviceKind::cuda);
+  lane.decline = [](const Problem&, const DeviceFacts&) -> std::optional<std::string> {
+    return "not built: this version has no such lane of sparse attention";
+  };
+  return lane;
 }
-
-}  // namespace
-
-Lane sm90_lane() { return absent("sm90"); }
 
 }  // namespace talea::sparse_attention

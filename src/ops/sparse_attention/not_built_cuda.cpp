@@ -13,14 +13,11 @@ namespace {
 }  // namespace
 
 Lane cuda_lane() {
-  return {"cuda",
-          "not built",
-          [](const Problem&, const DeviceFacts&) -> std::optional<std::string> {
-            return "not built: this library holds no CUDA code";
-          },
-          nullptr,
-          nullptr,
-          nullptr};
+  Lane lane = absent_lane<Operator>("cuda", DeviceKind::cuda);
+  lane.decline = [](const Problem&, const DeviceFacts&) -> std::optional<std::string> {
+    return "not built: this library holds no CUDA code";
+  };
+  return lane;
 }
 
 void index_mask_on_device(const Problem&, const Args&, const View&, Stream) { no_cuda("mask"); }

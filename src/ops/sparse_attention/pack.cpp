@@ -55,7 +55,7 @@ int64_t row_at(const Tensor& t, int64_t i) {
 }  // namespace
 
 void pack_rows(const Tensor& kv, const Tensor& rows, Stream stream) {
-  check_memory({{"kv", &kv}}, {{"rows", &rows}});
+  check_memory({"kv", &kv}, {{"kv", &kv}}, {{"rows", &rows}});
   require(kv.present && kv.rank >= 1 && kv.shape[kv.rank - 1] == packed_dim, bad,
           "kv: shape {} where [.., {}] is needed", shape_of(kv), packed_dim);
   require(rows.present && rows.rank == kv.rank && rows.shape[rows.rank - 1] == packed_bytes, bad,
@@ -76,14 +76,15 @@ void pack_rows(const Tensor& kv, const Tensor& rows, Stream stream) {
 
 void index_mask(const Inputs& in, const Tensor& mask, const Options& options, Stream stream) {
   check_options(options);
-  Planned r;
+  CheckedCall r;
   Problem& p = r.problem;
   p.options = options;
   require(mask.present && (mask.rank == 2 || mask.rank == 3), bad,
           "mask: needed, with shape [batch, queries, keys]{}",
           mask ? fmt::format(", not {}", shape_of(mask)) : "");
   check_dtype("mask", mask, {DType::f32});
-  check_memory({{"indices", &in.indices},
+  check_memory({"mask", &mask},
+               {{"indices", &in.indices},
                 {"topk_length", &in.topk_length},
                 {"cu_seqlens_q", &in.cu_seqlens_q},
                 {"cu_seqlens_k", &in.cu_seqlens_k},
@@ -135,7 +136,7 @@ void index_mask(const Inputs& in, const Tensor& mask, const Options& options, St
 }
 
 void require_clean(const Tensor& status, Stream stream) {
-  check_memory({{"status", &status}}, {});
+  check_memory({"status", &status}, {{"status", &status}}, {});
   const View v = fit("status", status, {{"4", 4}});
   require(v.present, bad, "status: needed, with shape [4]");
   check_dtype("status", status, {DType::i64});

@@ -5,16 +5,14 @@
 
 #include <cmath>
 
+#include "ops/sparse_attention/fields.hpp"
+
 namespace talea::sparse_attention {
 namespace {
 
 constexpr auto bad = ErrorKind::invalid_data;
 constexpr auto usage = ErrorKind::usage;
 using enum DType;
-
-const char* word(KvStorage s) {
-  return s == KvStorage::plain ? "plain" : s == KvStorage::fp8_scaled ? "fp8_scaled" : "fp8_656";
-}
 
 // [.., 584], [.., 528] and [.., 288] bytes are other engines' packed rows.
 void check_packed(const Problem& p, const Tensor& kv) {
@@ -36,6 +34,7 @@ void check_storage(const Problem& p, const KeyTensors& t) {
   const Tensor& kv = t.kv;
   const KvStorage storage = p.options.kv_storage;
   if (storage == KvStorage::plain) {
+    if (mutant(Mutant::sa19_logical_dtype_believed) && kv.dtype == f8_e4m3) return;
     require(kv.dtype != u8, bad, "kv: dtype uint8 says no layout; kv_storage = plain (fp8_656?)");
     require(kv.dtype != f8_e4m3, bad,
             "kv: dtype {} needs kv_storage = fp8_scaled with a kv_scale, or fp8_656; it is plain",
@@ -83,7 +82,7 @@ void read_keys(Problem& p, const KeyTensors& t) {
   p.keys = p.keys_stored;
 }
 
-void fit_kv(Planned& r, const KeyTensors& t) {
+void fit_kv(CheckedCall& r, const KeyTensors& t) {
   const Problem& p = r.problem;
   const int64_t columns = p.options.kv_storage == KvStorage::fp8_656 ? packed_bytes : p.dim;
   const Dim d = {"D", columns}, g = {"G", p.groups, true};
@@ -114,6 +113,19 @@ void fit_kv(Planned& r, const KeyTensors& t) {
 
 }  // namespace
 
+std::vector<NamedTensor> check_memory(const NamedTensor& leader, std::vector<NamedTensor> inputs,
+                                      const std::vector<NamedTensor>& outputs) {
+  check_views(inputs);
+  check_views(outputs);
+  if (*leader.tensor) {
+    check_devices(leader, inputs);
+    check_devices(leader, outputs);
+  }
+  check_overlap(inputs, outputs);
+  inputs.insert(inputs.end(), outputs.begin(), outputs.end());
+  return inputs;
+}
+
 void check_threads(int threads, int64_t workspace_limit_bytes) {
   require(workspace_limit_bytes >= 0, usage, "workspace_limit = {} bytes: must be >= 0",
           workspace_limit_bytes);
@@ -127,16 +139,13 @@ void check_options(const Options& o) {
           "scale = {}: must be finite, within fp32; 0 stands for 1 / sqrt(D)", o.scale);
   require(o.q_position_base >= 0 && o.q_position_base <= INT32_MAX, usage,
           "q_position_base = {}: must lie in [0, 2^31)", o.q_position_base);
-  const auto in_range = [](const char* name, auto value, int last) {
-    const int v = static_cast<int>(value);
-    require(v >= 0 && v <= last, usage, "{} = {}: must lie in [0, {}]", name, v, last);
-  };
-  in_range("index_space", o.index_space, 2);
-  in_range("index_check", o.index_check, 2);
-  in_range("kv_storage", o.kv_storage, 2);
-  in_range("fp8_path", o.fp8_path, 1);
-  in_range("dkv_sum", o.dkv_sum, 1);
-  in_range("operands", o.operands, 1);
+  for_each_field(option_fields, [&](const auto& f) {
+    using Value = std::remove_cvref_t<decltype(o.*f.member)>;
+    if constexpr (std::is_enum_v<Value>) {
+      const int v = static_cast<int>(o.*f.member), last = last_value<Value>();
+      require(v >= 0 && v <= last, usage, "{} = {}: must lie in [0, {}]", f.name, v, last);
+    }
+  });
 }
 
 void set_ranks(Problem& p, const Ranks& ranks) {
@@ -171,7 +180,7 @@ void check_spaces(const Problem& p, const Inputs& in) {
           "gather_kv: not with index_space = slots");
 }
 
-void fit_query(Planned& r, const QueryTensors& t, const Ranks& ranks) {
+void fit_query(CheckedCall& r, const QueryTensors& t, const Ranks& ranks) {
   Problem& p = r.problem;
   require(t.q && (t.q.rank == 3 || t.q.rank == 4), bad,
           "q: needed, with shape [batch, queries, heads, columns]{}",
@@ -202,7 +211,7 @@ void fit_query(Planned& r, const QueryTensors& t, const Ranks& ranks) {
   p.total_heads = ranks.total_heads > 0 ? ranks.total_heads : p.head_begin + p.heads;
 }
 
-void fit_keys(Planned& r, const KeyTensors& t, const Ranks& ranks) {
+void fit_keys(CheckedCall& r, const KeyTensors& t, const Ranks& ranks) {
   Problem& p = r.problem;
   require(t.kv.present, bad, "kv: needed, with shape [batch, keys, groups, columns]");
   check_dtype("kv", t.kv, {f32, bf16, f16, f64, f8_e4m3, u8});
@@ -228,7 +237,7 @@ void fit_keys(Planned& r, const KeyTensors& t, const Ranks& ranks) {
   p.kv_stride = strides_of(r.args.kv);
 }
 
-void fit_sequences(Planned& r, const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_k) {
+void fit_sequences(CheckedCall& r, const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_k) {
   Problem& p = r.problem;
   if (!cu_seqlens_q) return;
   require(p.batch == 1, bad, "cu_seqlens_q: B = {}: sequences lie behind one another, B is 1",

@@ -8,12 +8,9 @@
 
 namespace talea::sparse_attention {
 
-template <typename Struct, typename Fields>
-std::vector<NamedTensor> named(const Struct& s, const Fields& fields) {
-  std::vector<NamedTensor> list;
-  for (const auto& f : fields) list.push_back({f.name, &(s.*f.member)});
-  return list;
-}
+// Views, devices and overlap of a call's tensors; `leader` fixes the device. Returns them all.
+std::vector<NamedTensor> check_memory(const NamedTensor& leader, std::vector<NamedTensor> inputs,
+                                      const std::vector<NamedTensor>& outputs);
 
 void check_options(const Options& o);
 void check_threads(int threads, int64_t workspace_limit_bytes);
@@ -25,7 +22,7 @@ struct QueryTensors {
   const Tensor &q, &q_scale;
 };
 // batch, queries, heads, dim; q's dtype against its scale.
-void fit_query(Planned& r, const QueryTensors& t, const Ranks& ranks);
+void fit_query(CheckedCall& r, const QueryTensors& t, const Ranks& ranks);
 
 struct KeyTensors {
   const Tensor &kv, &kv_scale;
@@ -33,9 +30,9 @@ struct KeyTensors {
   bool block_table = false;
 };
 // keys, groups, pages; storage, dtype and scale of kv. p.dim and p.blocks are known.
-void fit_keys(Planned& r, const KeyTensors& t, const Ranks& ranks);
+void fit_keys(CheckedCall& r, const KeyTensors& t, const Ranks& ranks);
 
 // Sets p.sequences.
-void fit_sequences(Planned& r, const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_k);
+void fit_sequences(CheckedCall& r, const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_k);
 
 }  // namespace talea::sparse_attention

@@ -6,35 +6,15 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "core/fail.hpp"
+#include "ops/sparse_attention/fields.hpp"
 
 namespace talea::sparse_attention {
 namespace {
 
 using json = nlohmann::json;
 
-template <typename Enum>
-std::string pick(Enum value, std::initializer_list<const char*> names) {
-  const auto index = static_cast<size_t>(value);
-  require(index < names.size(), ErrorKind::usage, "receipt: enumerator {} has no name", index);
-  return names.begin()[index];
-}
-
-json number(double value) {
-  if (std::isnan(value)) return "NaN";
-  if (std::isinf(value)) return value > 0 ? "Infinity" : "-Infinity";
-  return value;
-}
-
 bool attends(Pass pass) { return pass == Pass::forward || pass == Pass::backward; }
 bool indexes(Pass pass) { return pass == Pass::select || pass == Pass::index_loss; }
-
-std::string space_name(const Problem& p) {
-  return pick(p.options.index_space, {"rows", "sequence", "slots"});
-}
-std::string storage_name(const Problem& p) {
-  return pick(p.options.kv_storage, {"plain", "fp8_scaled", "fp8_656"});
-}
 
 json dtypes_json(const Problem& p) {
   json j = json::object();
@@ -67,8 +47,8 @@ json problem_json(const CallFacts& f) {
           {"index_dim", p.index_dim},
           {"dtypes", dtypes_json(p)},
           {"layout", f.layout},
-          {"index_space", space_name(p)},
-          {"kv_storage", storage_name(p)},
+          {"index_space", word(p.options.index_space)},
+          {"kv_storage", word(p.options.kv_storage)},
           {"paged", p.blocks > 0},
           {"sequences", p.sequences},
           {"device", p.device == DeviceKind::cuda ? "cuda" : "cpu"},
@@ -77,25 +57,25 @@ json problem_json(const CallFacts& f) {
 
 json options_json(const Problem& p) {
   const Options& o = p.options;
-  json j = {{"scale", number(p.scale)},
+  json j = {{"scale", p.scale},
             {"causal", o.causal},
             {"q_position_base", o.q_position_base},
-            {"index_check", pick(o.index_check, {"ignore", "report", "checked"})},
+            {"index_check", word(o.index_check)},
             {"workspace_limit_bytes", o.workspace_limit_bytes},
             {"threads", o.threads},
             {"lane", o.lane}};
   if (attends(p.pass)) {
-    j["fp8_path"] = pick(o.fp8_path, {"any", "in_kernel"});
-    j["dkv_sum"] = pick(o.dkv_sum, {"deterministic", "atomic"});
-    j["operands"] = pick(o.operands, {"native", "split"});
+    j["fp8_path"] = word(o.fp8_path);
+    j["dkv_sum"] = word(o.dkv_sum);
+    j["operands"] = word(o.operands);
   }
   if (indexes(p.pass)) {
-    j["act"] = pick(p.act, {"relu", "identity"});
+    j["act"] = word(p.act);
     j["key_stride"] = p.key_stride;
   }
   if (p.pass == Pass::index_loss) {
-    j["keys"] = pick(p.loss_keys, {"sparse", "dense"});
-    j["coeff"] = number(p.coeff);
+    j["keys"] = word(p.loss_keys);
+    j["coeff"] = p.coeff;
   }
   return j;
 }
@@ -135,13 +115,12 @@ json numerics_json(const Result& r) {
 }
 
 json indexer_json(const Result& r) {
-  return {{"selection_rule", r.selection_rule},
-          {"nan_scores", count_json(r.nan_scores)},
-          {"loss", number(r.loss)},
-          {"denominator",
-           {{"kind", r.denominator_kind},
-            {"scope", r.denominator_scope},
-            {"value", number(r.denominator)}}}};
+  return {
+      {"selection_rule", r.selection_rule},
+      {"nan_scores", count_json(r.nan_scores)},
+      {"loss", r.loss},
+      {"denominator",
+       {{"kind", r.denominator_kind}, {"scope", r.denominator_scope}, {"value", r.denominator}}}};
 }
 
 // What result and call say alike.
@@ -167,12 +146,9 @@ json ranks_json(const CallFacts& f) {
 
 }  // namespace
 
-const char* name_of(Pass pass) {
-  constexpr const char* names[] = {"forward", "backward", "select", "index_loss"};
-  return names[static_cast<int>(pass)];
-}
+const char* name_of(Pass pass) { return word(pass); }
 
-json to_json(const CallFacts& f) {
+json call_json(const CallFacts& f) {
   const Result& r = f.result;
   json j = facts_json(r);
   j["problem"] = problem_json(f);
@@ -184,7 +160,7 @@ json to_json(const CallFacts& f) {
   j["cost"] = {{"workspace_bytes", r.workspace_bytes},
                {"measured_peak_extra_bytes", count_json(f.measured_peak_extra_bytes)},
                {"measured_by", f.measured_by},
-               {"flops", number(r.flops)},
+               {"flops", r.flops},
                {"time", f.time ? talea::to_json(*f.time) : json(nullptr)},
                {"ratio_to_plain_products",
                 f.ratio_to_plain_products ? json(*f.ratio_to_plain_products) : json(nullptr)}};
@@ -198,8 +174,8 @@ std::string result_text(const Result& r) {
   j["lane_kind"] = r.lane_kind;
   j["declined"] = declined_json(r.declined);
   j["workspace_bytes"] = r.workspace_bytes;
-  j["flops"] = number(r.flops);
-  return j.dump(-1, ' ', false, json::error_handler_t::replace);
+  j["flops"] = r.flops;
+  return one_line(std::move(j));
 }
 
 }  // namespace talea::sparse_attention

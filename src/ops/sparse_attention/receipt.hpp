@@ -22,23 +22,19 @@ struct ShareFact {
 };
 
 // One call. Only problem and result must be set.
-struct CallFacts {
+struct CallFacts : CallMeasures {
   Problem problem;
   Result result;
   std::string layout = "bshd";
-  std::vector<InputFact> inputs;
   std::vector<std::string> outputs;  // names of what was asked for
   std::string cut = "none";          // heads, sequence
   std::string collective = "none";   // engine of the exchange, e.g. "threads"
   std::vector<ShareFact> shares;
-  int64_t measured_peak_extra_bytes = -1;
-  std::string measured_by = "not measured";
-  std::optional<TimeStats> time;
   std::optional<double> ratio_to_plain_products;
 };
 
-// An entry of a receipt's "calls".
-nlohmann::json to_json(const CallFacts& facts);
+// For Receipt::call().
+nlohmann::json call_json(const CallFacts& facts);
 // What ran in one call, in one line of JSON: for callers of the C interface, who know the problem.
 std::string result_text(const Result& result);
 

@@ -7,11 +7,10 @@
 #include <vector>
 
 #include "core/fail.hpp"
+#include "core/views.hpp"
 #include "ops/sparse_attention/args.hpp"
 
 namespace talea::sparse_attention {
-
-std::string shape_of(const Tensor& t);
 
 // An extent of a tensor. optional: the tensor may come without it where it is 1.
 struct Dim {
@@ -27,17 +26,8 @@ View fit(const char* name, const Tensor& t, const std::vector<Dim>& dims);
 // As fit(), for what is one number for all rows (rank 0), or has fewer extents behind the first.
 View fit_any(const char* name, const Tensor& t, const std::vector<std::vector<Dim>>& readings);
 
-void check_dtype(const char* name, const Tensor& t, std::initializer_list<DType> allowed);
 // The last stride must be 1: rows are read as they lie.
 void check_rows(const char* name, const Tensor& t);
 Strides strides_of(const View& v);
-
-// Each view by itself, then devices and overlap. `what`: the tensor that fixes the device.
-struct NamedTensor {
-  const char* name;
-  const Tensor* tensor;
-};
-void check_memory(const std::vector<NamedTensor>& inputs, const std::vector<NamedTensor>& outputs);
-void check_workspace(const std::vector<NamedTensor>& tensors, const Workspace& workspace);
 
 }  // namespace talea::sparse_attention

@@ -223,9 +223,9 @@ int64_t exchange_bytes(const Problem& p) {
   return Layout(p, arena).bytes;
 }
 
-void run_sharded(const Lane& lane, const Call& c) {
+void run_sharded(const Call& c, const Planned& plan, RunOnOneRank run) {
   const Problem& p = c.problem;
-  if (!cut(p)) return lane.run(c);
+  if (!cut(p)) return run(c, plan);
   const int64_t own = exchange_bytes(p);
   Arena arena(Workspace{c.workspace.data, own});
   const Layout w(p, arena);
@@ -245,7 +245,7 @@ void run_sharded(const Lane& lane, const Call& c) {
   const bool sums_sink = c.args.d_sink && p.sequence_world > 1;
   if (sums_sink) args.d_sink = {w.d_sink, DType::f64, {1, 0, 0, 0}, true};
   const Workspace rest = {static_cast<char*>(c.workspace.data) + own, c.workspace.bytes - own};
-  lane.run({problem, c.device, args, rest, c.heads, c.sequence, c.batch, c.stream, c.result});
+  run({problem, c.device, args, rest, c.heads, c.sequence, c.batch, c.stream, c.result}, plan);
   if (sums_dkv(p)) exchange.sum(c.args.dkv, p.groups, p.dim, c.args.accumulate_dkv, true);
   if (sums_dk(p)) exchange.sum(c.args.dindex_k, 1, p.index_dim, c.args.accumulate_dindex_k, false);
   if (!sums_sink) return;

@@ -186,6 +186,46 @@ TEST_P(AttentionProperties, GuardPagesAroundKvAndDkv) {
     }
 }
 
+// Shapes decide: of these pages nobody may read a byte.
+TEST_P(AttentionProperties, PlanTouchesNoData) {
+  const Case c = make_case(plain());
+  const size_t bytes = size_t{1} << 20;
+  void* nowhere = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  sa::Inputs in = inputs_of(c);
+  in.d_o = in.d_lse = {};
+  for (Tensor* t : {&in.q, &in.kv, &in.indices, &in.sink}) t->data = nowhere;
+  Grid o(DType::f32, {1, c.queries(), c.heads(), c.value_dim()});
+  sa::Outputs out;
+  out.o = o.tensor();
+  sa::Options options = c.options;
+  options.lane = lane();
+  const sa::Problem p = sa::describe(sa::Pass::forward, in, out, options);
+  EXPECT_EQ(sa::explain(p).lane, lane());
+  EXPECT_GE(sa::workspace_bytes(p), 0);
+  ++runs_;
+  munmap(nowhere, bytes);
+}
+
+// Nothing of one call is kept for the next: memory that was given back stays as it is.
+TEST_P(AttentionProperties, WorkspaceIsThatOfTheCall) {
+  const Case c = make_case(plain());
+  sa::Inputs in = inputs_of(c);
+  in.d_o = in.d_lse = {};
+  Grid o(DType::f32, {1, c.queries(), c.heads(), c.value_dim()});
+  sa::Outputs out;
+  out.o = o.tensor();
+  sa::Options options = c.options;
+  options.lane = lane();
+  const auto bytes =
+      static_cast<size_t>(sa::workspace_bytes(sa::describe(sa::Pass::forward, in, out, options)));
+  std::vector<char> first(bytes), second(bytes);
+  sa::forward(in, out, options, {first.data(), static_cast<int64_t>(bytes)});
+  std::fill(first.begin(), first.end(), '#');
+  sa::forward(in, out, options, {second.data(), static_cast<int64_t>(bytes)});
+  runs_ += 2;
+  EXPECT_EQ(std::count(first.begin(), first.end(), '#'), static_cast<int64_t>(bytes));
+}
+
 TEST_P(AttentionProperties, MoreQueriesThanAGridHolds) {
   Spec s;
   s.queries = 66000, s.heads = 1, s.dim = 4, s.value_dim = 2, s.slots = 1, s.keys = 9;

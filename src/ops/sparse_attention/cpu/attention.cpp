@@ -22,7 +22,13 @@ float* numbers(const ThreadBuffers& w, int64_t padded, int64_t which) {
 
 Attention::Attention(const Call& c, const Plan& plan)
     : p_(c.problem), a_(c.args), plan_(plan), rule_(key_rule(c.problem)) {
-  Arena arena(c.workspace);
+  Workspace room = c.workspace;
+  if (mutant(Mutant::sa12_workspace_kept)) {
+    static Workspace kept;
+    if (kept.bytes >= room.bytes) room = kept;
+    kept = room;
+  }
+  Arena arena(room);
   layout_ = lay_out(p_, plan_, arena);
 }
 
@@ -48,8 +54,9 @@ void load_key_row(const Problem& p, const Args& a, const KeyRow& row, int64_t g,
   const char* bytes = a.kv.address(first);
   if (p.options.kv_storage == KvStorage::fp8_scaled) {
     for (int64_t c = 0; c < p.dim; c += scale_tile) {
-      const double scale = tile_scale(
+      double scale = tile_scale(
           a.kv_scale.get(row.outer, row.inner, p.kv_scale_rank == 2 ? c / scale_tile : 0));
+      if (mutant(Mutant::sa20_scale_of_the_value_alone) && c + scale_tile > p.value_dim) scale = 1;
       talea::cpu::load_e4m3(bytes + c, std::min(scale_tile, p.dim - c), static_cast<float>(scale),
                             to + c);
     }

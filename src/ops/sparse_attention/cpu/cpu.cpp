@@ -6,6 +6,7 @@
 #include "ops/sparse_attention/cpu/attention.hpp"
 #include "ops/sparse_attention/cpu/loss.hpp"
 #include "ops/sparse_attention/cpu/select.hpp"
+#include "ops/sparse_attention/sharded.hpp"
 
 namespace talea::sparse_attention {
 namespace {
@@ -16,44 +17,56 @@ int threads_of(const Problem& p, const DeviceFacts& device) {
       std::min<int64_t>(p.options.threads > 0 ? p.options.threads : device.threads, rows));
 }
 
-int64_t needed(const Problem& p, const DeviceFacts& device) {
-  if (p.pass == Pass::select) return cpu::select_bytes(p, threads_of(p, device));
-  if (p.pass == Pass::index_loss) return cpu::loss_bytes(p, threads_of(p, device));
-  return cpu::make_plan(p, device).bytes;
-}
+struct Config {
+  int threads = 1;
+  cpu::Plan attention;  // of forward and backward
+};
 
-std::optional<std::string> decline(const Problem& p, const DeviceFacts& device) {
+struct Cpu {
+  static std::optional<std::string> decline(const Problem& p, const DeviceFacts&);
+  static Planned plan(const Problem& p, const DeviceFacts& device);
+  static std::vector<std::string> details(const Problem& p, const Planned& plan);
+  static void run(const Call& c, const Planned& plan);
+};
+
+std::optional<std::string> Cpu::decline(const Problem& p, const DeviceFacts&) {
   if (p.device != DeviceKind::cpu) return "device tensors: this lane reads host memory";
   if (p.q_dtype == DType::f64 || p.index_q_dtype == DType::f64) return "fp64: lane reference only";
   if (mutant(Mutant::sa31_dimensions_hard_wired) && p.dim != 576 && p.pass != Pass::select)
     return "D: only 576";
   if (p.options.dkv_sum == DkvSum::atomic)
     return "dkv_sum = atomic: host lanes sum in a fixed order only";
-  const int64_t bytes = needed(p, device);
-  if (p.pass != Pass::forward && p.options.workspace_limit_bytes < bytes)
-    return fmt::format(
-        "workspace_limit = {} bytes: backward needs {} (thread tiles, a chunk of "
-        "weights, fp32 sums where dkv is narrower)",
-        p.options.workspace_limit_bytes, bytes);
   return std::nullopt;
 }
 
-std::vector<std::string> details(const Problem& p, const DeviceFacts& device) {
-  if (p.pass == Pass::index_loss)
-    return {fmt::format("isa = {}", talea::cpu::isa_name()),
-            fmt::format("threads = {}", threads_of(p, device)), "tile_keys = 64"};
-  if (p.pass == Pass::select)
-    return {fmt::format("isa = {}", talea::cpu::isa_name()),
-            fmt::format("threads = {}", threads_of(p, device)),
-            "scores = one row a thread, never all"};
-  const cpu::Plan plan = cpu::make_plan(p, device);
-  return {fmt::format("isa = {}", talea::cpu::isa_name()),
-          fmt::format("threads = {}", plan.threads), fmt::format("tile_keys = {}", plan.tile),
-          fmt::format("rows of kv = {}", plan.in_place ? "read in place" : "widened per tile"),
-          fmt::format("chunk_queries = {}", plan.chunk)};
+Planned Cpu::plan(const Problem& p, const DeviceFacts& device) {
+  const Config own = {threads_of(p, device), {}};
+  if (p.pass == Pass::select) return planned(cpu::select_bytes(p, own.threads), 0, own);
+  if (p.pass == Pass::index_loss) return planned(cpu::loss_bytes(p, own.threads), 0, own);
+  const cpu::Plan attention = cpu::make_plan(p, device);
+  return planned(attention.bytes, 0, Config{attention.threads, attention});
 }
 
-void run(const Call& c) {
+std::vector<std::string> Cpu::details(const Problem& p, const Planned& planned) {
+  const auto& own = planned.as<Config>();
+  std::vector<std::string> said = {fmt::format("isa = {}", talea::cpu::isa_name()),
+                                   fmt::format("threads = {}", own.threads)};
+  const cpu::Plan& plan = own.attention;
+  if (p.pass == Pass::index_loss) {
+    said.emplace_back("tile_keys = 64");
+  } else if (p.pass == Pass::select) {
+    said.emplace_back("scores = one row a thread, never all");
+  } else {
+    said.push_back(fmt::format("tile_keys = {}", plan.tile));
+    said.push_back(
+        fmt::format("rows of kv = {}", plan.in_place ? "read in place" : "widened per tile"));
+    said.push_back(fmt::format("chunk_queries = {}", plan.chunk));
+  }
+  return said;
+}
+
+void Cpu::run(const Call& c, const Planned& planned) {
+  const auto& own = planned.as<Config>();
   const Problem& p = c.problem;
   Result& r = c.result;
   if (p.pass == Pass::select) {
@@ -61,7 +74,7 @@ void run(const Call& c) {
     r.scores_tile_rows = 1;
     r.scores_tile_keys = p.keys;
     r.scores_tile_bytes = 4 * p.keys;
-    return cpu::select(c, threads_of(p, c.device));
+    return cpu::select(c, own.threads);
   }
   if (p.pass == Pass::index_loss) {
     r.scores_home = "a tile of keys x heads in the second cache";
@@ -69,9 +82,9 @@ void run(const Call& c) {
     r.scores_tile_rows = std::max(p.heads, p.index_heads);
     r.scores_tile_bytes = 4 * r.scores_tile_keys * r.scores_tile_rows;
     r.kv_path = "rows gathered for a tile, once for all heads";
-    return cpu::index_loss(c, threads_of(p, c.device));
+    return cpu::index_loss(c, own.threads);
   }
-  const cpu::Plan plan = cpu::make_plan(p, c.device);
+  const cpu::Plan& plan = own.attention;
   r.scores_home = "a tile of keys x heads in the second cache";
   r.scores_tile_rows = plan.heads;
   r.scores_tile_keys = plan.tile;
@@ -93,6 +106,6 @@ void run(const Call& c) {
 
 }  // namespace
 
-Lane cpu_lane() { return {"cpu", "native kernel", decline, needed, details, run}; }
+Lane cpu_lane() { return lane_of_ranks<Cpu>({.name = "cpu", .kind = "native kernel"}); }
 
 }  // namespace talea::sparse_attention

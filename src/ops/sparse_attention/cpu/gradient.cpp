@@ -125,6 +125,8 @@ void Attention::backward_query(Cursor at, int64_t place, const ThreadBuffers& w)
       more = next_tile(at, tile, next_rows, w.rows);
   }
   layout_.chunk.count[list] = p_.wants_dkv ? valid : 0;
+  if (mutant(Mutant::sa40_gradient_has_a_factor))
+    for (int64_t i = 0; a_.dq && i < heads; ++i) scale_row(w.targets[i], p_.dim, 1.005f);
   for (int64_t i = 0; a_.dq && !direct && i < heads; ++i)
     talea::cpu::store_row(w.targets[i], p_.dim, a_.dq.data, a_.dq.dtype,
                           a_.dq.at(at.b, at.s, at.heads.first + i), 1);
@@ -189,6 +191,7 @@ void Attention::sum_keys(int64_t first, int64_t queries, int64_t low, int64_t hi
       t.rows = n;
       t.depth = a_.d_o ? 2 * heads : heads;
       t.columns = p_.value_dim;
+      if (mutant(Mutant::sa27_sum_drops_elements)) t.columns -= t.columns % 4 ? 1 : 0;
       t.accumulate = t.rows_outside = true;
       talea::cpu::multiply(t);
       t.depth = heads;

@@ -70,6 +70,7 @@ Layout lay_out(const Problem& p, const Plan& plan, Arena& arena) {
     b.rows = arena.take<float>(widest);
     b.scores = arena.take<float>(plan.tile * heads);
     b.d_scores = arena.take<float>(backward ? plan.tile * heads : 0);
+    if (mutant(Mutant::sa26_buffers_alias)) b.d_scores = b.scores;
     b.o = arena.take<float>(needs_o || backward ? heads * p.value_dim : 0);
     b.dq = arena.take<float>(narrow_dq ? heads * p.dim : 0);
     b.heads = arena.take<float>(head_numbers * heads);

@@ -2,6 +2,7 @@
 // Why: every option on any NVIDIA GPU from sm_80.
 // Never: declines in silence, or holds more than the workspace limit.
 #include "ops/sparse_attention/cuda/run.hpp"
+#include "ops/sparse_attention/sharded.hpp"
 
 namespace talea::sparse_attention {
 namespace {
@@ -18,7 +19,14 @@ std::optional<std::string> decline_shape(const Problem& p) {
   return std::nullopt;
 }
 
-std::optional<std::string> decline(const Problem& p, const DeviceFacts& d) {
+struct Cuda {
+  static std::optional<std::string> decline(const Problem& p, const DeviceFacts& d);
+  static Planned plan(const Problem& p, const DeviceFacts&);
+  static std::vector<std::string> details(const Problem& p, const Planned& planned);
+  static void run(const Call& c, const Planned& planned);
+};
+
+std::optional<std::string> Cuda::decline(const Problem& p, const DeviceFacts& d) {
   if (p.device != DeviceKind::cuda) return "host tensors: this lane reads device memory";
   if (d.cuda_devices == 0) return d.cuda_problem.empty() ? "no CUDA device" : d.cuda_problem;
   if (d.sm < 80) return fmt::format("sm_{}: needs sm_80 or later", d.sm);
@@ -32,14 +40,14 @@ std::optional<std::string> decline(const Problem& p, const DeviceFacts& d) {
   return decline_shape(p);
 }
 
-int64_t needed(const Problem& p, const DeviceFacts&) {
+Planned Cuda::plan(const Problem& p, const DeviceFacts&) {
   const device::DeviceGuard guard(p.device_index);
-  return cuda::bytes_of(p, cuda::plan_chunks(p));
+  const cuda::ChunkPlan chunks = cuda::plan_chunks(p);
+  return planned(cuda::bytes_of(p, chunks), 0, chunks);
 }
 
-std::vector<std::string> details(const Problem& p, const DeviceFacts&) {
-  const device::DeviceGuard guard(p.device_index);
-  const cuda::ChunkPlan plan = cuda::plan_chunks(p);
+std::vector<std::string> Cuda::details(const Problem& p, const Planned& planned) {
+  const auto& plan = planned.as<cuda::ChunkPlan>();
   std::vector<std::string> said = {fmt::format("chunk_queries = {}", plan.queries),
                                    fmt::format("operands = {}", name_of(plan.operands))};
   if (p.pass != Pass::select) said.push_back(fmt::format("slots_padded = {}", plan.padded));
@@ -75,11 +83,12 @@ void tell(const Call& c, const cuda::ChunkPlan& plan) {
   }
 }
 
-void run(const Call& c) {
+void Cuda::run(const Call& c, const Planned& planned) {
+  const auto& plan = planned.as<cuda::ChunkPlan>();
   const device::DeviceGuard guard(c.problem.device_index);
   device::refuse_earlier_error(device::cuda_stream(c.stream));
-  cuda::Run call(c);
-  tell(c, cuda::plan_chunks(c.problem));
+  cuda::Run call(c, plan);
+  tell(c, plan);
   switch (c.problem.pass) {
     case Pass::forward:
       return call.forward();
@@ -94,6 +103,9 @@ void run(const Call& c) {
 
 }  // namespace
 
-Lane cuda_lane() { return {"cuda", "library composition", decline, needed, details, run}; }
+Lane cuda_lane() {
+  return lane_of_ranks<Cuda>(
+      {.name = "cuda", .kind = "library composition", .runs_on = DeviceKind::cuda});
+}
 
 }  // namespace talea::sparse_attention

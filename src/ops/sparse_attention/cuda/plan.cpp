@@ -98,10 +98,6 @@ ChunkPlan plan_chunks(const Problem& p) {
   plan.converts_dkv = p.wants_dkv && p.dkv_dtype != DType::f32;
   const int64_t limit = p.options.workspace_limit_bytes;
   plan.queries = 1;
-  const int64_t least = bytes_of(p, plan);
-  require(least <= limit, ErrorKind::usage,
-          "workspace_limit = {} bytes: lane cuda needs at least {} for one query of this problem",
-          limit, least);
   int64_t low = 1, high = std::clamp<int64_t>(p.queries, 1, most_queries);
   while (low < high) {
     plan.queries = (low + high + 1) / 2;

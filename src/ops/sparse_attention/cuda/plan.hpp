@@ -51,7 +51,7 @@ int64_t outer_rows(const Problem& p);
 
 Buffers lay_out(Arena& arena, const Problem& p, const ChunkPlan& plan);
 
-// Throws Error(usage) where the limit is below the least that can.
+// The most queries a chunk that the limit allows; at least one.
 ChunkPlan plan_chunks(const Problem& p);
 int64_t bytes_of(const Problem& p, const ChunkPlan& plan);
 

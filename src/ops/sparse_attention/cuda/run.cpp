@@ -28,11 +28,11 @@ Tables tables_of(const Problem& p, const Args& a) {
   return t;
 }
 
-Run::Run(const Call& call)
+Run::Run(const Call& call, const ChunkPlan& plan)
     : c_(call),
       p_(call.problem),
       a_(call.args),
-      plan_(plan_chunks(call.problem)),
+      plan_(plan),
       arena_(call.workspace),
       b_(lay_out(arena_, call.problem, plan_)),
       tables_(tables_of(call.problem, call.args)),

@@ -25,7 +25,7 @@ struct Batched {
 
 class Run {
  public:
-  explicit Run(const Call& call);
+  Run(const Call& call, const ChunkPlan& plan);
   void forward();
   void backward();
   void select();
@@ -48,7 +48,7 @@ class Run {
   const Call& c_;
   const Problem& p_;
   const Args& a_;
-  const ChunkPlan plan_;
+  const ChunkPlan& plan_;
   Arena arena_;
   const Buffers b_;
   const Tables tables_;

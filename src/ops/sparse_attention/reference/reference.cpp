@@ -3,23 +3,28 @@
 // Never: chosen where another lane accepts.
 #include "ops/sparse_attention/reference/reference.hpp"
 
+#include "ops/sparse_attention/sharded.hpp"
+
 namespace talea::sparse_attention {
 namespace {
 
-std::optional<std::string> decline(const Problem& p, const DeviceFacts&) {
+struct Reference {
+  static std::optional<std::string> decline(const Problem& p, const DeviceFacts&);
+  static Planned plan(const Problem&, const DeviceFacts&) { return {}; }
+  static std::vector<std::string> details(const Problem&, const Planned&) {
+    return {"numbers = fp64", "order = query, head, slot"};
+  }
+  static void run(const Call& c, const Planned& plan);
+};
+
+std::optional<std::string> Reference::decline(const Problem& p, const DeviceFacts&) {
   if (p.device != DeviceKind::cpu) return "device tensors: this lane reads host memory";
   if (p.options.dkv_sum == DkvSum::atomic)
     return "dkv_sum = atomic: host lanes sum in a fixed order only";
   return std::nullopt;
 }
 
-int64_t needed(const Problem&, const DeviceFacts&) { return 0; }
-
-std::vector<std::string> details(const Problem&, const DeviceFacts&) {
-  return {"numbers = fp64", "order = query, head, slot"};
-}
-
-void run(const Call& c) {
+void Reference::run(const Call& c, const Planned&) {
   Result& r = c.result;
   r.scores_home = "a row of one head in host memory";
   r.scores_tile_rows = 1;
@@ -44,6 +49,8 @@ void run(const Call& c) {
 
 }  // namespace
 
-Lane reference_lane() { return {"reference", "reference", decline, needed, details, run}; }
+Lane reference_lane() {
+  return lane_of_ranks<Reference>({.name = "reference", .kind = "reference"});
+}
 
 }  // namespace talea::sparse_attention

@@ -7,7 +7,7 @@
 #include "core/arena.hpp"
 #include "device/cpu/matrix_product.hpp"
 #include "device/cpu/tile_product.hpp"
-#include "ops/sparse_attention/contract.hpp"
+#include "ops/sparse_attention/sharded.hpp"
 
 namespace talea::sparse_attention {
 namespace {
@@ -38,7 +38,14 @@ struct Buffers {
   }
 };
 
-std::optional<std::string> decline(const Problem& p, const DeviceFacts&) {
+struct Unfused {
+  static std::optional<std::string> decline(const Problem& p, const DeviceFacts&);
+  static Planned plan(const Problem& p, const DeviceFacts& device);
+  static std::vector<std::string> details(const Problem& p, const Planned&);
+  static void run(const Call& c, const Planned&);
+};
+
+std::optional<std::string> Unfused::decline(const Problem& p, const DeviceFacts&) {
   if (p.device != DeviceKind::cpu) return "device tensors: this lane reads host memory";
   if (p.pass == Pass::select || p.pass == Pass::index_loss)
     return "select and index_loss: no dense form in this lane";
@@ -50,13 +57,13 @@ std::optional<std::string> decline(const Problem& p, const DeviceFacts&) {
   return std::nullopt;
 }
 
-int64_t needed(const Problem& p, const DeviceFacts& device) {
+Planned Unfused::plan(const Problem& p, const DeviceFacts& device) {
   Arena arena;
   Buffers(p, threads_of(p, device), arena);
-  return arena.bytes();
+  return {.workspace_bytes = arena.bytes()};
 }
 
-std::vector<std::string> details(const Problem& p, const DeviceFacts&) {
+std::vector<std::string> Unfused::details(const Problem& p, const Planned&) {
   return {fmt::format("scores = {} bytes", 4 * p.batch * p.heads * p.queries * p.keys)};
 }
 
@@ -254,7 +261,7 @@ class Dense {
   Buffers w_;
 };
 
-void run(const Call& c) {
+void Unfused::run(const Call& c, const Planned&) {
   const Problem& p = c.problem;
   Result& r = c.result;
   r.scores_home = "dense scores in the workspace";
@@ -271,6 +278,12 @@ void run(const Call& c) {
 
 }  // namespace
 
-Lane unfused_lane() { return {"unfused", "unfused comparison", decline, needed, details, run}; }
+Lane unfused_lane() {
+  return lane_of_ranks<Unfused>(
+      {.name = "unfused",
+       .kind = "unfused comparison",
+       .reach = Reach::by_name,
+       .by_name_why = "materialises the scores; only when asked for by name"});
+}
 
 }  // namespace talea::sparse_attention

@@ -1,0 +1,207 @@
+// What: sparse attention with any shapes, strides, dtypes, indices, lengths, pages, packed rows.
+// Why: what a caller can say ends in an Error, or in a call that stays within its tensors.
+// Never: gives a tensor a byte more than its view reaches: the address sanitizer is the judge.
+#include <fuzzer/FuzzedDataProvider.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+
+#include "ops/sparse_attention/contract.hpp"
+
+namespace {
+
+using namespace talea;
+namespace sa = talea::sparse_attention;
+
+constexpr int64_t most_bytes = 1 << 16;
+
+class Input {
+ public:
+  Input(const uint8_t* data, size_t size) : bytes_(data, size) {}
+
+  int64_t of(int64_t low, int64_t high) { return bytes_.ConsumeIntegralInRange(low, high); }
+  bool rarely() { return of(0, 31) == 31; }
+  bool maybe() { return bytes_.ConsumeBool(); }
+  template <typename Enum>
+  Enum option(Enum last) {  // now and then one that does not exist
+    return static_cast<Enum>(of(0, static_cast<int64_t>(last) + (rarely() ? 1 : 0)));
+  }
+
+  // The shape, or one bent in an extent, a stride, the rank or the dtype. What no buffer can hold
+  // has an address without memory, and may_run() is false from then on.
+  Tensor tensor(DType dtype, std::initializer_list<int64_t> shape) {
+    Tensor t = make_tensor(nullptr, rarely() ? static_cast<DType>(of(0, 7)) : dtype, shape);
+    if (rarely() && t.rank > 0) --t.rank;
+    if (t.rank > 0 && rarely()) t.shape[of(0, t.rank - 1)] = of(-1, 9);
+    if (t.rank > 0 && rarely()) t.shape[of(0, t.rank - 1)] = bytes_.ConsumeIntegral<int64_t>();
+    if (t.rank > 0 && rarely()) t.stride[of(0, t.rank - 1)] = of(-8, 200);
+    if (t.rank > 0 && rarely()) t.stride[of(0, t.rank - 1)] = bytes_.ConsumeIntegral<int64_t>();
+    give_memory(t);
+    return t;
+  }
+  bool may_run() const { return may_run_; }
+
+ private:
+  void give_memory(Tensor& t) {
+    static char nowhere[16] = {};
+    __int128 low = 0, high = 0;
+    bool empty = false;
+    for (int i = 0; i < t.rank; ++i) {
+      empty = empty || t.shape[i] <= 0;
+      const __int128 reach = (static_cast<__int128>(t.shape[i]) - 1) * t.stride[i];
+      (reach < 0 ? low : high) += reach;
+    }
+    if (empty) low = high = 0;
+    const __int128 bytes = empty ? 0 : (high - low + 1) * size_of(t.dtype);
+    if (bytes > most_bytes) {
+      may_run_ = false;
+      t.data = nowhere;
+      return;
+    }
+    // The last byte of the view is the last one of the allocation.
+    buffers_.emplace_back(std::malloc(std::max<size_t>(static_cast<size_t>(bytes), 1)), std::free);
+    char* const base = static_cast<char*>(buffers_.back().get());
+    const std::string some = bytes_.ConsumeBytesAsString(static_cast<size_t>(of(0, 48)));
+    for (size_t i = 0; i < static_cast<size_t>(bytes); ++i)
+      base[i] = some.empty() ? '\x38' : some[i % some.size()];
+    t.data = base - static_cast<int64_t>(low) * size_of(t.dtype);
+  }
+
+  FuzzedDataProvider bytes_;
+  std::deque<std::unique_ptr<void, void (*)(void*)>> buffers_;
+  bool may_run_ = true;
+};
+
+bool is_dense(const Tensor& t) {
+  int64_t stride = 1;
+  for (int i = t.rank - 1; i >= 0; stride *= t.shape[i--])
+    if (t.stride[i] != stride || t.shape[i] <= 0) return false;
+  return true;
+}
+
+// Indices that are mostly in range, some just beyond it, some anything.
+void fill_indices(Input& in, const Tensor& t, int64_t keys) {
+  if (!in.may_run() || !is_dense(t)) return;
+  for (int64_t i = 0; i < t.elements(); ++i) {
+    const int64_t value = in.rarely() ? in.of(INT64_MIN, INT64_MAX) : in.of(-2, keys + 1);
+    if (t.dtype == DType::i64)
+      static_cast<int64_t*>(t.data)[i] = value;
+    else if (t.dtype == DType::i32)
+      static_cast<int32_t*>(t.data)[i] = static_cast<int32_t>(value);
+  }
+}
+
+void run(const sa::CheckedCall& c) {
+  sa::Result result;
+  const DeviceFacts device;
+  const sa::Lane lane = sa::reference_lane();
+  if (lane.decline(c.problem, device)) return;
+  sa::check_data(c.problem, c.args);
+  sa::add_to_status(c.args.status, sa::examine(c.problem, c.args), 0);
+  Communicator& self = self_communicator();
+  lane.run({c.problem, device, c.args, {}, self, self, self, nullptr, result},
+           lane.plan(c.problem, device));
+}
+
+struct Sizes {
+  int64_t b, s, keys, h, g, k, d, v;
+};
+
+void attend(Input& in, const Sizes& n) {
+  const DType types[] = {DType::f32, DType::bf16, DType::f16, DType::f64};
+  const DType own = types[in.of(0, 3)];
+  sa::Options o;
+  o.value_dim = n.v;
+  o.causal = in.maybe();
+  o.q_position_base = in.of(0, 9);
+  o.index_space = in.option(sa::IndexSpace::slots);
+  o.index_check = in.option(sa::IndexCheck::checked);
+  o.kv_storage = in.option(sa::KvStorage::fp8_656);
+  const bool packed = o.kv_storage == sa::KvStorage::fp8_656;
+  const bool scaled = o.kv_storage == sa::KvStorage::fp8_scaled, paged = in.rarely();
+  const int64_t d = packed ? 576 : n.d, v = packed ? 512 : n.v, page = 4;
+  if (packed) o.value_dim = v;
+  sa::Inputs x;
+  x.q = in.tensor(own, {n.b, n.s, n.h, d});
+  const DType stored = packed ? DType::u8 : scaled ? DType::f8_e4m3 : own;
+  const int64_t columns = packed ? 656 : d;
+  x.kv = paged ? in.tensor(stored, {n.keys, page, n.g, columns})
+               : in.tensor(stored, {n.b, n.keys, n.g, columns});
+  if (scaled) x.kv_scale = in.tensor(DType::f32, {n.b, n.keys});
+  x.indices = in.tensor(in.maybe() ? DType::i32 : DType::i64, {n.b, n.s, n.g, n.k});
+  fill_indices(in, x.indices, n.keys);
+  if (in.maybe()) x.topk_length = in.tensor(DType::i32, {n.b, n.s});
+  if (in.maybe()) x.sink = in.tensor(DType::f32, {n.h});
+  if (in.maybe()) x.q_positions = in.tensor(DType::i32, {n.b, n.s});
+  if (in.rarely()) {
+    x.cu_seqlens_q = in.tensor(DType::i32, {3});
+    x.cu_seqlens_k = in.tensor(DType::i32, {3});
+  }
+  if (paged) {
+    x.block_table = in.tensor(DType::i32, {n.b, 3});
+    x.kv_lengths = in.tensor(DType::i32, {n.b});
+    fill_indices(in, x.block_table, n.keys);
+  }
+  sa::Outputs y;
+  y.status = in.tensor(DType::i64, {4});
+  const bool backward = in.maybe();
+  if (backward) {
+    x.d_o = in.tensor(own, {n.b, n.s, n.h, v});
+    y.dq = in.tensor(own, {n.b, n.s, n.h, d});
+    y.dkv = paged ? in.tensor(DType::f32, {n.keys, page, n.g, d})
+                  : in.tensor(DType::f32, {n.b, n.keys, n.g, d});
+  } else {
+    y.o = in.tensor(own, {n.b, n.s, n.h, v});
+    y.lse = in.tensor(DType::f32, {n.b, n.s, n.h});
+  }
+  const sa::CheckedCall c =
+      sa::checked(backward ? sa::Pass::backward : sa::Pass::forward, x, y, o, {});
+  if (in.may_run()) run(c);
+}
+
+void index(Input& in, const Sizes& n) {
+  sa::SelectInputs x;
+  x.index_q = in.tensor(DType::f32, {n.b, n.s, n.h, n.d});
+  x.index_k = in.tensor(DType::f32, {n.b, n.keys, n.d});
+  x.index_weights = in.tensor(DType::f32, {n.b, n.s, n.h});
+  if (in.maybe()) x.begin = in.tensor(DType::i32, {n.b, n.s});
+  if (in.maybe()) x.end = in.tensor(DType::i32, {n.b, n.s});
+  sa::SelectOutputs y;
+  y.indices = in.tensor(DType::i32, {n.b, n.s, n.k});
+  y.topk_length = in.tensor(DType::i32, {n.b, n.s});
+  y.scores = in.tensor(DType::f32, {n.b, n.s, n.k});
+  sa::SelectOptions o;
+  o.causal = in.maybe();
+  o.key_stride = in.of(0, 3);
+  o.q_position_base = in.of(-1, INT32_MAX);
+  const sa::CheckedCall c = sa::checked(x, y, o, {});
+  if (in.may_run()) run(c);
+}
+
+void mask_and_rows(Input& in, const Sizes& n) {
+  sa::Inputs x;
+  x.indices = in.tensor(DType::i64, {n.b, n.s, n.k});
+  fill_indices(in, x.indices, n.keys);
+  const Tensor mask = in.tensor(DType::f32, {n.b, n.s, n.keys});
+  const Tensor kv = in.tensor(DType::bf16, {n.keys, 576});
+  const Tensor rows = in.tensor(DType::u8, {n.keys, 656});
+  if (!in.may_run()) return;
+  sa::pack_rows(kv, rows);
+  sa::index_mask(x, mask, {});
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  Input in(data, size);
+  const Sizes n = {in.of(0, 2), in.of(0, 3), in.of(0, 6), in.of(0, 4),
+                   in.of(1, 2), in.of(0, 7), in.of(0, 5), in.of(0, 5)};
+  const auto kind = in.of(0, 5);
+  try {
+    kind == 0 ? index(in, n) : kind == 1 ? mask_and_rows(in, n) : attend(in, n);
+  } catch (const Error& error) {
+    if (error.kind() == ErrorKind::runtime) std::abort();
+  }
+  return 0;
+}

@@ -11,6 +11,11 @@ else()
 endif()
 list(FILTER talea_sources EXCLUDE REGEX "src/dist/mpi.cpp$")  # a plug-in of its own
 list(FILTER talea_sources EXCLUDE REGEX "src/core/fmt.cpp$")
+if(TALEA_ONEDNN)
+  list(FILTER talea_sources EXCLUDE REGEX "src/device/cpu/onednn_absent.cpp$")
+else()
+  list(FILTER talea_sources EXCLUDE REGEX "src/device/cpu/onednn.cpp$")
+endif()
 include(cmake/fmt.cmake)
 # NCCL is opened at run time; its header is needed to build.
 if(TALEA_CUDA)
@@ -42,9 +47,12 @@ set_property(SOURCE ${PROJECT_SOURCE_DIR}/src/core/provenance.cpp
 target_include_directories(talea_internal PUBLIC ${PROJECT_SOURCE_DIR}/include
                                                  ${PROJECT_SOURCE_DIR}/src)
 find_package(hwy REQUIRED)
-include(cmake/onednn.cmake)
 target_link_libraries(talea_internal PUBLIC OpenMP::OpenMP_CXX talea_fmt ${CMAKE_DL_LIBS}
-                                     PRIVATE hwy::hwy DNNL::dnnl)
+                                     PRIVATE hwy::hwy)
+if(TALEA_ONEDNN)
+  include(cmake/onednn.cmake)
+  target_link_libraries(talea_internal PRIVATE DNNL::dnnl)
+endif()
 # Highway's kernels: the same code for every instruction set, chosen at run time. Scalable vectors
 # are left out because a register block has a fixed size.
 target_compile_definitions(talea_internal PRIVATE
@@ -73,4 +81,8 @@ set_target_properties(talea PROPERTIES VERSION ${PROJECT_VERSION} SOVERSION ${ta
   LINK_DEPENDS ${talea_generated}/exports.map)
 target_link_options(talea PRIVATE
   LINKER:--version-script=${talea_generated}/exports.map LINKER:--no-undefined)
+if(TALEA_PORTABLE)
+  target_sources(talea PRIVATE ${PROJECT_SOURCE_DIR}/cmake/older_glibc.c)
+  target_link_options(talea PRIVATE -static-libstdc++)
+endif()
 include(cmake/install.cmake)

@@ -7,7 +7,7 @@ import re
 
 MARK = re.compile(r"<!-- table: (\S+) (begin|end) -->")
 DECIMAL = re.compile(r"(?<![\w.])\d+\.\d+(?:e[-+]?\d+)?(?!\.?\d)")
-VERSIONED = "PyTorch|torch|Python|Debian|Ubuntu|CUDA|GCC|oneDNN|Highway|Apache|CMake|NumPy|Triton|capability"
+VERSIONED = "PyTorch|torch|Python|glibc|Debian|Ubuntu|CUDA|GCC|oneDNN|Highway|Apache|CMake|NumPy|Triton|capability"
 VERSION = re.compile(rf"(?:{VERSIONED})[ -]$")
 
 

@@ -45,16 +45,16 @@ class Input {
  private:
   void give_memory(Tensor& t) {
     static char nowhere[16] = {};
-    __int128 low = 0, high = 0;
+    double low = 0, high = 0;
     bool empty = false;
     for (int i = 0; i < t.rank; ++i) {
       empty = empty || t.shape[i] <= 0;
-      const __int128 reach = (static_cast<__int128>(t.shape[i]) - 1) * t.stride[i];
+      const double reach = (static_cast<double>(t.shape[i]) - 1) * static_cast<double>(t.stride[i]);
       (reach < 0 ? low : high) += reach;
     }
     if (empty) low = high = 0;
-    const __int128 bytes = empty ? 0 : (high - low + 1) * size_of(t.dtype);
-    if (bytes > most_bytes) {
+    const double bytes = empty ? 0 : (high - low + 1) * static_cast<double>(size_of(t.dtype));
+    if (bytes > static_cast<double>(most_bytes)) {
       may_run_ = false;
       t.data = nowhere;
       return;
@@ -76,7 +76,7 @@ class Input {
 bool is_dense(const Tensor& t) {
   int64_t stride = 1;
   for (int i = t.rank - 1; i >= 0; stride *= t.shape[i--])
-    if (t.stride[i] != stride || t.shape[i] <= 0) return false;
+    if (t.stride[i] != stride || t.shape[i] <= 0 || t.shape[i] > most_bytes) return false;
   return true;
 }
 

@@ -40,7 +40,7 @@ KeyRule key_rule(const Problem& p) {
   rule.sequences = p.sequences > 0;
   rule.paged = p.has_block_table;
   rule.keys = p.keys;
-  rule.pages = p.pages;
+  rule.pages = p.page_rows > 0 ? p.pages : 0;  // a page without rows holds nothing
   rule.page_rows = std::max<int64_t>(p.page_rows, 1);
   return rule;
 }

@@ -186,6 +186,30 @@ TEST_P(AttentionProperties, GuardPagesAroundKvAndDkv) {
     }
 }
 
+// A cache of pages without rows holds no slot: nothing is read where its rows would begin.
+TEST_P(AttentionProperties, PagesWithoutRows) {
+  const float q[4] = {1, 2, 3, 4};
+  const int32_t indices[2] = {0, 1};
+  float o[4] = {1, 1, 1, 1}, lse = 0;
+  sa::Inputs in;
+  in.q = make_tensor(q, DType::f32, {1, 1, 4});
+  in.kv = make_tensor(nullptr, DType::f32, {2, 0, 1, 4});
+  in.indices = make_tensor(indices, DType::i32, {1, 2});
+  sa::Outputs out;
+  out.o = make_tensor(o, DType::f32, {1, 1, 4});
+  out.lse = make_tensor(&lse, DType::f32, {1, 1});
+  sa::Options options;
+  options.value_dim = 4;
+  options.index_space = sa::IndexSpace::slots;
+  options.lane = lane();
+  ++runs_;
+  if (lane() == "unfused") return;  // declines slots of pages
+  Room room(sa::workspace_bytes(sa::describe(sa::Pass::forward, in, out, options)));
+  EXPECT_EQ(sa::forward(in, out, options, room.workspace()).slots_foreign, 2);
+  EXPECT_EQ(lse, INFINITY);
+  for (const float x : o) EXPECT_EQ(x, 0);
+}
+
 // Shapes decide: of these pages nobody may read a byte.
 TEST_P(AttentionProperties, PlanTouchesNoData) {
   const Case c = make_case(plain());

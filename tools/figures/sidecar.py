@@ -9,7 +9,7 @@ A sidecar names one page and lists, one a line:
     name torch eager = eager                      words by which the page knows a receipt's row
     cite takes [1.05] times | receipts/cpu/a.json#/bench/runs/name=cpu/ratio
     cite uses [62] MiB | receipts/cpu/a.json#/bench/runs/name=cpu/extra_bytes | MiB
-    stated the goal is [1.15] | goal              a decimal that is no measurement, and why
+    stated must be at most [1.15] | goal           a decimal that is no measurement, and why
     table threads                                 rendered between the marks of the page, to `end`
     | threads | x products |
     |---|---|

@@ -79,13 +79,8 @@ __device__ __forceinline__ bool barrier_try_wait(uint64_t* barrier, uint32_t pha
 }
 
 __device__ __forceinline__ void barrier_wait(uint64_t* barrier, uint32_t phase) {
-#ifdef TALEA_SM90_HANG_TRAP  // lab builds only: a lost arrival becomes an error instead of a hang
-  for (int64_t spin = 0; !barrier_try_wait(barrier, phase); ++spin)
-    if (spin > 4000000) __trap();
-#else
   while (!barrier_try_wait(barrier, phase)) {
   }
-#endif
 }
 
 __device__ __forceinline__ void named_barrier_sync(int id, int threads) {
@@ -167,7 +162,7 @@ __device__ __forceinline__ void store_wait_all() {
   asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
 
-// Ordinary shared-memory writes become visible to the copy engine.
+// Ordinary shared-memory writes become visible to TMA.
 __device__ __forceinline__ void fence_async_shared() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
@@ -212,7 +207,7 @@ __device__ __forceinline__ void count_up(int* counter) {
   asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(counter) : "memory");
 }
 
-// What follows, the copy engine's stores too, comes after what was counted.
+// What follows, TMA's stores too, comes after what was counted.
 __device__ __forceinline__ void wait_for_count(const int* counter, int least) {
   int count;
   do {

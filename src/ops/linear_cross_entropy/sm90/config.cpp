@@ -25,7 +25,16 @@ constexpr int64_t kLeastSliced = int64_t{1} << 26;  // elements of a weight
 constexpr int64_t kAheadRows = 512;  // up to so many a chunk the next chunk's logits run ahead
 constexpr int64_t kPairRows = 256;   // rows of the two stacked tiles of a pair of blocks
 
-constexpr double kFlopsMs = 665e9, kBytesMs = 4.0e9;  // sustained, of one H200
+// What is known of a chip: sustained rates of one H200, a millisecond. Only their proportions
+// decide anything; another chip's stand here.
+struct Rates {
+  double flops = 665e9;              // of large products on all multiprocessors
+  double dx_wave_flops = 10.0e9;     // of one wave of dX tiles, on however few of them
+  double bytes = 4.0e9;              // of memory, read or written
+  double added_bytes = 2.55e9;       // of an fp32 dW that products add to
+  double added_split_bytes = 3.2e9;  // of one in 16 bits and a rest
+};
+constexpr Rates kRates;
 
 // Bytes that the products of a chunk move to add to dW, an element; `first`: they overwrite it.
 double bytes_added(const Problem& p, const Config& c, bool first) {
@@ -46,7 +55,7 @@ DxTiles dx_tiles(const Problem& p, double pairs, int64_t rows) {
   DxTiles t;
   t.waves = std::ceil(tiles / pairs);
   t.busy = tiles / (t.waves * pairs);
-  t.wave_ms = one * pairs / kFlopsMs * (0.78 + 0.22 * t.busy);
+  t.wave_ms = one * pairs / kRates.flops * (0.78 + 0.22 * t.busy);
   return t;
 }
 
@@ -57,10 +66,10 @@ double chunk_ms(const Problem& p, const DeviceFacts& device, const Config& c, in
                 bool first) {
   const double pairs = static_cast<double>(device.sm_count / 2);
   const double d = static_cast<double>(p.hidden), v = static_cast<double>(p.vocab_local);
-  const double one = 2 * static_cast<double>(round_up(rows, kPairRows)) * d * v / kFlopsMs;
+  const double one = 2 * static_cast<double>(round_up(rows, kPairRows)) * d * v / kRates.flops;
   double ms = one + 0.12, dw = 0, beside = 0;
   if (p.wants_dw) {
-    const double added = bytes_added(p, c, first) * d * v / kBytesMs;
+    const double added = bytes_added(p, c, first) * d * v / kRates.bytes;
     dw = std::max(one, added) + 0.65 * added * std::min(1.0, added / one);
   }
   if (p.wants_dx) {
@@ -77,7 +86,7 @@ double chunk_ms(const Problem& p, const DeviceFacts& device, const Config& c, in
 double cost(const Problem& p, const DeviceFacts& device, const Config& c, int64_t rows) {
   const int64_t full = p.tokens / rows, rest = p.tokens % rows;
   const double dv = static_cast<double>(p.hidden) * static_cast<double>(p.vocab_local);
-  double ms = c.round_dw ? 6 * dv / kBytesMs : 0.0;
+  double ms = c.round_dw ? 6 * dv / kRates.bytes : 0.0;
   if (rest > 0) ms += chunk_ms(p, device, c, rest, full == 0);
   if (full > 0) ms += chunk_ms(p, device, c, rows, true);
   if (full > 1) ms += static_cast<double>(full - 1) * chunk_ms(p, device, c, rows, false);
@@ -92,12 +101,13 @@ void share_device(const Problem& p, Config& c) {
   const int64_t tiles = (c.chunk_rows + kPairRows - 1) / kPairRows * ((p.hidden + 255) / 256);
   int64_t dx_pairs = pairs, waves = (tiles + pairs - 1) / pairs;
   if (c.chunk_rows <= 1024 && p.world == 1) {  // with more ranks dW waits for dX
-    // Milliseconds on one H200; only their proportions matter. A wave of dX takes as long on few
-    // multiprocessors as on many; dW's additions have a rate of their own.
+    // A wave of dX takes as long on few multiprocessors as on many.
     const double d = static_cast<double>(p.hidden), v = static_cast<double>(p.vocab_local);
-    const double wave = 2 * 256.0 * 256.0 * v / 10.0e9,
-                 additions = (c.split_dw ? bytes_added(p, c, false) / 3.2e9 : 8 / 2.55e9) * d * v;
-    const double products = 2 * static_cast<double>(c.chunk_rows) * d * v / 665e9;
+    const double wave = 2 * 256.0 * 256.0 * v / kRates.dx_wave_flops,
+                 additions = (c.split_dw ? bytes_added(p, c, false) / kRates.added_split_bytes
+                                         : 8 / kRates.added_bytes) *
+                             d * v;
+    const double products = 2 * static_cast<double>(c.chunk_rows) * d * v / kRates.flops;
     const double alone = std::max(products, additions) + 0.15 * std::min(products, additions);
     double best = 0;
     const int64_t least = waves;
@@ -208,7 +218,7 @@ void choose_chunk(const Problem& p, const DeviceFacts& device, Config& c) {
 double slice_cost(const Problem& p, const DeviceFacts& device, const Config& c, int64_t words) {
   const auto up = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
   const int64_t pairs = device.sm_count / 2;
-  const double rate = 665e9 / static_cast<double>(pairs), d = static_cast<double>(p.hidden);
+  const double rate = kRates.flops / static_cast<double>(pairs), d = static_cast<double>(p.hidden);
   const double n = static_cast<double>(p.tokens), v = static_cast<double>(p.vocab_local);
   const auto slice_ms = [&](int64_t w) {
     const int64_t logits = up(up(p.tokens, kPairRows) * up(w, kLogitsTile), pairs);
@@ -222,7 +232,7 @@ double slice_cost(const Problem& p, const DeviceFacts& device, const Config& c, 
            (p.wants_dx ? dx : 0) + (p.wants_dw ? dw : 0) + tile * n / 2 + 0.05;
   };
   const int64_t full = p.vocab_local / words, rest = p.vocab_local % words;
-  const double states = c.from_saved ? 0 : 2 * n * d * v / 665e9;
+  const double states = c.from_saved ? 0 : 2 * n * d * v / kRates.flops;
   return states + static_cast<double>(full) * slice_ms(words) + (rest > 0 ? slice_ms(rest) : 0);
 }
 

@@ -182,7 +182,7 @@ struct LogitsEpilogue : LogitsTile, ReadsNothing {
       terms<false, kMasked>(acc, p, upper, lower, bias, weight, packed);
   }
 
-  // 64 columns of the warp's 16 rows, through shared memory to the copy engine.
+  // 64 columns of the warp's 16 rows, through shared memory to TMA.
   template <class S, bool kMasked>
   static __device__ __forceinline__ void group(const float (&acc)[S::kBlockN / 2], const Params& p,
                                                Row& upper, Row& lower, int g, int row, int column,

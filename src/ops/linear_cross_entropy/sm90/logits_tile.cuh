@@ -47,7 +47,7 @@ struct LogitsTile {
     }
   }
 
-  // 64 columns of the warp's 16 rows, through shared memory to the copy engine.
+  // 64 columns of the warp's 16 rows, through shared memory to TMA.
   static __device__ __forceinline__ void store_piece(const CUtensorMap& map,
                                                      const uint32_t (&packed)[16], char* staging,
                                                      int column, int row) {

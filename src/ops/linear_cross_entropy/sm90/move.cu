@@ -31,7 +31,7 @@ __global__ void blank_kernel(BlankParams p) {
   for (int64_t d = threadIdx.x; d < p.hidden; d += blockDim.x) p.dx.store(t, d, dx);
 }
 
-// columns % 8 == 0 and 16-byte aligned rows: what the copy engine needs anyway.
+// columns % 8 == 0 and 16-byte aligned rows: what TMA needs anyway.
 constexpr int64_t kTileRows = 256;  // rows of the two stacked tiles of a pair of blocks
 
 __global__ void gather_kernel(GatherParams p) {

@@ -8,7 +8,7 @@
 namespace talea::lce::sm90 {
 namespace {
 
-// The copy engine adds, as for dW; the dW product that follows may start beside it.
+// TMA adds, as for dW; the dW product that follows may start beside it.
 struct SliceDxEpilogue : DwEpilogue<false, false, WaitsFirst> {};
 
 }  // namespace

@@ -33,7 +33,7 @@ struct SplitEpilogue {
   static constexpr int kBuffers = kBits == 8 ? 2 : 3;
   static constexpr int kHigh = 2048, kLow = 128 * kBits, kLowRoom = kBits == 8 ? 1024 : 512;
   static constexpr int kLowAt = kBuffers * kHigh, kBarriersAt = kLowAt + kBuffers * kLowRoom;
-  static constexpr int kStagingBytes = 8192;  // a multiple of 1024, as the copy engine's swizzle
+  static constexpr int kStagingBytes = 8192;  // a multiple of 1024, as TMA's swizzle
   static_assert(kBarriersAt + 32 <= kStagingBytes);
 
   struct Place {

@@ -17,7 +17,7 @@ struct WideLogitsEpilogue : WaitsFirst {
   using Params = WideLogitsParams;
   using Filter = EveryTile;
 
-  // 32 columns of the warp's 16 rows, through shared memory to the copy engine.
+  // 32 columns of the warp's 16 rows, through shared memory to TMA.
   static __device__ __forceinline__ void group(const float* acc, const Params& p, int row,
                                                int column, char* staging) {
     const int lane = threadIdx.x % 32, own = lane / 4;

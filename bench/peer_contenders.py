@@ -11,8 +11,8 @@ import statistics
 import talea
 import torch
 import torch.nn.functional as F
-from talea._call import Config
-from talea._torch import NO_GRADIENT, call
+from talea._linear_cross_entropy._settings import Config
+from talea._linear_cross_entropy._tensors import NO_GRADIENT, call
 
 MIB, TUNING_CALLS = 1 << 20, 7
 # lane, workspace limit in MiB, fp32 main gradient

@@ -13,8 +13,9 @@ import time
 
 import talea
 import torch
-from talea import _abi, _torch
-from talea._call import Config
+from talea import _abi
+from talea._linear_cross_entropy import _tensors
+from talea._linear_cross_entropy._settings import Config
 from talea._receipt import now, write_receipt
 
 CALL_LIMIT_US, IMPORT_LIMIT_MS = 15.0, 200.0
@@ -43,8 +44,8 @@ def described(samples_us, scale=1e-3):
 def c_call(x, w, y, need):
     """The library's function on prepared structs: what any binding must pay."""
     config, inputs = Config(outputs=("loss",)), (x, w, None, y)
-    described = _torch.Described(config, inputs, need)
-    held = [*_torch.allocate(described.makers, inputs), described.workspace()]
+    described = _tensors.Described(config, inputs, need)
+    held = [*_tensors.allocate(described.makers, inputs), described.workspace()]
     addresses = [t.data_ptr() for t in (x, w, y, *held)]
     described.plan.place(addresses[:-1], addresses[-1], described.stream())
     function, reference = _abi.lib.talea_linear_cross_entropy, described.plan.ref

@@ -12,9 +12,9 @@ from ._abi import DataError, Error, UnavailableError, UsageError, lib
 __version__ = lib.talea_version().decode()
 # By name: the module that has it, and what it is called there.
 _LAZY = {
-    "linear_cross_entropy": ("functional", "linear_cross_entropy"),
-    "LinearCrossEntropy": ("functional", "LinearCrossEntropy"),
-    "LinearCrossEntropyOutput": ("functional", "LinearCrossEntropyOutput"),
+    "linear_cross_entropy": ("_linear_cross_entropy.functional", "linear_cross_entropy"),
+    "LinearCrossEntropy": ("_linear_cross_entropy.functional", "LinearCrossEntropy"),
+    "LinearCrossEntropyOutput": ("_linear_cross_entropy.functional", "LinearCrossEntropyOutput"),
     "mamba3": ("_mamba3.functional", "mamba3"),
     "mamba3_step": ("_mamba3.functional", "mamba3_step"),
     "mamba3_group_rows": ("_mamba3.functional", "group_rows"),
@@ -41,7 +41,7 @@ def require_clean(status=None) -> None:
     """Raises what linear cross-entropy on a device found wrong after it had returned, once; with
     the `status` of a sparse attention, what that has counted."""
     if status is None:
-        from ._late import require_clean as check
+        from ._linear_cross_entropy._late import require_clean as check
     else:
         from functools import partial
 

@@ -1,7 +1,8 @@
-"""The C interface of include/talea/talea.h as ctypes.
+"""The neutral part of the C interface (include/talea/talea.h) as ctypes; a folder an operator has
+the rest, in its _c.py.
 
-One mirror of the header, checked against the library's own ABI version at load time. Nothing here
-knows NumPy or PyTorch.
+Checked against the library's own ABI version at load time; tests/architecture/structs.py holds every
+struct to the headers. Nothing here knows NumPy or PyTorch.
 """
 
 from __future__ import annotations
@@ -15,11 +16,7 @@ ABI_VERSION = 3
 F32, BF16, F16, F64, I32, I64, F8_E4M3, U8 = range(8)
 MAX_RANK = 5
 CPU, CUDA = 0, 1
-REDUCTION = {"none": 0, "sum": 1, "mean": 2}
-DENOMINATOR = {"valid": 0, "weighted": 1, "given": 2}
-SCOPE = {"local": 0, "global": 1}
-ON_EMPTY = {"nan": 0, "zero": 1}
-TARGET_CHECK = {"automatic": 0, "checked": 1, "poison": 2}
+AUTO = -1  # of workspace_limit_bytes
 
 
 class Error(RuntimeError):
@@ -81,90 +78,6 @@ class Communicator(c.Structure):
     ]
 
 
-INPUT_NAMES = (
-    "hidden",
-    "weight",
-    "bias",
-    "targets",
-    "class_weight",
-    "token_weight",
-    "token_scale",
-    "soft_target_ids",
-    "soft_target_probs",
-    "upstream",
-    "upstream_lse",
-    "upstream_entropy",
-    "saved_lse",
-    "saved_target_logprob",
-)
-OUTPUT_NAMES = (
-    "loss",
-    "lse",
-    "target_logprob",
-    "entropy",
-    "argmax",
-    "accuracy",
-    "topk_values",
-    "topk_ids",
-    "topk_logprobs",
-    "dx",
-    "dw",
-    "dx_rest",
-    "dw_rest",
-    "db",
-)
-AUTO = -1  # of workspace_limit_bytes
-
-
-class Inputs(c.Structure):
-    _fields_ = [("struct_bytes", c.c_int64)] + [(name, Tensor) for name in INPUT_NAMES]
-
-
-class Outputs(c.Structure):
-    _fields_ = (
-        [("struct_bytes", c.c_int64)]
-        + [(name, Tensor) for name in OUTPUT_NAMES]
-        + [("accumulate_dw", c.c_int32), ("accumulate_db", c.c_int32)]
-        + [("late_factor", c.c_int32), ("reserved", c.c_int32)]
-    )
-
-
-class Options(c.Structure):
-    _fields_ = [
-        ("struct_bytes", c.c_int64),
-        ("reduction", c.c_int32),
-        ("denominator", c.c_int32),
-        ("denominator_value", c.c_double),
-        ("denominator_scope", c.c_int32),
-        ("on_empty", c.c_int32),
-        ("target_check", c.c_int32),
-        ("threads", c.c_int32),
-        ("ignore_index", c.c_int64),
-        ("vocab", c.c_int64),
-        ("label_smoothing", c.c_double),
-        ("z_loss", c.c_double),
-        ("softcap", c.c_double),
-        ("logit_scale", c.c_double),
-        ("workspace_limit_bytes", c.c_int64),
-        ("dw_sum", c.c_int32),
-        ("reserved", c.c_int32),
-        ("lane", c.c_char_p),
-    ]
-
-
-class Ranks(c.Structure):
-    _fields_ = [
-        ("struct_bytes", c.c_int64),
-        ("vocab", c.POINTER(Communicator)),
-        ("batch", c.POINTER(Communicator)),
-        ("vocab_begin", c.c_int64),
-        ("sequence_parallel", c.c_int32),
-        ("skip_handshake", c.c_int32),
-        ("dx_sum", c.c_int32),
-        ("reserved", c.c_int32),
-    ]
-
-
 EXCHANGE_NONE, EXCHANGE_ALL_GATHER, _, EXCHANGE_REDUCE_SCATTER_SUM = range(4)
 
 
@@ -181,32 +94,6 @@ class Exchange(c.Structure):
         ("bytes", c.c_int64),
         ("stream", c.c_void_p),
     ]
-
-
-class Args(c.Structure):
-    _fields_ = [
-        ("struct_bytes", c.c_int64),
-        ("abi_version", c.c_int32),
-        ("reserved", c.c_int32),
-        ("inputs", c.POINTER(Inputs)),
-        ("outputs", c.POINTER(Outputs)),
-        ("options", c.POINTER(Options)),
-        ("ranks", c.POINTER(Ranks)),
-        ("workspace", c.c_void_p),
-        ("workspace_bytes", c.c_int64),
-        ("stream", c.c_void_p),
-    ]
-
-
-LATE_NAMES = ("factor", "expected", "dx", "dw", "dx_sum", "dw_sum", "dx_rest", "dw_rest")
-
-
-class Late(c.Structure):
-    _fields_ = (
-        [("struct_bytes", c.c_int64)]
-        + [(name, Tensor) for name in LATE_NAMES]
-        + [("stream", c.c_void_p)]
-    )
 
 
 def _find() -> str:
@@ -227,23 +114,8 @@ def _load() -> c.CDLL:
     library.talea_version.restype = c.c_char_p
     library.talea_build_revision.restype = c.c_char_p
     library.talea_last_error.restype = c.c_char_p
-    library.talea_linear_cross_entropy_lanes.restype = c.c_char_p
-    library.talea_linear_cross_entropy_workspace_bytes.argtypes = [
-        c.POINTER(Args),
-        c.POINTER(c.c_int64),
-    ]
-    library.talea_linear_cross_entropy_rest_bytes.argtypes = [
-        c.POINTER(Args),
-        c.POINTER(c.c_int64),
-    ]
-    library.talea_linear_cross_entropy_late.argtypes = [c.POINTER(Late)]
+    library.talea_linear_cross_entropy_lanes.restype = c.c_char_p  # talea.lanes()
     library.talea_fault_flag.restype = c.c_void_p
-    library.talea_linear_cross_entropy.argtypes = [c.POINTER(Args), c.POINTER(c.c_void_p)]
-    library.talea_linear_cross_entropy_options_init.argtypes = [c.POINTER(Options), c.c_int64]
-    library.talea_linear_cross_entropy_phases_begin.argtypes = [
-        c.POINTER(Args),
-        c.POINTER(c.c_void_p),
-    ]
     library.talea_phases_next.argtypes = [c.c_void_p, c.POINTER(Exchange)]
     library.talea_phases_finish.argtypes = [c.c_void_p, c.POINTER(c.c_void_p)]
     library.talea_phases_free.argtypes = [c.c_void_p]
@@ -252,13 +124,6 @@ def _load() -> c.CDLL:
     library.talea_result_json.restype = c.c_char_p
     library.talea_result_free.argtypes = [c.c_void_p]
     library.talea_result_free.restype = None
-    library.talea_linear_cross_entropy_explain.argtypes = [
-        c.POINTER(Args),
-        c.c_int32,
-        c.c_char_p,
-        c.c_int64,
-        c.POINTER(c.c_int64),
-    ]
     found = library.talea_abi_version()
     if found != ABI_VERSION:
         raise ImportError(f"talea: libtalea.so has ABI {found}, this package needs {ABI_VERSION}")

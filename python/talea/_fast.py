@@ -8,6 +8,7 @@ from __future__ import annotations
 from functools import partial
 
 import torch
+from torch.autograd import forward_ad
 
 
 def _private(path: str):
@@ -40,6 +41,20 @@ def _public_allocate(size: int, stream: int) -> int:
     return torch.cuda.caching_allocator_alloc(size, stream=stream)
 
 
+def apply_of(function):
+    """Function.apply, less what it does for functorch's transforms: those are refused before."""
+    if transforms_active is None:
+        return function.apply
+    return super(torch.autograd.Function, function).apply
+
+
+def forward_mode() -> bool:
+    """Whether a tensor may carry a tangent; where PyTorch does not say: always."""
+    return getattr(forward_ad, "_current_level", 0) >= 0
+
+
+# None: not told. Function.apply refuses grad, vmap, vjp and jvp of torch.func by itself.
+transforms_active = _private("_are_functorch_transforms_active")
 # Of the current device; memory comes from and goes back to PyTorch's allocator, in stream order.
 current_device = _private("_cuda_getDevice") or torch.cuda.current_device
 allocate = _private("_cuda_cudaCachingAllocator_raw_alloc") or _public_allocate

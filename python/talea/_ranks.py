@@ -10,10 +10,9 @@ import ctypes as c
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import _resolve_process_group
 
 from . import _abi
-from ._call import Config, Plan, Receipt
+from ._call import Receipt
 
 _DTYPES = {
     _abi.F32: torch.float32,
@@ -23,42 +22,8 @@ _DTYPES = {
 }
 
 
-def size_of(name: str) -> int:
-    return dist.get_world_size(_resolve_process_group(name))
-
-
-_agreed: dict = {}  # what ranks have compared once -> the groups, so that no id comes back
-
-
 class Groups:
-    """The vocabulary's and the batch's process groups of one call; `struct` is the C side.
-
-    same: what of the call is the same on every rank. Ranks compare their calls once for each: after
-    that a call waits for no host.
-    """
-
-    def __init__(self, config: Config, device: torch.device, same: tuple) -> None:
-        self.device, self.names = device, (config.group, config.batch_group)
-        self.groups = self._resolved()
-        fields = tuple((k, v) for k, v in config.__dict__.items() if k != "vocab_begin")
-        self.same = (*map(id, self.groups), fields, same)
-        self.struct = _abi.Ranks()
-        self.struct.struct_bytes = c.sizeof(self.struct)
-        self.struct.vocab_begin = config.vocab_begin
-        self.struct.sequence_parallel = int(config.sequence_parallel)
-        self.struct.skip_handshake = int(self.same in _agreed)
-        sides = [self._communicator(group) for group in self.groups]
-        if sides[0]:
-            self.struct.vocab = c.pointer(sides[0])
-        if sides[1]:
-            self.struct.batch = c.pointer(sides[1])
-
-    def _resolved(self) -> list:
-        return [_resolve_process_group(name) if name else None for name in self.names]
-
-    def current(self) -> bool:
-        """Whether the names still are those of the same groups."""
-        return all(a is b for a, b in zip(self.groups, self._resolved(), strict=True))
+    """The process groups of one call: `groups` by the number of an exchange's group, on `device`."""
 
     def _communicator(self, group):
         if group is None:
@@ -70,12 +35,11 @@ class Groups:
         side.device = _abi.CUDA if self.device.type == "cuda" else _abi.CPU
         return side
 
-    def run(self, plan: Plan, receipt: bool) -> Receipt | None:
-        """The call that `plan` holds, addresses set."""
-        phases, exchange, result = c.c_void_p(), _abi.Exchange(), c.c_void_p()
+    def through_phases(self, begin) -> Receipt:
+        """A call, begun by begin(phases), with every exchange that it stops at."""
+        lib, phases, exchange, result = _abi.lib, c.c_void_p(), _abi.Exchange(), c.c_void_p()
         exchange.struct_bytes = c.sizeof(exchange)
-        lib = _abi.lib
-        _abi.check(lib.talea_linear_cross_entropy_phases_begin(plan.ref, c.byref(phases)))
+        _abi.check(begin(c.byref(phases)))
         try:
             while True:
                 _abi.check(lib.talea_phases_next(phases, c.byref(exchange)))
@@ -85,10 +49,7 @@ class Groups:
             _abi.check(lib.talea_phases_finish(phases, c.byref(result)))
         finally:
             lib.talea_phases_free(phases)
-        _agreed[self.same] = self.groups
-        self.struct.skip_handshake = 1
-        kept = Receipt(result.value)
-        return kept if receipt else None
+        return Receipt(result.value)
 
     def _view(self, pointer: int, nbytes: int, on_device: bool, dtype) -> torch.Tensor:
         if on_device:

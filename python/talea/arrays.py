@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from . import _abi
-from ._call import Config, Plan
+from ._linear_cross_entropy import _c
+from ._linear_cross_entropy._call import Plan
+from ._linear_cross_entropy._settings import Config
 
 _DTYPES = {
     "float32": _abi.F32,
@@ -54,11 +56,11 @@ def linear_cross_entropy(hidden, weight, targets=None, *, outputs=("loss",), **a
     outputs: any of loss, lse, target_logprob, entropy, argmax, accuracy, dx, dw, db, and topk with
     top_k=K (gives topk_values, topk_ids, topk_logprobs). Tensor arguments by the C names (bias,
     class_weight, token_weight, token_scale, soft_target_ids, soft_target_probs, upstream,
-    upstream_lse, upstream_entropy); everything else is an option (see `talea._call.Config`).
+    upstream_lse, upstream_entropy); everything else is an option (see docs/python.md).
     """
     tensors = {"hidden": _as_array(hidden), "weight": _as_array(weight)}
     tensors["targets"] = _as_array(targets)
-    for name in _abi.INPUT_NAMES:
+    for name in _c.INPUT_NAMES:
         if name in arguments:
             tensors[name] = _as_array(arguments.pop(name))
     config = Config(**arguments)

@@ -2,6 +2,7 @@
 
 import importlib.util
 import mmap
+import pathlib
 import subprocess
 import sys
 
@@ -11,13 +12,14 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from conftest import DEVICES, close, eager, gradients, problem
-from talea import (  # noqa: F401  (registers torch.ops.talea)
+from talea import _fast
+from talea._linear_cross_entropy import (  # noqa: F401  (registers torch.ops.talea)
     _compiled,
     _operator,
-    _torch,
+    _tensors,
     functional,
 )
-from talea._call import Config
+from talea._linear_cross_entropy._settings import Config
 from torch.utils.checkpoint import checkpoint
 
 
@@ -148,14 +150,40 @@ def test_a_torch_without_inductors_allocator(device, monkeypatch):
     """Outputs and workspace are then ordinary tensors; what comes out is the same."""
     x, w, y, _ = problem(n=9, d=24, v=64, device=device)
     found = []
-    for ways in (_torch._EMPTY_STRIDED, {}):
-        monkeypatch.setattr(_torch, "_EMPTY_STRIDED", ways)
-        monkeypatch.setattr(_torch._kept, "calls", {})
+    for ways in (_tensors._EMPTY_STRIDED, {}):
+        monkeypatch.setattr(_tensors, "_EMPTY_STRIDED", ways)
+        monkeypatch.setattr(_tensors._kept, "calls", {})
         loss = talea.linear_cross_entropy(x, w, y)
         found.append((loss, *gradients(loss, x, w)))
-        (kept,) = _torch._kept.calls.values()
+        (kept,) = _tensors._kept.calls.values()
         assert (kept.fresh is None) == (not ways)
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+def test_a_torch_without_private_names(monkeypatch):
+    """Each has a public way beside it, and what comes out is the same."""
+    assert _fast.transforms_active is not None and _fast.empty_strided(), "all are there today"
+    spec = importlib.util.spec_from_file_location("talea._fast_public", _fast.__file__)
+    public = importlib.util.module_from_spec(spec)
+    source = pathlib.Path(_fast.__file__).read_text().replace("found = torch._C\n", "return None\n")
+    exec(compile(source, _fast.__file__, "exec"), public.__dict__)
+    assert public.empty_strided() == {} and public.transforms_active is None
+    assert public.allocate is public._public_allocate
+    assert public.current_device is torch.cuda.current_device
+    assert public.stream_of(0).func is public._public_stream
+    x, w, y, _ = problem(n=9, d=24, v=64)
+    loss = talea.linear_cross_entropy(x, w, y)
+    want = (loss, *gradients(loss, x, w))
+    for name in ("transforms_active", "apply_of"):
+        monkeypatch.setattr(_fast, name, getattr(public, name))
+    monkeypatch.setattr(_fast, "forward_mode", lambda: True)  # not told
+    monkeypatch.setattr(_operator, "_apply", public.apply_of(_operator.Operator))
+    monkeypatch.setattr(_tensors, "_EMPTY_STRIDED", {})
+    monkeypatch.setattr(_tensors._kept, "calls", {})
+    loss = talea.linear_cross_entropy(x, w, y)
+    assert all(torch.equal(a, b) for a, b in zip(want, (loss, *gradients(loss, x, w)), strict=True))
+    with pytest.raises(RuntimeError, match="functorch|vmap|setup_context"):
+        torch.func.grad(lambda x: talea.linear_cross_entropy(x, w.detach(), y))(x.detach())
 
 
 def test_a_kept_call_meets_another_main_grad():
@@ -176,10 +204,27 @@ def test_a_shard_without_its_group_is_refused(shard):
         talea.linear_cross_entropy(x, w, y, **shard)
 
 
+def test_dx_sum_is_of_ranks_and_of_two_words():
+    x, w, y, _ = problem(n=8, d=24, v=64)
+    with pytest.raises(talea.UsageError, match="dx_sum = 'bf16': needs tp_group"):
+        talea.linear_cross_entropy(x, w, y, dx_sum="bf16")
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+    try:
+        group = dist.group.WORLD
+        with pytest.raises(talea.UsageError, match="dx_sum = 'fp16': one of fp32, bf16"):
+            talea.linear_cross_entropy(x, w, y, tp_group=group, dx_sum="fp16")
+        loss = talea.linear_cross_entropy(x, w, y, tp_group=group, dx_sum="bf16")
+        assert torch.equal(loss, talea.linear_cross_entropy(x, w, y))  # a world of one sums nothing
+    finally:
+        dist.destroy_process_group()
+
+
 def test_outputs_are_named_once(monkeypatch):
     """What `outputs` may name follows the list of results; top-k comes with top_k."""
-    monkeypatch.setattr(_torch, "RESULTS", (*_torch.RESULTS, "margin"))
-    again = importlib.util.spec_from_file_location("talea.functional_again", functional.__file__)
+    monkeypatch.setattr(_tensors, "RESULTS", (*_tensors.RESULTS, "margin"))
+    again = importlib.util.spec_from_file_location(
+        "talea._linear_cross_entropy.functional_again", functional.__file__
+    )
     module = importlib.util.module_from_spec(again)
     monkeypatch.setitem(sys.modules, again.name, module)  # where a dataclass looks for its module
     again.loader.exec_module(module)
@@ -193,7 +238,7 @@ def test_a_large_gradient_lies_in_large_pages(monkeypatch):
     """From 4 MiB on, the pages of a gradient on the host are asked for as large ones."""
     asked = []
     monkeypatch.setattr(
-        _torch, "_madvise", lambda *range_and_advice: asked.append(range_and_advice)
+        _tensors, "_madvise", lambda *range_and_advice: asked.append(range_and_advice)
     )
     x, w, y, _ = problem(n=5, d=520, v=2053)
     (dw,) = torch.autograd.grad(talea.linear_cross_entropy(x, w, y), w)

@@ -49,7 +49,7 @@ def gradients(of, tensors, dtype, backward):
 
 
 def check(found, tensors, backward, **options):
-    """No worse than plain arithmetic in the inputs' dtype, by relative L2 (contract, section 7)."""
+    """No worse than plain arithmetic in the inputs' dtype, by relative L2 (docs/contract.md, accuracy)."""
     truth = gradients(lambda *t: loss_of(*t, **options), tensors, torch.float64, backward)
     eager = gradients(lambda *t: loss_of(*t, **options), tensors, tensors[0].dtype, backward)
     for name, a, e, t in zip(("dx", "dw"), found, eager, truth, strict=True):

@@ -30,8 +30,14 @@ EDITS = {
         '    Field{"threads"',
         '    Field{"probe", &Options::probe, &COptions::probe, true, "a probe"},\n',
     ),
-    "python/talea/_abi.py": ('        ("lane", c.c_char_p),', '        ("probe", c.c_int64),\n'),
-    "python/talea/_call.py": ('    lane: str = "auto"', "    probe: int = 7\n"),
+    "python/talea/_linear_cross_entropy/_c.py": (
+        '        ("lane", c.c_char_p),',
+        '        ("probe", c.c_int64),\n',
+    ),
+    "python/talea/_linear_cross_entropy/_settings.py": (
+        '    lane: str = "auto"',
+        "    probe: int = 7\n",
+    ),
 }
 # Defaults, C to C++, what ranks compare, the receipt's and the flags' loops: all see the option.
 PROGRAM = r"""
@@ -58,11 +64,13 @@ int main() {
 
 
 def python_layout(copy: Path) -> tuple[int, int]:
-    """Offset of the option and size of the struct, from the text of _abi.py alone."""
-    tree = ast.parse((copy / "python/talea/_abi.py").read_text(encoding="utf-8"))
+    """Offset of the option and size of the struct, from the text of _c.py alone."""
+    tree = ast.parse(
+        (copy / "python/talea/_linear_cross_entropy/_c.py").read_text(encoding="utf-8")
+    )
     wanted = [n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "Options"]
     space = {"c": ctypes}
-    exec(compile(ast.Module(wanted, []), "_abi.py", "exec"), space)  # noqa: S102
+    exec(compile(ast.Module(wanted, []), "_c.py", "exec"), space)  # noqa: S102
     return space["Options"].probe.offset, ctypes.sizeof(space["Options"])
 
 
@@ -85,13 +93,15 @@ def main() -> int:
         subprocess.run([compiler, *flags, copy / "probe.cpp", door, "-o", program], check=True)
         said = subprocess.run([program], capture_output=True, text=True, check=True).stdout
         offset, size = python_layout(copy)
-        call = (copy / "python/talea/_call.py").read_text(encoding="utf-8")
+        call = (copy / "python/talea/_linear_cross_entropy/_settings.py").read_text(
+            encoding="utf-8"
+        )
     expected = f"7 41 {offset} {size} 41 1 a probe\n"
     found = [] if said == expected else [f"the option arrived as {said!r}, not {expected!r}"]
     if len(EDITS) > MOST:
         found.append(f"{len(EDITS)} places; at most {MOST}")
     if re.search(r'"z_loss"', call):
-        found.append("_call.py lists the options a second time")
+        found.append("_settings.py lists the options a second time")
     print("\n".join(found) or f"{len(EDITS)} places: {', '.join(EDITS)}")
     return 1 if found else 0
 

@@ -50,7 +50,7 @@ def gradients_of(q, kv, sink, need) -> dict:
     return makers
 
 
-def backward(text: str, q, kv, sink, rest, kept, upstream, need, main_grad=None) -> list:
+def backward(text: str, q, kv, sink, rest, kept, upstream, need, *, main_grad=None) -> list:
     """dq, dkv, d_sink (None where not needed). kept: o, lse, o_residual. upstream: d_o, d_lse."""
     d_o, d_lse = (_torch.rows_last(g) for g in upstream)
     made, flags = gradients_of(q, kv, sink, need), ()
@@ -104,7 +104,7 @@ def _backward(ctx, *upstream):
     if ctx.main_grad is not None:
         need[1] = False
     rest, kept = more[: len(REST)], more[len(REST) :]
-    found = backward(ctx.text, q, kv, sink, rest, kept, grads, need, ctx.main_grad)
+    found = backward(ctx.text, q, kv, sink, rest, kept, grads, need, main_grad=ctx.main_grad)
     return (*found, None, None, None)
 
 

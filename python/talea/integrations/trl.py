@@ -23,11 +23,15 @@ def per_token_logps(
     """(log-probabilities, entropy or None) of labels, both zero where the label is -100."""
     weight, bias = head_tensors(head)
     model_options = head_options(config) if config is not None else {}
-    found = _scored(hidden, weight, bias, labels, temperature, model_options, entropy, options)
+    found = _scored(
+        hidden, weight, bias, labels, temperature, model_options, options, entropy=entropy
+    )
     return found.target_logprob, found.entropy
 
 
-def _scored(hidden, weight, bias, labels, temperature, model_options, entropy, options, top=False):
+def _scored(
+    hidden, weight, bias, labels, temperature, model_options, options, *, entropy, top=False
+):
     if not temperature > 0:
         raise ValueError(f"temperature = {temperature}: must be positive")
     softcap = model_options.get("softcap")
@@ -77,7 +81,7 @@ def add_fused_lm_head(
             bias = None if bias is None else bias.float()
         found = _scored(
             hidden.contiguous(), weight, bias, shift_labels.contiguous(), temperature,
-            head_options(self.config), "entropy" in outputs, options, "is_top1" in outputs,
+            head_options(self.config), options, entropy="entropy" in outputs, top="is_top1" in outputs,
         )  # fmt: skip
         mask = shift_labels != -100
         items = mask.sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch

@@ -13,11 +13,13 @@ from functools import lru_cache
 
 import torch
 
-from . import _abi
-from ._abi import UsageError
-from ._call import Config
-from ._torch import GRADIENTS, NO_GRADIENT, PER_TOKEN, Described, _fill, _key_of, keep, kept_under
-from ._torch import run as run_described
+from .. import _abi
+from .._abi import UsageError
+from .._torch import _fill
+from . import _c
+from ._settings import Config
+from ._tensors import GRADIENTS, NO_GRADIENT, PER_TOKEN, Described, _key_of, keep, kept_under
+from ._tensors import run as run_described
 
 _SMALL_BYTES = 32 << 20
 RESTS = ("dx_rest", "dw_rest")
@@ -105,7 +107,7 @@ class _LateCall:
     __slots__ = ("names", "struct")
 
     def __init__(self, tensors: dict) -> None:
-        self.struct = _abi.Late()
+        self.struct = _c.Late()
         self.struct.struct_bytes = c.sizeof(self.struct)
         self.names = tuple(tensors)
         for name, tensor in tensors.items():

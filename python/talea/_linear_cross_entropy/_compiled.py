@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from . import _operator
-from ._call import Config
-from ._torch import GRADIENTS, RESULTS, allocate, call, recipe, results_of
+from ._settings import Config
+from ._tensors import GRADIENTS, RESULTS, allocate, call, recipe, results_of
 
 NOTHING = Config()  # no outputs but gradients
 

@@ -13,11 +13,11 @@ from functools import lru_cache
 import torch
 from torch.autograd import forward_ad
 
-from . import _fast
+from .. import _fast
+from .._abi import UsageError
 from . import _late as _late_gradients
-from ._abi import UsageError
-from ._call import Config
-from ._torch import GRADIENTS, NO_GRADIENT, PER_TOKEN, call, results_of, wide
+from ._settings import Config
+from ._tensors import GRADIENTS, NO_GRADIENT, PER_TOKEN, call, results_of, wide
 
 TENSORS = (
     "hidden",
@@ -263,8 +263,7 @@ class _Constant(torch.autograd.Function):
         raise RuntimeError("talea.linear_cross_entropy: double backward is not supported")
 
 
-# Function.apply, less what it does for functorch's transforms.
-_apply = super(torch.autograd.Function, Operator).apply
+_apply = _fast.apply_of(Operator)
 
 
 def apply(config: Config, hidden, weight, bias, rest: tuple, extras: Extras = NO_EXTRAS) -> tuple:
@@ -272,7 +271,8 @@ def apply(config: Config, hidden, weight, bias, rest: tuple, extras: Extras = NO
 
     rest: the other TENSORS, without the last where those are None.
     """
-    if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
+    transforms = _fast.transforms_active
+    if (transforms is not None and transforms()) or _fast.forward_mode():
         _refuse_transforms(hidden, weight, bias, *rest)
     if torch.is_grad_enabled() and (
         weight.requires_grad or hidden.requires_grad or (bias is not None and bias.requires_grad)
@@ -284,7 +284,7 @@ def apply(config: Config, hidden, weight, bias, rest: tuple, extras: Extras = NO
 
 
 def _refuse_transforms(*tensors) -> None:
-    if torch._C._are_functorch_transforms_active():
+    if _fast.transforms_active is not None and _fast.transforms_active():
         raise UsageError(
             "talea.linear_cross_entropy: not inside grad, vmap, vjp or jvp of torch.func "
             "(functional_call is): use torch.autograd.grad, and [..., D] for batches"

@@ -1,0 +1,1 @@
+"""linear_cross_entropy: C structs, settings, tensors, autograd, ranks; its front is functional.py."""

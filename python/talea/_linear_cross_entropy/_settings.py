@@ -1,0 +1,101 @@
+"""Everything about a call that is not a tensor, and the C options it stands for."""
+
+from __future__ import annotations
+
+import ctypes as c
+from dataclasses import dataclass
+from functools import lru_cache
+
+from .. import _abi
+from . import _c
+
+DX_SUMS = {"fp32": _abi.F32, "bf16": _abi.BF16}
+
+
+@dataclass(frozen=True, eq=False)
+class Config:
+    """Everything about a call that is not a tensor. Field names are the C options'.
+
+    Compared and hashed by identity, so that a plan is found again in no time: make one and keep it.
+    """
+
+    reduction: str = "mean"
+    denominator: str = "valid"
+    denominator_value: float = 0.0
+    denominator_scope: str = "local"
+    on_empty: str = "nan"
+    target_check: str = "automatic"
+    ignore_index: int = -100
+    vocab: int = 0
+    label_smoothing: float = 0.0
+    z_loss: float = 0.0
+    softcap: float = 0.0
+    logit_scale: float = 1.0
+    workspace_limit_bytes: int = _abi.AUTO
+    dw_sum: str = "fp32"  # or "weight": the weight's own dtype
+    threads: int = 0
+    lane: str = "auto"
+    outputs: tuple[str, ...] = ()  # beside the loss: "lse", "entropy", ..., "topk"
+    top_k: int = 0
+    vocab_begin: int = 0
+    sequence_parallel: bool = False
+    dx_sum: str = "fp32"  # of the ranks' shares of dX; or "bf16"
+    group: str = ""  # name of the vocabulary ranks' process group; "": a world of one
+    batch_group: str = ""
+
+    def text(self) -> str:
+        """One line that a compiled graph can carry as a constant (and Dynamo can form)."""
+        parts = [f"{name}={getattr(self, name)}" for name in _PLAIN]
+        return ";".join(parts) + ";outputs=" + ",".join(self.outputs)
+
+    @staticmethod
+    @lru_cache(maxsize=256)
+    def parse(text: str) -> Config:
+        pairs = dict(part.split("=", 1) for part in text.split(";"))
+        fields = {name: _read(kind, pairs[name]) for name, kind in _PLAIN.items()}
+        return Config(**fields, outputs=tuple(n for n in pairs["outputs"].split(",") if n))
+
+
+_PLAIN = {f: Config.__annotations__[f] for f in Config.__annotations__ if f != "outputs"}
+
+
+def _read(kind: str, text: str):
+    if kind == "bool":
+        return text == "True"
+    return {"int": int, "float": float, "str": str}[kind](text)
+
+
+_ENUMS = {
+    "reduction": _c.REDUCTION,
+    "denominator": _c.DENOMINATOR,
+    "denominator_scope": _c.SCOPE,
+    "on_empty": _c.ON_EMPTY,
+    "target_check": _c.TARGET_CHECK,
+}
+# Every other field of the C struct that a number fits into.
+_NUMBERS = [
+    name
+    for name, _ in _c.Options._fields_
+    if _PLAIN.get(name, "str") != "str" and name not in _ENUMS
+]
+
+
+@lru_cache(maxsize=256)
+def options_of(config: Config) -> _c.Options:
+    options = _c.Options()
+    size = c.sizeof(options)
+    _abi.check(_abi.lib.talea_linear_cross_entropy_options_init(c.byref(options), size))
+    for name, table in _ENUMS.items():
+        value = getattr(config, name)
+        if value not in table:
+            raise _abi.UsageError(f"{name} = {value!r}: one of {', '.join(table)}")
+        setattr(options, name, table[value])
+    for name in _NUMBERS:
+        value = getattr(config, name)
+        if isinstance(value, int) and not -(2**63) <= value < 2**63:  # C would cut it
+            raise _abi.UsageError(f"{name} = {value}: does not fit into 64 bits")
+        setattr(options, name, value)
+    if config.dw_sum not in ("fp32", "weight"):
+        raise _abi.UsageError(f"dw_sum = {config.dw_sum!r}: one of fp32, weight")
+    options.lane = config.lane.encode()
+    return options

@@ -1,0 +1,339 @@
+"""talea.linear_cross_entropy: torch.nn.functional.linear_cross_entropy's signature, and more."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+from operator import index
+
+import torch
+
+from .._abi import AUTO, DataError, UsageError
+from . import _late, _operator, _tensors
+from ._settings import DX_SUMS, Config
+
+OUTPUTS = tuple(n for n in _tensors.RESULTS if not n.startswith("topk"))  # those come with top_k
+
+
+@dataclass
+class LinearCrossEntropyOutput:
+    """The loss and what was asked for beside it; per-token tensors are shaped as the targets."""
+
+    loss: torch.Tensor | None = None
+    lse: torch.Tensor | None = None
+    target_logprob: torch.Tensor | None = None
+    entropy: torch.Tensor | None = None
+    argmax: torch.Tensor | None = None
+    accuracy: torch.Tensor | None = None
+    topk_values: torch.Tensor | None = None
+    topk_ids: torch.Tensor | None = None
+    topk_logprobs: torch.Tensor | None = None
+    _receipts: list | None = field(default=None, repr=False)
+
+    def receipt(self) -> dict:
+        """What ran in the forward call, what declined and why, and what it cost.
+
+        backward: the same of every call that backward has made since; "products" counts those of
+        all calls, in products of the size of the logits'.
+        """
+        if not self._receipts:
+            raise RuntimeError("receipt: not available inside a compiled graph")
+        facts, *later = (r.facts() for r in self._receipts)
+        products = facts["products"] + sum(f["products"] for f in later)
+        return {**facts, "products": products, "backward": later}
+
+
+def _autocast(device: str, *tensors):
+    dtype = torch.get_autocast_dtype(device)
+    return tuple(
+        t.to(dtype) if t is not None and t.dtype in (torch.float32, torch.float16, torch.bfloat16)
+        else t
+        for t in tensors
+    )  # fmt: skip
+
+
+def _name_of(group) -> str:
+    return group.group_name
+
+
+def _integer(name: str, value) -> int:
+    """What C would cut to 64 bits is refused, and so is what is no integer."""
+    if isinstance(value, torch.Tensor) or not hasattr(value, "__index__"):
+        raise UsageError(f"{name} = {value!r}: an integer is needed")
+    value = index(value)
+    if not -(2**63) <= value < 2**63:
+        raise UsageError(f"{name} = {value}: does not fit into 64 bits")
+    return value
+
+
+def _softcap(value):
+    if value is None:
+        return 0.0
+    if not float(value) > 0:
+        raise UsageError(f"softcap = {value}: must be > 0 (None turns it off)")
+    return float(value)
+
+
+def _make_config(
+    *, outputs, denominator, ignore_index, vocab, label_smoothing, z_loss, softcap, logit_scale,
+    workspace_limit, top_k, vocab_begin, sequence_parallel, group, batch_group, dx_sum, **words,
+) -> Config:  # fmt: skip
+    """words: the options of a call that are taken as they are."""
+    for name in outputs:
+        if name not in OUTPUTS:
+            raise UsageError(f"outputs = {outputs}: {name!r} is none of {', '.join(OUTPUTS)}")
+    # A tensor would be found again by its identity, whatever it holds by then.
+    for name, value in (
+        ("denominator", denominator), ("label_smoothing", label_smoothing), ("z_loss", z_loss),
+        ("softcap", softcap), ("logit_scale", logit_scale),
+    ):  # fmt: skip
+        if isinstance(value, torch.Tensor):
+            raise UsageError(f"{name}: a tensor; a number is needed (float() waits for a device)")
+    ignore_index = _integer("ignore_index", -100 if ignore_index is None else ignore_index)
+    vocab, top_k = _integer("vocab", vocab), _integer("top_k", top_k)
+    vocab_begin = _integer("vocab_begin", vocab_begin)
+    if workspace_limit == "auto":
+        workspace_limit = AUTO
+    elif _integer("workspace_limit", workspace_limit) < 0:
+        raise UsageError(f'workspace_limit = {workspace_limit} bytes: must be >= 0, or "auto"')
+    workspace_limit = index(workspace_limit)
+    if top_k < 0:
+        raise UsageError(f"top_k = {top_k}: must be >= 0")
+    if vocab_begin and not group:
+        raise UsageError(
+            f"vocab_begin = {vocab_begin}: needs tp_group, the ranks of the other rows"
+        )
+    if sequence_parallel and not group:
+        raise UsageError("sequence_parallel = True: needs tp_group, the ranks of the other tokens")
+    given = not isinstance(denominator, str)
+    if dx_sum not in DX_SUMS:
+        raise UsageError(f"dx_sum = {dx_sum!r}: one of {', '.join(DX_SUMS)}")
+    if dx_sum != "fp32" and not group:
+        raise UsageError(f"dx_sum = {dx_sum!r}: needs tp_group, the ranks whose shares are summed")
+    return Config(
+        denominator="given" if given else denominator,
+        denominator_value=float(denominator) if given else 0.0,
+        ignore_index=ignore_index,
+        vocab=vocab,
+        label_smoothing=float(label_smoothing),
+        z_loss=float(z_loss),
+        softcap=_softcap(softcap),
+        logit_scale=float(logit_scale),
+        workspace_limit_bytes=workspace_limit,
+        outputs=outputs,
+        top_k=top_k,
+        vocab_begin=vocab_begin,
+        sequence_parallel=sequence_parallel,
+        group=group or "",
+        batch_group=batch_group or "",
+        dx_sum=dx_sum,
+        **words,
+    )
+
+
+# One object for equal settings: plans are found by it.
+_kept_config = lru_cache(maxsize=512)(_make_config)
+
+
+def linear_cross_entropy(
+    input: torch.Tensor,
+    linear_weight: torch.Tensor,
+    target: torch.Tensor | None,
+    *,
+    linear_bias: torch.Tensor | None = None,
+    weight: torch.Tensor | None = None,
+    reduction: str = "mean",
+    ignore_index: int | None = -100,
+    label_smoothing: float = 0.0,
+    token_weight: torch.Tensor | None = None,
+    z_loss: float = 0.0,
+    softcap: float | None = None,
+    logit_scale: float | torch.Tensor = 1.0,
+    soft_target_ids: torch.Tensor | None = None,
+    vocab: int = 0,
+    denominator: str | float = "valid",
+    denominator_scope: str = "local",
+    on_empty: str = "nan",
+    outputs: tuple[str, ...] | None = None,
+    top_k: int = 0,
+    main_grad: torch.Tensor | None = None,
+    tp_group=None,
+    batch_group=None,
+    vocab_begin: int = 0,
+    sequence_parallel: bool = False,
+    dx_sum: str = "fp32",
+    workspace_limit: int | str = "auto",
+    grad_scale: float | torch.Tensor | None = None,
+    dw_sum: str = "fp32",
+    target_check: str = "automatic",
+    lane: str = "auto",
+):
+    """Cross-entropy of linear(input, linear_weight, linear_bias), the logits never in memory.
+
+    input [..., D]; linear_weight [V, D]; target [...] class ids, or probabilities [..., V], or with
+    soft_target_ids [..., k] the probabilities of those ids. The first eight arguments mean what
+    they mean in torch.nn.functional.linear_cross_entropy; the rest: docs/python.md. Returns the
+    loss, or a LinearCrossEntropyOutput when `outputs` names anything ("loss", "lse",
+    "target_logprob", "entropy", "argmax", "accuracy") or top_k > 0.
+
+    main_grad: fp32 [V, D]; the weight's gradient is added into it; the weight gets none. With
+    grad_scale, the gradient of the loss that backward will bring, forward adds it: a product less.
+
+    workspace_limit: bytes, kept; "auto": the smallest room whose plan is within 3 % of the fastest.
+    """
+    if _late._flags:
+        _late.report()
+    if type(linear_weight).__name__ == "DTensor":
+        raise UsageError(
+            "linear_weight: a DTensor; pass the full weight (or this rank's shard with tp_group)"
+        )
+    try:
+        device = "cpu" if input.is_cpu else "cuda"  # of another, the call itself says so
+        floating = target is not None and target.is_floating_point()
+    except AttributeError:
+        raise DataError(
+            f"input, target: {type(input).__name__}, {type(target).__name__} where tensors of torch "
+            "are needed; talea.arrays takes NumPy's"
+        ) from None
+    if torch.is_autocast_enabled(device):
+        input, linear_weight, linear_bias = _autocast(device, input, linear_weight, linear_bias)
+    targets = ids = probs = token_scale = None
+    if input.dim() == 2:
+        hidden, leading = input, None
+    elif input.dim() == 0:
+        raise DataError("input: shape []; [..., D] is needed")
+    else:
+        hidden, leading = input.reshape(-1, input.shape[-1]), input.shape[:-1]
+    if target is None:
+        pass
+    elif floating:
+        if target.dim() > 2:
+            leading = _alike("target", target.shape[:-1], leading)
+        probs = target.reshape(-1, target.shape[-1]).to(_tensors.wide(hidden))
+        if soft_target_ids is not None:
+            _alike("soft_target_ids", soft_target_ids.shape, target.shape)
+            ids = soft_target_ids.reshape(-1, soft_target_ids.shape[-1])
+    elif target.dim() == 1:
+        targets = target
+    else:
+        leading = _alike("target", target.shape, leading)
+        targets = target.reshape(-1)
+    if isinstance(logit_scale, torch.Tensor):
+        token_scale, logit_scale = _per_token("logit_scale", logit_scale, leading, hidden), 1.0
+    plain = outputs is None and top_k == 0
+    compiling = torch.compiler.is_compiling()
+    make = _make_config if compiling else _kept_config
+    config = make(
+        outputs=("loss",) if outputs is None else tuple(outputs),
+        group=tp_group and _name_of(tp_group), batch_group=batch_group and _name_of(batch_group),
+        reduction=reduction, denominator=denominator, denominator_scope=denominator_scope,
+        on_empty=on_empty, target_check=target_check, ignore_index=ignore_index, vocab=vocab,
+        label_smoothing=label_smoothing, z_loss=z_loss, softcap=softcap, logit_scale=logit_scale,
+        workspace_limit=workspace_limit, lane=lane, top_k=top_k, vocab_begin=vocab_begin,
+        sequence_parallel=sequence_parallel, dw_sum=dw_sum, dx_sum=dx_sum,
+    )  # fmt: skip
+    if token_weight is not None:
+        token_weight = _per_token("token_weight", token_weight, leading, hidden)
+    if weight is not None:
+        weight = _widened(weight)
+    rest = (targets, weight, token_weight, token_scale, ids, probs)
+    plain_rest = weight is token_weight is token_scale is ids is probs is None
+    if not plain_rest and torch.is_grad_enabled():
+        _refuse_gradients(weight, token_weight, token_scale, probs)
+    extras = _operator.NO_EXTRAS
+    if not plain or main_grad is not None or grad_scale is not None:
+        receipts = None if plain or compiling else []
+        extras = _operator.Extras(main_grad, grad_scale, receipts)
+    if compiling:
+        from . import _compiled
+
+        found = _compiled.apply(config, (hidden, linear_weight, linear_bias, *rest), extras)
+    else:
+        if plain_rest:
+            rest = (targets,)  # what is not there costs time, too
+        found = _operator.apply(config, hidden, linear_weight, linear_bias, rest, extras)
+    if plain and reduction != "none":
+        return found[0]
+    rows = input.shape[:-1] if targets is None else target.shape
+    return found[0].reshape(rows) if plain else _output(config, found, rows, extras.receipts)
+
+
+def _alike(name: str, shape, leading):
+    """Tokens stand in the same places everywhere: [S, B] beside [B, S] has as many, and is wrong."""
+    if leading is not None and len(leading) > 1 and len(shape) > 1 and shape != leading:
+        raise DataError(f"{name}: shape {list(shape)} beside {list(leading)} of the tokens")
+    return shape if leading is None or len(leading) < 2 else leading
+
+
+def _per_token(name: str, t: torch.Tensor, leading, hidden) -> torch.Tensor:
+    """A value a token, or one for all."""
+    t = _widened(t)
+    if t.dim() == 1:
+        return t
+    if t.dim() == 0:
+        return t.expand(hidden.shape[0])
+    _alike(name, t.shape, leading)
+    return t.reshape(-1)
+
+
+def _widened(t: torch.Tensor) -> torch.Tensor:
+    """16-bit weights as fp32, exactly: beside 16-bit logits PyTorch wants them in 16 bits."""
+    return t.float() if t.dtype in (torch.bfloat16, torch.float16) else t
+
+
+def _refuse_gradients(weight, token_weight, logit_scale, target) -> None:
+    """No gradient is formed for these: better said than left out."""
+    for name, t in (
+        ("weight", weight), ("token_weight", token_weight), ("logit_scale", logit_scale),
+        ("target", target),
+    ):  # fmt: skip
+        if t is not None and t.requires_grad:
+            raise UsageError(f"{name}: requires grad, and gets none here; pass {name}.detach()")
+
+
+def _output(config: Config, found: tuple, rows, receipts) -> LinearCrossEntropyOutput:
+    result = LinearCrossEntropyOutput(_receipts=receipts)
+    scalars = ("accuracy",) if config.reduction == "none" else ("accuracy", "loss")
+    found = iter(found)
+    for name in _tensors.RESULTS:
+        top = name[:4] == "topk" and config.top_k > 0
+        if name not in config.outputs and not top:
+            continue
+        value = next(found)
+        if name not in scalars:
+            value = value.reshape(*rows, config.top_k) if top else value.reshape(rows)
+        setattr(result, name, value)
+    return result
+
+
+class LinearCrossEntropy(torch.nn.Module):
+    """An output layer and its loss: holds the weight (and bias), keeps the options.
+
+    Every keyword of `linear_cross_entropy` that is not a tensor may be given here and becomes the
+    default of forward().
+    """
+
+    def __init__(
+        self, in_features: int, vocab: int, bias: bool = False, device=None, dtype=None, **options
+    ) -> None:
+        super().__init__()
+        unknown = set(options) - set(linear_cross_entropy.__kwdefaults__)
+        if unknown:
+            raise UsageError(f"options: {', '.join(sorted(unknown))}: no such keyword")
+        like = {"device": device, "dtype": dtype}
+        self.weight = torch.nn.Parameter(torch.empty(vocab, in_features, **like))
+        self.bias = torch.nn.Parameter(torch.empty(vocab, **like)) if bias else None
+        self.options = options
+        bound = in_features**-0.5
+        torch.nn.init.uniform_(self.weight, -bound, bound)
+        if bias:
+            torch.nn.init.uniform_(self.bias, -bound, bound)
+
+    def forward(self, input: torch.Tensor, target: torch.Tensor | None = None, **options):
+        return linear_cross_entropy(
+            input, self.weight, target, linear_bias=self.bias, **{**self.options, **options}
+        )
+
+    def extra_repr(self) -> str:
+        v, d = self.weight.shape
+        return f"in_features={d}, vocab={v}, bias={self.bias is not None}, {self.options}"

@@ -37,8 +37,9 @@ CLI::App* add_subcommand(CLI::App& app, Context& context, const SubcommandHelp& 
   CLI::App* sub = app.add_subcommand(help.name, help.job);
   sub->add_flag("--json", context.json, "result as one JSON document on stdout");
   sub->add_flag("--jsonl", context.jsonl, "result as JSON, one object a line")->excludes("--json");
-  sub->add_flag("-q,--quiet", context.quiet, "no progress and no notes on stderr");
-  sub->add_flag("-v", context.verbose, "more notes on stderr; twice for all");
+  // Its letter is the program's (main.cpp): here a letter may be a tensor, such as --q.
+  sub->add_flag("--quiet", context.quiet, "no progress and no notes on stderr; also -q");
+  sub->fallthrough();
   sub->add_option("--progress", context.progress, "progress on stderr")
       ->check(CLI::IsMember({"auto", "plain", "json", "none"}))
       ->capture_default_str();

@@ -15,7 +15,6 @@ namespace talea::cli {
 struct Context {
   std::vector<std::string> argv;
   bool json = false, jsonl = false, quiet = false;
-  int verbose = 0;
   std::string progress = "auto";       // auto, plain, json, none
   std::string start_time = utc_now();  // of the process: a receipt's start is not its end
   int exit_code = 0;                   // set by the subcommand that ran

@@ -93,20 +93,20 @@ std::string mend_of(const std::string& reason, const DeviceFacts& facts) {
 
 std::vector<Finding> lane_findings(const DeviceFacts& facts) {
   std::vector<Finding> list;
-  for (const std::string& name : linear_cross_entropy_lanes()) {
-    const bool device = name == "cuda" || name == "sm90";
+  for (const LaneInfo& lane : linear_cross_entropy_lane_table()) {
+    const bool device = lane.runs_on == DeviceKind::cuda;
     LinearCrossEntropyProblem p;  // an ordinary step
     p.tokens = 4096;
     p.hidden = p.hidden_row_stride = p.weight_row_stride = 1024;
     p.vocab = p.vocab_stored = p.vocab_local = 32000;
-    p.device = device ? DeviceKind::cuda : DeviceKind::cpu;
+    p.device = lane.runs_on;
     p.hidden_dtype = p.weight_dtype = p.dx_dtype = p.dw_dtype = device ? DType::bf16 : DType::f32;
     p.has_targets = p.wants_loss = p.wants_dx = p.wants_dw = true;
-    p.options.lane = name;
+    p.options.lane = lane.name;
     p.options.workspace_limit_bytes = std::numeric_limits<int64_t>::max();  // not the question here
     const LaneChoice c = explain(p);
     const std::string reason = c.declined.empty() ? "" : c.declined[0].reason;
-    list.push_back({name, c.lane.empty() ? "off: " + reason : "on: " + c.lane_kind,
+    list.push_back({lane.name, c.lane.empty() ? "off: " + reason : "on: " + c.lane_kind,
                     c.lane.empty() ? mend_of(reason, facts) : ""});
   }
   return list;

@@ -77,9 +77,10 @@ int say(int code, const char* what) {
 
 int run(int argc, char** argv) {
   CLI::App app{"Exact fused output projection and cross-entropy, with receipts.", "talea"};
+  Context context;
   app.set_version_flag("--version", std::string("talea ") + build_info().version);
   app.require_subcommand(1);
-  Context context;
+  app.add_flag("-q", context.quiet, "no progress and no notes on stderr; before or after COMMAND");
   context.argv.assign(argv, argv + argc);
   // Where the tool lies on this machine is nobody's business in a receipt.
   if (argc > 0) context.argv[0] = std::filesystem::path(argv[0]).filename();

@@ -61,8 +61,19 @@ void RankFlags::add(CLI::App& sub) {
       ->capture_default_str();
 }
 
-RankWorld::RankWorld(const RankFlags& flags) : size_(flags.ranks), timeout_s_(flags.timeout_s) {
+void RankFlags::add_dx_sum(CLI::App& sub) {
+  sub.add_option("--dx-sum", dx_sum, "in what the ranks' shares of dX are summed")
+      ->check(CLI::IsMember({"fp32", "bf16"}))
+      ->capture_default_str();
+}
+
+RankWorld::RankWorld(const RankFlags& flags)
+    : size_(flags.ranks),
+      timeout_s_(flags.timeout_s),
+      dx_sum_(flags.dx_sum == "bf16" ? DType::bf16 : DType::f32) {
   const Launcher l = launcher();
+  require(l.size > 0 || size_ > 1 || dx_sum_ == DType::f32, ErrorKind::usage,
+          "--dx-sum bf16: needs --ranks, whose shares are summed");
   if (l.size == 0) return;
   require(flags.ranks == 1 || flags.ranks == l.size, ErrorKind::usage,
           "--ranks {}: mpirun started {} processes, and they are the ranks", flags.ranks, l.size);
@@ -80,7 +91,9 @@ RankWorld::~RankWorld() {
 }
 
 lce::ShardedResult RankWorld::call(const lce::ShardedCall& whole) const {
-  return mpi_ ? run_shard(whole, *mpi_, false) : run_thread_shards(whole, size_, timeout_s_);
+  lce::ShardedCall own = whole;
+  own.dx_sum = dx_sum_;
+  return mpi_ ? run_shard(own, *mpi_, false) : run_thread_shards(own, size_, timeout_s_);
 }
 
 void add_ranks(const RankWorld& world, const std::vector<lce::ShardFigures>& ranks,

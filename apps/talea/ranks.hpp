@@ -15,9 +15,11 @@ namespace talea::cli {
 struct RankFlags {
   int ranks = 1;
   bool sequence_parallel = false;
+  std::string dx_sum = "fp32";
   double timeout_s = default_rank_timeout_s;
 
   void add(CLI::App& sub);
+  void add_dx_sum(CLI::App& sub);  // of commands that make one call
 };
 
 // The world of a command: one, threads of this process, or the processes of mpirun.
@@ -44,6 +46,7 @@ class RankWorld {
  private:
   int size_ = 1;
   double timeout_s_;
+  DType dx_sum_ = DType::f32;
   std::unique_ptr<Communicator> mpi_;
 };
 

@@ -10,6 +10,7 @@
 #include "talea/call.hpp"
 #include "talea/communicator.hpp"
 #include "talea/error.hpp"
+#include "talea/lanes.hpp"
 #include "talea/tensor.hpp"
 
 namespace talea {
@@ -207,8 +208,9 @@ int64_t rest_bytes(const LinearCrossEntropyProblem& problem);
 // Which lane would take the problem and why the others decline; touches no data.
 LaneChoice explain(const LinearCrossEntropyProblem& problem);
 
-// Names of the lanes, best first.
+// Names of the lanes, best first; and the table itself.
 std::vector<std::string> linear_cross_entropy_lanes();
+std::vector<LaneInfo> linear_cross_entropy_lane_table();
 
 // One call: forward, and backward where dx, dw or db is requested. An absent upstream counts as 1.
 // A second backward on one forward is a second call with the new upstream. With device tensors all

@@ -4,6 +4,7 @@ Why: a layer that leaks once leaks for ever; here it fails on the first commit.
 Never: part of the build; Python's standard library only.
 """
 
+import ast
 import re
 import sys
 import tempfile
@@ -25,8 +26,18 @@ ROOMS = {
 # Rooms that know no operator: not even a public header of one.
 NEUTRAL = {"core", "algebra", "dist", "device", "io", "report"}
 OPERATORS = r"talea/(c/)?(linear_cross_entropy|sparse_attention|mamba3)\.hp?p?"
-# The oracle, the plain arithmetic and the cases of an operator: they share no code with src.
-YARDSTICKS = ("talea", "yardsticks")
+# What stands beside src, and the folders it may include besides its own; "talea" is the public
+# interface. The yardsticks share no code with src; nothing but the tests takes from the tests.
+OUTSIDE = {
+    "yardsticks": {"talea"},
+    "apps": {"talea", "yardsticks", "repro", "core", "device", "io", "ops", "report", "train"},
+    "bench": {"talea", "core", "io", "ops"},
+    "repro": {"talea", "core", "ops"},
+    "tests": {"talea", "yardsticks", "repro", *ROOMS},
+    "examples": {"talea"},
+}
+# Folders on the include path of one of them alone.
+OWN = {"tests": {"support", "gpu"}}
 SUFFIXES = {".cpp", ".hpp", ".cu", ".cuh", ".h", ".c"}
 # Headers of an engine, and the only places that may include them: what speaks to it, and a test
 # that stands for it.
@@ -39,6 +50,24 @@ FORBIDDEN = {
     r"\b(std::)?(_Exit|quick_exit|exit|abort|terminate)\s*\(": "ends the process",
 }
 CATCH = r"\bcatch\s*\("
+# A lane's name stands in the lane's own folder and in its operator's table. Whoever else asks, asks
+# the table (linear_cross_entropy_lane_table); these are known by what they do with the name.
+LANE_NAME = re.compile(
+    r'"(sm90|unfused)"|(?=.*lane)[^\n]*"(cuda|cpu|reference)"|"(cuda|cpu|reference)"[^\n]*lane',
+    re.I,
+)
+TABLES = r"src/ops/\w+/(op|not_built\w*)\.cpp"
+NAMING = {
+    "apps/talea/mamba3/bench.cpp": "its default lanes",
+    "apps/talea/mamba3/check.cpp": "its default lanes",
+    "apps/talea/sparse_attention/bench.cpp": "its default lanes",
+    "apps/talea/sparse_attention/check.cpp": "its default lanes",
+    "apps/talea/sparse_attention/explain.cpp": "its default lanes",
+    "src/train/config.hpp": "the base of a parity run is the fp64 lane",
+    "src/train/gates_exact.cpp": "which gates are exact depends on the fp64 lane",
+    "yardsticks/linear_cross_entropy/lanes.cpp": "what the suite asks of each lane",
+}
+EVERY_LANE = "TALEA_EVERY_LANE("
 MARKERS = r"\b(TODO|FIXME|XXX)\b"
 
 
@@ -51,6 +80,10 @@ def code_of(text: str) -> str:
 
 def includes_of(text: str) -> list[str]:
     return re.findall(r'^\s*#\s*include\s*[<"]([^">]+)[">]', text, re.MULTILINE)
+
+
+def rights_of(top: str) -> set[str]:
+    return OUTSIDE[top] | OWN.get(top, set())
 
 
 def room_of(path: str) -> str:
@@ -74,12 +107,15 @@ def check_include(path: str, name: str, src_rooms: set[str]) -> str | None:
         return None
     if path.startswith("src/ops/") and path.endswith("/op.cpp") and re.fullmatch(CUDA, name):
         return f"includes {name}: op.cpp knows no CUDA"
-    if path.startswith("yardsticks/") and first in src_rooms and "/" in name:
-        return f"includes {name}: yardsticks may include {sorted(YARDSTICKS)} only"
-    room = room_of(path)
+    room, top = room_of(path), path.split("/")[0]
+    if top in OUTSIDE:
+        known = src_rooms | OUTSIDE.keys() | OWN["tests"]
+        if "/" in name and first in known and first != top and first not in rights_of(top):
+            return f"includes {name}: {top} may include {sorted(OUTSIDE[top])} only"
+        return None
     if room in NEUTRAL and re.fullmatch(OPERATORS, name):
         return f"includes {name}: {room} knows no operator"
-    if room and first in {"tests", "apps", "yardsticks", "bench", "repro"}:
+    if room and first in OUTSIDE.keys() | OWN["tests"]:
         return f"includes {name}: nothing of src includes {first}"
     if not room or first not in src_rooms or "/" not in name:
         return None
@@ -121,26 +157,88 @@ def check_file(path: str, text: str, src_rooms: set[str]) -> list[str]:
     return [f"{path}: {complaint}" for complaint in found if complaint]
 
 
+def names_lane(path: str, text: str) -> bool:
+    """Whether the file types a lane's name where it should ask the table."""
+    lines = [re.sub(r"//[^\n]*", "", line) for line in text.splitlines()]
+    if not any(LANE_NAME.search(line) for line in lines):
+        return False
+    lane = lane_of(path)
+    if path.startswith("tests/"):  # a test may be of a lane; one that runs on each may not
+        return EVERY_LANE in text or path.startswith("tests/support/")
+    return not lane and not re.fullmatch(TABLES, path) and path.startswith(
+        ("src/", "apps/", "yardsticks/", "include/", "python/talea/")
+    )  # fmt: skip
+
+
+# Functions that stand for another package's, with its parameters.
+STANDING_FOR = "python/talea/integrations/"
+MOST_POSITIONAL = 8
+
+
+def check_python(path: str, text: str) -> list[str]:
+    """No function takes more than eight arguments by their place."""
+    found = []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef):
+            count = len(node.args.posonlyargs) + len(node.args.args)
+            if count > MOST_POSITIONAL:
+                found.append(f"{path}: {node.name} takes {count} arguments by place; at most 8")
+    return found
+
+
+def check_package(root: Path) -> list[str]:
+    found = []
+    for file in sorted((root / "python/talea").rglob("*.py")):
+        path = file.relative_to(root).as_posix()
+        text = file.read_text(encoding="utf-8")
+        if not path.startswith(STANDING_FOR):
+            found += check_python(path, text)
+        if names_lane(path, re.sub(r"#[^\n]*", "", text)):
+            found.append(f"{path}: types a lane's name: the table knows")
+    return found
+
+
 def check_tree(root: Path) -> list[str]:
     src_rooms = {p.name for p in (root / "src").iterdir() if p.is_dir()}
     found = [f"src/{room}: a room the rules do not know" for room in src_rooms - ROOMS.keys()]
     used: set[tuple[str, str]] = set()
-    for top in ("include", "src", "apps", "tests", "bench", "yardsticks"):
+    naming: set[str] = set()
+    for top in ("include", "src", *OUTSIDE):
         for file in sorted((root / top).rglob("*")) if (root / top).is_dir() else []:
             if file.suffix in SUFFIXES and file.is_file():
                 path = file.relative_to(root).as_posix()
                 text = file.read_text(encoding="utf-8")
                 found += check_file(path, text, src_rooms)
-                used |= {(room_of(path), name.split("/")[0]) for name in includes_of(text)}
-    return found + unused_rights(src_rooms, used)
+                if names_lane(path, text):
+                    naming.add(path)
+                where = room_of(path) or top
+                used |= {(where, name.split("/")[0]) for name in includes_of(text)}
+    for build in sorted((root / "apps").rglob("CMakeLists.txt")) + [
+        root / "yardsticks/CMakeLists.txt"
+    ]:
+        if build.is_file():
+            found += check_build(build.relative_to(root).as_posix(), build.read_text())
+    found += [f"{p}: types a lane's name: the table knows" for p in sorted(naming - NAMING.keys())]
+    if (root / "python/talea").is_dir():
+        found += check_package(root)
+        found += [f"{p}: may type a lane's name and does not" for p in NAMING.keys() - naming]
+    tops = {top for top in OUTSIDE if (root / top).is_dir()}
+    return found + unused_rights(src_rooms | tops, used)
 
 
-def unused_rights(src_rooms: set[str], used: set[tuple[str, str]]) -> list[str]:
+def check_build(path: str, text: str) -> list[str]:
+    """The tool and the yardsticks are built from sources of their own."""
+    code = re.sub(r"#[^\n]*", "", text)
+    named = re.search(r"\btests\b", code)
+    return [f"{path}: builds from tests, which nothing else builds from"] if named else []
+
+
+def unused_rights(rooms: set[str], used: set[tuple[str, str]]) -> list[str]:
     return [
-        f"src/{room}: may include {other} and does not: take the right away"
-        for room, others in ROOMS.items()
+        f"{room}: may include {other} and does not: take the right away"
+        for room, others in {**ROOMS, **OUTSIDE}.items()
         for other in sorted(others)
-        if room in src_rooms and (room, other) not in used
+        if room in rooms and (room, other) not in used
     ]
 
 
@@ -170,6 +268,17 @@ SELF_TESTS = [
         GOOD + '#include "yardsticks/x/a.hpp"\n#include "talea/error.hpp"\n',
     ),
     ("yardsticks/x/a.cpp", "yardsticks may include", GOOD + '#include "core/half.hpp"\n'),
+    ("yardsticks/x/a.cpp", "yardsticks may include", GOOD + '#include "support/hold.hpp"\n'),
+    ("yardsticks/x/a.cpp", "yardsticks may include", GOOD + '#include "ops/x/lane.hpp"\n'),
+    ("apps/talea/a.cpp", "", GOOD + '#include "yardsticks/x/a.hpp"\n#include "record.hpp"\n'),
+    ("apps/talea/a.cpp", "apps may include", GOOD + '#include "support/temp_dir.hpp"\n'),
+    ("apps/talea/a.cpp", "apps may include", GOOD + '#include "dist/agree.hpp"\n'),
+    ("bench/a.cpp", "bench may include", GOOD + '#include "yardsticks/x/a.hpp"\n'),
+    ("repro/x/a.cpp", "repro may include", GOOD + '#include "train/a.hpp"\n'),
+    ("examples/c/a.c", "examples may include", GOOD + '#include "core/fail.hpp"\n'),
+    ("tests/x/a.cpp", "", GOOD + '#include "support/hold.hpp"\n#include "ops/x/lane.hpp"\n'),
+    ("tests/x/a.cpp", "tests may include", GOOD + '#include "bench/nccl/a.hpp"\n'),
+    ("src/ops/x/a.cpp", "nothing of src", GOOD + '#include "support/hold.hpp"\n'),
     ("src/dist/nccl.cpp", "", GOOD + "#include <nccl.h>\n"),
     ("tests/dist/a.cpp", "", GOOD + "#include <nccl.h>\n"),
     ("src/ops/x/cuda/a.cpp", "only src/dist/", GOOD + "#include <nccl.h>\n"),
@@ -196,6 +305,23 @@ SELF_TESTS = [
 ]
 
 
+# Whether the name is one that should have been asked for.
+LANE_TESTS = [
+    ("src/ops/x/sm90/lane.cpp", False, 'return {.name = "sm90"};'),
+    ("src/ops/x/op.cpp", False, 'absent_lane<Operator>("sm90", DeviceKind::cuda)'),
+    ("src/ops/x/describe.cpp", True, 'if (p.options.lane == "cpu") return;'),
+    ("src/core/operator.hpp", True, 'if (lane.name == "unfused"sv) continue;'),
+    ("src/core/views.cpp", False, 'return t.device == DeviceKind::cpu ? "cpu" : "cuda";'),
+    ("src/core/views.cpp", False, '// "sm90" in prose'),
+    ("apps/talea/bench.cpp", True, 'bool device = lane == "cuda";'),
+    ("yardsticks/x/run.cpp", True, 'if (lane != "sm90") return c;'),
+    ("python/talea/functional.py", True, 'if lane == "cpu":'),
+    ("tests/ops/x_test.cpp", False, 'verify("cpu", c);  EXPECT_EQ(lane, "cpu");'),
+    ("tests/ops/x_test.cpp", True, 'TALEA_EVERY_LANE(X);\nif (lane() == "cpu") return;'),
+    ("tests/support/lane_test.hpp", True, 'if (lane() != "sm90") return;'),
+]
+
+
 def self_test() -> list[str]:
     failed = []
     rooms = set(ROOMS)
@@ -208,6 +334,18 @@ def self_test() -> list[str]:
         (Path(folder) / "src" / "attic").mkdir(parents=True)
         if not check_tree(Path(folder)):
             failed.append("self-test: an unknown room was accepted")
+    for path, wanted, text in LANE_TESTS:
+        if names_lane(path, text) != wanted:
+            failed.append(f"self-test: {path} with {text!r}: {'accepted' if wanted else 'refused'}")
+    many = ", ".join("abcdefghi")
+    if not check_python("a.py", f"def f({many}):\n    pass\n"):
+        failed.append("self-test: nine arguments by place were accepted")
+    if check_python("a.py", f"def f({many[:-3]}, *, i):\n    pass\n"):
+        failed.append("self-test: eight arguments by place were refused")
+    if check_build("x", "# not tests\nfile(GLOB s a/*.cpp)\n"):
+        failed.append("self-test: a build file was refused")
+    if not check_build("x", "file(GLOB s ${PROJECT_SOURCE_DIR}/tests/support/*.cpp)\n"):
+        failed.append("self-test: a build file took from tests")
     if unused_rights({"io"}, {("io", "core")}) or not unused_rights({"io"}, {("io", "io")}):
         failed.append("self-test: an unused right was accepted, or a used one was not")
     return failed

@@ -79,6 +79,13 @@ class Ranks(test_cli.Case):
         done = self.talea(*self.command("--ranks", "5", "--sequence-parallel"), code=2)
         self.assertIn("24 tokens do not divide among 5 ranks", done.stderr)
 
+    def test_the_dtype_of_the_sum_of_dx_reaches_the_lanes(self):
+        more = ["--lane", "cpu"]
+        self.talea(*self.command("--ranks", "2", "--dx-sum", "fp32", *more))
+        done = self.talea(*self.command("--ranks", "2", "--dx-sum", "bf16", *more), code=3)
+        self.assertIn("dx_sum = bf16", done.stderr)
+        self.assertIn("--ranks", self.talea(*self.command("--dx-sum", "bf16"), code=2).stderr)
+
     def test_check_names_the_factor_of_local_means(self):
         done = self.talea("check", "--ranks", "8", "--lane", "cpu")
         self.assertIn("8 ranks x 1024 tokens: with the local mean the gradient is 8 x", done.stdout)

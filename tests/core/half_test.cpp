@@ -9,7 +9,7 @@
 #include <cmath>
 #include <vector>
 
-#include "support/array.hpp"
+#include "yardsticks/array.hpp"
 
 namespace talea {
 namespace {

@@ -10,7 +10,7 @@
 #include <string>
 #include <thread>
 
-#include "support/ranks.hpp"
+#include "yardsticks/linear_cross_entropy/ranks.hpp"
 
 namespace talea::testing {
 namespace {

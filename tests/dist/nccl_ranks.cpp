@@ -15,9 +15,9 @@
 
 #include "core/device_session.hpp"
 #include "core/provenance.hpp"
-#include "support/generate.hpp"
-#include "support/ranks.hpp"
-#include "support/run.hpp"
+#include "yardsticks/linear_cross_entropy/generate.hpp"
+#include "yardsticks/linear_cross_entropy/ranks.hpp"
+#include "yardsticks/linear_cross_entropy/run.hpp"
 
 namespace talea::testing {
 namespace {

@@ -9,7 +9,7 @@
 #include <thread>
 
 #include "dist/host_collectives.hpp"
-#include "support/ranks.hpp"
+#include "yardsticks/linear_cross_entropy/ranks.hpp"
 
 namespace talea::testing {
 namespace {

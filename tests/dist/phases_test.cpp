@@ -7,9 +7,9 @@
 
 #include <cstring>
 
-#include "support/compare.hpp"
 #include "support/expect_error.hpp"
-#include "support/ranks.hpp"
+#include "yardsticks/linear_cross_entropy/compare.hpp"
+#include "yardsticks/linear_cross_entropy/ranks.hpp"
 
 namespace talea::testing {
 namespace {

@@ -10,8 +10,8 @@
 #include <functional>
 #include <thread>
 
-#include "support/ranks.hpp"
 #include "support/temp_dir.hpp"
+#include "yardsticks/linear_cross_entropy/ranks.hpp"
 
 namespace talea::testing {
 namespace {

@@ -8,8 +8,8 @@
 #include <functional>
 #include <thread>
 
-#include "support/compare.hpp"
-#include "support/ranks.hpp"
+#include "yardsticks/linear_cross_entropy/compare.hpp"
+#include "yardsticks/linear_cross_entropy/ranks.hpp"
 
 namespace talea::testing {
 namespace {

@@ -6,8 +6,8 @@
 #include <cstdio>
 #include <vector>
 
-#include "support/eager.hpp"
-#include "support/run.hpp"
+#include "yardsticks/linear_cross_entropy/eager.hpp"
+#include "yardsticks/linear_cross_entropy/run.hpp"
 
 namespace {
 
@@ -47,7 +47,7 @@ double median_error(const Case& c, const Answer& truth, Value value) {
 
 double lane_error(const Case& c, const Answer& truth) {
   std::string why;
-  const Outcome o = run_lane(*place_of("cpu", why), "cpu", c);
+  const Outcome o = run_lane(host_place(), host_lane(), c);
   return median_error(c, truth, [&](int64_t t, int64_t y) { return o.out.dx.get(t, y); });
 }
 

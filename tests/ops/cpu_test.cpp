@@ -11,8 +11,8 @@
 
 #include "core/half.hpp"
 #include "device/cpu/pair_product.hpp"
-#include "support/limit.hpp"
 #include "talea/linear_cross_entropy.hpp"
+#include "yardsticks/linear_cross_entropy/limit.hpp"
 
 namespace talea {
 namespace {

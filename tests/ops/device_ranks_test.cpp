@@ -7,9 +7,9 @@
 #include <algorithm>
 #include <memory>
 
-#include "support/generate.hpp"
 #include "support/lane_test.hpp"
-#include "support/ranks.hpp"
+#include "yardsticks/linear_cross_entropy/generate.hpp"
+#include "yardsticks/linear_cross_entropy/ranks.hpp"
 
 namespace talea::testing {
 namespace {
@@ -226,23 +226,23 @@ TEST_P(DeviceRanks, SmallWeights) { hold(Types::bf16, 61); }
 TEST_P(DeviceRanks, LargeWeights) { hold(Types::bf16, 601); }
 TEST_P(DeviceRanks, HalfPrecision) { hold(Types::f16, 601); }
 
-// Lane sm90 takes 16 bits alone.
+// Some lanes take 16 bits alone.
 class SinglePrecisionRanks : public DeviceRanks {};
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(SinglePrecisionRanks);
 
 TEST_P(SinglePrecisionRanks, OfASmallWeight) { hold(Types::f32, 50); }
 TEST_P(SinglePrecisionRanks, OfALargeWeight) { hold(Types::f32, 601); }
 
-std::vector<std::string> built(std::initializer_list<const char*> wanted) {
+std::vector<std::string> device_lanes(bool of_16_bits_alone) {
   std::vector<std::string> names;
-  const auto all = lanes_here();
-  for (const char* name : wanted)
-    if (std::find(all.begin(), all.end(), name) != all.end()) names.emplace_back(name);
+  for (const std::string& lane : lanes_here())
+    if (is_device_lane(lane) && (of_16_bits_alone || !needs_16bit_rows(lane)))
+      names.push_back(lane);
   return names;
 }
-INSTANTIATE_TEST_SUITE_P(Lanes, DeviceRanks, ::testing::ValuesIn(built({"sm90", "cuda"})),
+INSTANTIATE_TEST_SUITE_P(Lanes, DeviceRanks, ::testing::ValuesIn(device_lanes(true)),
                          [](const auto& info) { return info.param; });
-INSTANTIATE_TEST_SUITE_P(Lanes, SinglePrecisionRanks, ::testing::ValuesIn(built({"cuda"})),
+INSTANTIATE_TEST_SUITE_P(Lanes, SinglePrecisionRanks, ::testing::ValuesIn(device_lanes(false)),
                          [](const auto& info) { return info.param; });
 
 }  // namespace

@@ -5,8 +5,8 @@
 
 #include <cmath>
 
-#include "support/generate.hpp"
-#include "support/run.hpp"
+#include "yardsticks/linear_cross_entropy/generate.hpp"
+#include "yardsticks/linear_cross_entropy/run.hpp"
 
 namespace talea::testing {
 namespace {

@@ -3,8 +3,8 @@
 // Never: looser than the contract's accuracy rule.
 #include <cmath>
 
-#include "support/generate.hpp"
 #include "support/lane_test.hpp"
+#include "yardsticks/linear_cross_entropy/generate.hpp"
 
 namespace talea::testing {
 namespace {

@@ -6,7 +6,7 @@
 #include <cmath>
 #include <functional>
 
-#include "support/run.hpp"
+#include "yardsticks/linear_cross_entropy/run.hpp"
 
 namespace talea::testing {
 namespace {

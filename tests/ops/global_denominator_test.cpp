@@ -5,7 +5,7 @@
 
 #include <cstring>
 
-#include "support/run.hpp"
+#include "yardsticks/linear_cross_entropy/run.hpp"
 
 namespace talea::testing {
 namespace {

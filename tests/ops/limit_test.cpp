@@ -1,7 +1,7 @@
 // What: workspace limits on the host: kept at every size from the least on, refused below it.
 // Why: a limit that is exceeded without a word is found by whoever runs out of memory.
 // Never: touches data but in the last test; the suite runs at drawn limits (draw.cpp, rank_matrix).
-#include "support/limit.hpp"
+#include "yardsticks/linear_cross_entropy/limit.hpp"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "support/expect_error.hpp"
-#include "support/generate.hpp"
-#include "support/run.hpp"
+#include "yardsticks/linear_cross_entropy/generate.hpp"
+#include "yardsticks/linear_cross_entropy/run.hpp"
 
 namespace talea::testing {
 namespace {
@@ -41,7 +41,7 @@ std::vector<Shape> shapes() {
 }
 
 // Tensors at made-up addresses: describe() looks at no data.
-LinearCrossEntropyProblem problem_of(const Shape& s, const char* lane) {
+LinearCrossEntropyProblem problem_of(const Shape& s, const std::string& lane) {
   uintptr_t next = 4096;
   auto make = [&](DType dtype, std::initializer_list<int64_t> shape) {
     next += uintptr_t{1} << 40;
@@ -66,7 +66,8 @@ LinearCrossEntropyProblem problem_of(const Shape& s, const char* lane) {
 template <typename Check>
 void every_problem(Check&& check) {
   for (const Shape& s : shapes())
-    for (const char* lane : {"cpu", "unfused", "reference"}) {
+    for (const std::string& lane : lanes_here()) {
+      if (is_device_lane(lane)) continue;
       SCOPED_TRACE(s.text() + " on lane " + lane);
       check(problem_of(s, lane));
     }
@@ -98,14 +99,14 @@ TEST(WorkspaceLimit, BelowTheLeastIsAnErrorThatNamesIt) {
   });
 }
 
-// At the least limit lane cpu runs and is right.
+// At the least limit the host's lane runs and is right.
 TEST(WorkspaceLimit, TheLeastIsEnough) {
   for (const Types types : {Types::f32, Types::bf16, Types::f16})
     for (const Soft soft : {Soft::none, Soft::dense, Soft::sparse}) {
       // run_lane raises the limit to the least.
       const Spec spec{
           .tokens = 150, .hidden = 9, .vocab = 700, .types = types, .soft = soft, .limit_bytes = 0};
-      EXPECT_EQ(verify("cpu", make_case(spec)), "") << spec;
+      EXPECT_EQ(verify(host_lane(), make_case(spec)), "") << spec;
     }
 }
 

@@ -3,8 +3,8 @@
 // Never: draws at random.
 #include <functional>
 
-#include "support/generate.hpp"
 #include "support/lane_test.hpp"
+#include "yardsticks/linear_cross_entropy/generate.hpp"
 
 namespace talea::testing {
 namespace {

@@ -3,9 +3,9 @@
 // Never: measures time.
 #include <cmath>
 
-#include "support/eager.hpp"
-#include "support/generate.hpp"
 #include "support/lane_test.hpp"
+#include "yardsticks/linear_cross_entropy/eager.hpp"
+#include "yardsticks/linear_cross_entropy/generate.hpp"
 
 namespace talea::testing {
 namespace {

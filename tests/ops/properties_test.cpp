@@ -15,7 +15,7 @@ class Properties : public LaneTest {
  protected:
   void hold_right(int cases, void (*bend)(Spec&)) {
     hold(cases, bend, [this](Spec s) {
-      if (lane() == "sm90") s.types = in_16_bits(s.types);
+      if (needs_16bit_rows(lane())) s.types = in_16_bits(s.types);
       return verify(lane(), make_case(s));
     });
   }

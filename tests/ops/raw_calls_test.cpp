@@ -5,7 +5,7 @@
 
 #include <cmath>
 
-#include "support/run.hpp"
+#include "yardsticks/linear_cross_entropy/run.hpp"
 
 namespace talea::testing {
 namespace {
@@ -148,10 +148,11 @@ TEST(RawCalls, Lanes) {
   Raw a;
   a.options.lane = "fastest";
   a.refused(usage, {"fastest", "reference"});
-  for (const char* lane : {"sm90", "cuda"}) {  // host tensors: a device lane declines by name (B13)
+  for (const LaneInfo& lane : linear_cross_entropy_lane_table()) {
+    if (lane.runs_on == DeviceKind::cpu) continue;  // host tensors: a device lane declines (B13)
     Raw b;
-    b.options.lane = lane;
-    b.refused(ErrorKind::unavailable, {lane});
+    b.options.lane = lane.name;
+    b.refused(ErrorKind::unavailable, {lane.name});
   }
 }
 

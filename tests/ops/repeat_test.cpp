@@ -1,8 +1,8 @@
 // What: bitwise repeats: run to run, threads, workspace limit, subsets of outputs, second backward.
 // Why: section 5 of the contract; an unordered sum shows itself only in the last bits.
 // Never: accepts "close": every comparison here is of bits.
-#include "support/generate.hpp"
 #include "support/lane_test.hpp"
+#include "yardsticks/linear_cross_entropy/generate.hpp"
 
 namespace talea::testing {
 namespace {
@@ -14,7 +14,7 @@ TALEA_EVERY_LANE(Repeat);
 std::vector<Spec> problems(const std::string& lane) {
   std::vector<Spec> all;
   for (const Types types : {Types::f32, Types::bf16, Types::f16}) {
-    if (lane == "sm90" && types == Types::f32) continue;  // 16-bit products
+    if (needs_16bit_rows(lane) && types == Types::f32) continue;  // 16-bit products
     Spec s{.seed = 41, .tokens = 83, .hidden = 37, .vocab = 1009, .types = types};
     s.ignored_percent = 20;
     s.bias = true;
@@ -74,7 +74,7 @@ TEST_P(Repeat, LossAndDxDoNotDependOnTheWorkspaceLimit) {
       o.out.db = whole.out.db;
       EXPECT_EQ(same_bits(whole.out, o.out), "") << "limit " << limit;
     }
-    if (lane() == "cpu") {
+    if (lane() == host_lane()) {
       EXPECT_TRUE(in_parts) << "the limits made no parts: nothing was tested";
     }
   }

@@ -4,9 +4,9 @@
 #include <algorithm>
 #include <cmath>
 
-#include "support/compare.hpp"
-#include "support/generate.hpp"
 #include "support/lane_test.hpp"
+#include "yardsticks/linear_cross_entropy/compare.hpp"
+#include "yardsticks/linear_cross_entropy/generate.hpp"
 
 namespace talea::testing {
 namespace {

@@ -1,13 +1,13 @@
 // What: the contract on lane sm90, in the shapes and options that it accepts.
-// Why: the common suites draw shapes that the copy engine refuses; here every case must be taken.
+// Why: the common suites draw shapes that TMA refuses; here every case must be taken.
 // Never: looser than the contract's accuracy rule.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
 
-#include "support/compare.hpp"
-#include "support/generate.hpp"
 #include "support/lane_test.hpp"
+#include "yardsticks/linear_cross_entropy/compare.hpp"
+#include "yardsticks/linear_cross_entropy/generate.hpp"
 
 namespace talea::testing {
 namespace {

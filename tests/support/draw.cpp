@@ -3,7 +3,7 @@
 // Never: draws a combination that the contract calls an error; tests of errors do that by hand.
 #include <rapidcheck.h>
 
-#include "support/generate.hpp"
+#include "support/hold.hpp"
 
 namespace talea::testing {
 namespace {

@@ -9,10 +9,13 @@
 #include <functional>
 #include <sstream>
 
-#include "support/generate.hpp"
 #include "support/lane_test.hpp"
+#include "yardsticks/linear_cross_entropy/generate.hpp"
 
 namespace talea::testing {
+
+// Draws every field of a Spec; used inside rc::gen::exec.
+Spec draw_spec();
 
 inline int64_t drawn_cases = 0;  // of this process; the last lines of the program say it
 

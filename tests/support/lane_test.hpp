@@ -5,7 +5,7 @@
 
 #include <gtest/gtest.h>
 
-#include "support/run.hpp"
+#include "yardsticks/linear_cross_entropy/run.hpp"
 
 namespace talea::testing {
 
@@ -29,7 +29,7 @@ class LaneTest : public ::testing::TestWithParam<std::string> {
   bool accepts(const Case& c) { return !declines(place(), lane(), c); }
   Outcome run(const Case& c) { return run_lane(place(), lane(), c); }
   std::string judged(const Case& c, const CaseOutputs& out, const Yardsticks& y) {
-    if (lane() != "sm90") return judge(c, out, y, standing_of(lane()));
+    if (!needs_16bit_rows(lane())) return judge(c, out, y, standing_of(lane()));
     const Case f = fitted(lane(), c);
     return judge(f, out, yardsticks(f), standing_of(lane()));
   }

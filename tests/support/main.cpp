@@ -14,9 +14,9 @@
 #include "device/cpu/isa.hpp"
 #include "ops/linear_cross_entropy/forced.hpp"
 #include "ops/sparse_attention/mutants.hpp"
-#include "support/compare.hpp"
 #include "support/hold.hpp"
-#include "support/run.hpp"
+#include "yardsticks/linear_cross_entropy/compare.hpp"
+#include "yardsticks/linear_cross_entropy/run.hpp"
 
 namespace {
 
@@ -108,11 +108,12 @@ class Tally final : public ::testing::EmptyTestEventListener {
     std::printf("%lld drawn cases\n", static_cast<long long>(talea::testing::drawn_cases));
     using talea::testing::Used;
     const auto line = [](const char* who, const Used& used) {
-      std::printf("%s needed beyond section 7: %.3f of the floor, %.3f of the room for ties\n", who,
-                  static_cast<double>(used.floor), static_cast<double>(used.tie));
+      std::printf(
+          "%s needed beyond the accuracy rule: %.3f of the floor, %.3f of the room for ties\n", who,
+          static_cast<double>(used.floor), static_cast<double>(used.tie));
     };
     line("products", talea::testing::used_by_products);
-    line("unfused", talea::testing::used_by_yardstick);
+    line("eager arithmetic", talea::testing::used_by_yardstick);
   }
 };
 

@@ -41,6 +41,13 @@ LaneChoice explain(const LinearCrossEntropyProblem& problem) {
 
 std::vector<std::string> linear_cross_entropy_lanes() { return lane_names<lce::Operator>(); }
 
+std::vector<LaneInfo> linear_cross_entropy_lane_table() {
+  std::vector<LaneInfo> table;
+  for (const lce::Lane& lane : lce::Operator::lanes())
+    table.push_back({lane.name, lane.kind, lane.runs_on, lane.reach == Reach::by_name});
+  return table;
+}
+
 // Host lanes count the rows that they multiplied; on a device their number is not read.
 static double products_of(lce::Problem p, const lce::Result& r) {
   if (p.device == DeviceKind::cpu && r.valid_tokens >= 0) p.tokens = r.valid_tokens;

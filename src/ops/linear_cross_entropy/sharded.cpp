@@ -64,6 +64,7 @@ class Shard {
     ranks.vocab = &c_;
     ranks.vocab_begin = own.first;
     ranks.sequence_parallel = whole_.sequence_parallel;
+    ranks.dx_sum = whole_.dx_sum;
     ShardedResult done;
     done.problem = describe(in_, out_, options, ranks);
     const int64_t bytes = workspace_bytes(done.problem);

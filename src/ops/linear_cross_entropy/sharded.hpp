@@ -15,6 +15,7 @@ struct ShardedCall {
   LinearCrossEntropyOutputs out;
   LinearCrossEntropyOptions options;
   bool sequence_parallel = false;  // each rank reads and returns its share of the tokens
+  DType dx_sum = DType::f32;       // of the ranks' shares of dX
 };
 
 // What every rank tells the others when it is done.

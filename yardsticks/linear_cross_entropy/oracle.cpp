@@ -1,7 +1,7 @@
 // What: the contract's formulas in long double, written down naively.
 // Why: an oracle that shares code with the library would share its mistakes.
 // Never: includes anything of src/, merges partial states or works in chunks.
-#include "support/oracle.hpp"
+#include "yardsticks/linear_cross_entropy/oracle.hpp"
 
 #include <algorithm>
 #include <cmath>

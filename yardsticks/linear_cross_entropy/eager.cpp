@@ -1,7 +1,7 @@
 // What: plain same-dtype eager arithmetic on the host.
 // Why: the second yardstick; p - 1 by subtraction and rounded logits are on purpose.
 // Never: includes anything of src/.
-#include "support/eager.hpp"
+#include "yardsticks/linear_cross_entropy/eager.hpp"
 
 #include <cmath>
 

@@ -9,7 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "support/ranks.hpp"
+#include "yardsticks/linear_cross_entropy/lanes.hpp"
+#include "yardsticks/linear_cross_entropy/ranks.hpp"
 
 namespace talea::cli {
 namespace {
@@ -37,7 +38,7 @@ Sum over_ranks(const testing::Case& whole, int ranks, DenominatorScope scope) {
     }
     LinearCrossEntropyRanks batch;
     batch.batch = &c;
-    const testing::RankRun run = testing::run_rank(part, "cpu", batch);
+    const testing::RankRun run = testing::run_rank(part, testing::host_lane(), batch);
     Sum& own = all[static_cast<size_t>(c.rank())];
     for (const std::string& note : run.result.notes) own.notes += note;
     for (int64_t i = 0; i < vocab * hidden; ++i)
@@ -52,7 +53,7 @@ Sum over_ranks(const testing::Case& whole, int ranks, DenominatorScope scope) {
 BatchScopes compare_batch_scopes(int ranks, uint64_t seed) {
   const testing::Case whole = testing::plain_case(
       {.tokens = ranks * tokens_each, .hidden = hidden, .vocab = vocab, .seed = seed});
-  const testing::CaseOutputs single = testing::run_single(whole, "cpu");
+  const testing::CaseOutputs single = testing::run_single(whole, testing::host_lane());
   std::vector<float> truth;
   for (int64_t i = 0; i < vocab * hidden; ++i)
     truth.push_back(static_cast<float>(single.dw.get(i / hidden, i % hidden)));

@@ -22,9 +22,15 @@
 #include "progress.hpp"
 #include "record.hpp"
 #include "table.hpp"
+#include "yardsticks/linear_cross_entropy/lanes.hpp"
 
 namespace talea::cli {
 namespace {
+
+using testing::host_lane;
+using testing::is_device_lane;
+using testing::is_reference_lane;
+using testing::is_yardstick_lane;
 
 struct Flags {
   OptionFlags options;
@@ -119,15 +125,16 @@ struct Subject {
   std::vector<double> ms, ratios, to_first;  // a number a round
 };
 
-bool is_device_lane(const std::string& lane) { return lane == "cuda" || lane == "sm90"; }
-
 std::vector<std::string> wanted_lanes(const Flags& f) {
-  std::vector<std::string> lanes = f.lanes.empty()
-                                       ? f.ranks.ranks > 1 || under_mpirun()
-                                             ? std::vector<std::string>{"cpu"}
-                                             : std::vector<std::string>{"cpu", "unfused"}
-                                       : split(f.lanes, ',');
   const auto known = linear_cross_entropy_lanes();
+  std::vector<std::string> lanes;
+  if (f.lanes.empty()) {
+    lanes.push_back(host_lane());
+    if (f.ranks.ranks <= 1 && !under_mpirun())  // the comparison has no ranks
+      std::copy_if(known.begin(), known.end(), std::back_inserter(lanes), is_yardstick_lane);
+  } else {
+    lanes = split(f.lanes, ',');
+  }
   for (const std::string& lane : lanes) {
     require(std::find(known.begin(), known.end(), lane) != known.end(), ErrorKind::usage,
             "--lanes {}: no such lane", lane);
@@ -172,7 +179,7 @@ Workload make_workload(const Flags& f) {
           const Wanted wanted = parse_outputs(outputs);
           s.backward = wanted.dx || wanted.dw;
           s.out = allocate_outputs(wanted, s.in, options);
-          if (lane == "unfused" || lane == "reference") lift_limit(s);
+          if (is_yardstick_lane(lane) || is_reference_lane(lane)) lift_limit(s);
           s.name = fmt::format("{} {}{}{}", lane, dtype,
                                share > 0 ? fmt::format(" {:.0f} % ignored", 100 * share) : "",
                                f.outputs.size() > 1 ? " " + outputs : "");
@@ -320,12 +327,14 @@ void run(Context& context, const Flags& f) {
        {std::pair("--limits", !f.limits.empty()), std::pair("--inputs", !f.inputs.empty()),
         std::pair("--dw", f.dw != "main_grad"), std::pair("--late-upstream", f.late_upstream),
         std::pair("--also-plain", f.also_plain), std::pair("--spread", f.spread != 1)})
-    require(!given, ErrorKind::usage, "{}: of device lanes (--lanes sm90 or cuda) only", flag);
+    require(!given, ErrorKind::usage, "{}: of device lanes only (--lanes; talea doctor lists them)",
+            flag);
   // The plain products have no argument for their threads: both sides take OpenMP's number.
   if (f.options.values.threads > 0) omp_set_num_threads(f.options.values.threads);
   const RankWorld world(f.ranks);
-  require(world.size() == 1 || f.lanes.find("unfused") == std::string::npos, ErrorKind::usage,
-          "--lanes {}: lane unfused has no ranks", f.lanes);
+  for (const std::string& lane : split(f.lanes, ','))
+    require(world.size() == 1 || !is_yardstick_lane(lane), ErrorKind::usage,
+            "--lanes {}: lane {} has no ranks", f.lanes, lane);
   Receipt receipt(ReceiptKind::bench, provenance_of(context));
   Workload w = make_workload(f);
   PlainProducts plain(f.shape);
@@ -381,6 +390,7 @@ void register_bench(CLI::App& app, Context& context) {
                   "no timing: the receipt of runs that another program measured, .json");
   f->options.add(*sub, false);
   f->ranks.add(*sub);
+  f->ranks.add_dx_sum(*sub);
   sub->callback([f, &context] { run(context, *f); });
 }
 

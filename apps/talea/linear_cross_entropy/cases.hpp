@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "support/generate.hpp"
+#include "yardsticks/linear_cross_entropy/generate.hpp"
 
 namespace talea::cli {
 

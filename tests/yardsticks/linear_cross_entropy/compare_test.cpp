@@ -1,14 +1,14 @@
 // What: the comparison itself: each thing it must catch, caught.
 // Why: a gate that NaN passes, or that cannot fail, is worse than no gate (B21, B25, B26).
 // Never: runs a lane.
-#include "support/compare.hpp"
+#include "yardsticks/linear_cross_entropy/compare.hpp"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
 
-#include "support/eager.hpp"
+#include "yardsticks/linear_cross_entropy/eager.hpp"
 
 namespace talea::testing {
 namespace {

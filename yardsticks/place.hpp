@@ -6,7 +6,8 @@
 #include <memory>
 #include <string>
 
-#include "talea/linear_cross_entropy.hpp"
+#include "talea/communicator.hpp"
+#include "talea/error.hpp"
 
 namespace talea::testing {
 
@@ -25,9 +26,5 @@ class Place {
 Place& host_place();
 // Null where this build or machine has none; why says which.
 Place* cuda_place(std::string& why);
-
-// Where the tensors of a lane lie; null with the reason where the machine cannot hold them.
-Place* place_of(const std::string& lane, std::string& why);
-bool is_device_lane(const std::string& lane);
 
 }  // namespace talea::testing

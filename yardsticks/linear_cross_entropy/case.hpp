@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
-#include "support/array.hpp"
 #include "talea/linear_cross_entropy.hpp"
+#include "yardsticks/array.hpp"
 
 namespace talea::testing {
 
@@ -66,6 +66,50 @@ struct Case {
   bool backward() const { return out.dx.present() || out.dw.present() || out.db.present(); }
   int64_t top_k() const;
 };
+
+// The tensors as the call takes them; view(name, array) places one.
+template <typename View>
+LinearCrossEntropyInputs inputs_of(const CaseInputs& c, View&& view) {
+  LinearCrossEntropyInputs in;
+  in.hidden = view("hidden", c.hidden);
+  in.weight = view("weight", c.weight);
+  in.bias = view("bias", c.bias);
+  in.targets = view("targets", c.targets);
+  in.class_weight = view("class_weight", c.class_weight);
+  in.token_weight = view("token_weight", c.token_weight);
+  in.token_scale = view("token_scale", c.token_scale);
+  in.soft_target_ids = view("soft_target_ids", c.soft_target_ids);
+  in.soft_target_probs = view("soft_target_probs", c.soft_target_probs);
+  in.upstream = view("upstream", c.upstream);
+  in.upstream_lse = view("upstream_lse", c.upstream_lse);
+  in.upstream_entropy = view("upstream_entropy", c.upstream_entropy);
+  in.saved_lse = view("saved_lse", c.saved_lse);
+  in.saved_target_logprob = view("saved_target_logprob", c.saved_target_logprob);
+  return in;
+}
+
+template <typename View>
+LinearCrossEntropyOutputs outputs_of(const Case& c, const CaseOutputs& o, View&& view) {
+  LinearCrossEntropyOutputs out;
+  out.loss = view("loss", o.loss);
+  out.lse = view("lse", o.lse);
+  out.target_logprob = view("target_logprob", o.target_logprob);
+  out.entropy = view("entropy", o.entropy);
+  out.argmax = view("argmax", o.argmax);
+  out.accuracy = view("accuracy", o.accuracy);
+  out.topk_values = view("topk_values", o.topk_values);
+  out.topk_ids = view("topk_ids", o.topk_ids);
+  out.topk_logprobs = view("topk_logprobs", o.topk_logprobs);
+  out.dx = view("dx", o.dx);
+  out.dw = view("dw", o.dw);
+  out.db = view("db", o.db);
+  out.accumulate_dw = c.accumulate_dw;
+  out.accumulate_db = c.accumulate_db;
+  return out;
+}
+
+// In the block that the array itself holds.
+Tensor host_view(const char* name, const Array& a);
 
 // A small problem with hard targets, filled from the seed; every output but top-k is wanted.
 struct Plain {

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "support/oracle.hpp"
+#include "yardsticks/linear_cross_entropy/oracle.hpp"
 
 namespace talea::testing {
 

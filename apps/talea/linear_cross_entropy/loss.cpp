@@ -274,6 +274,7 @@ void register_loss(CLI::App& app, Context& context) {
   sub->add_option("--upstream-entropy", f->upstream_entropy, "[tokens] gradient of entropy");
   f->options.add(*sub, true);
   f->ranks.add(*sub);
+  f->ranks.add_dx_sum(*sub);
   sub->add_option("--outputs", f->outputs,
                   "loss,lse,target_logprob,entropy,argmax,accuracy,topk:K,dx,dw,db")
       ->capture_default_str();

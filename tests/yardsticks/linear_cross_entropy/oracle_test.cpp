@@ -1,13 +1,13 @@
 // What: the test oracle against numbers worked out by hand and against central differences.
 // Why: every other test believes it.
 // Never: runs a lane.
-#include "support/oracle.hpp"
+#include "yardsticks/linear_cross_entropy/oracle.hpp"
 
 #include <gtest/gtest.h>
 
 #include <cmath>
 
-#include "support/generate.hpp"
+#include "yardsticks/linear_cross_entropy/generate.hpp"
 
 namespace talea::testing {
 namespace {

@@ -5,7 +5,7 @@
 
 #include <vector>
 
-#include "support/case.hpp"
+#include "yardsticks/linear_cross_entropy/case.hpp"
 
 namespace talea::testing {
 

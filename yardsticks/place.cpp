@@ -1,7 +1,7 @@
-// What: host memory as a place, and which lane lives where.
+// What: host memory as a place.
 // Why: each block is its own allocation, so that AddressSanitizer sees every edge.
 // Never: includes a CUDA header; place_cuda.cpp does.
-#include "support/place.hpp"
+#include "yardsticks/place.hpp"
 
 #include <cstdlib>
 #include <cstring>
@@ -45,11 +45,5 @@ Place* cuda_place(std::string& why) {
   return nullptr;
 }
 #endif
-
-bool is_device_lane(const std::string& lane) { return lane == "cuda" || lane == "sm90"; }
-
-Place* place_of(const std::string& lane, std::string& why) {
-  return is_device_lane(lane) ? cuda_place(why) : &host_place();
-}
 
 }  // namespace talea::testing

@@ -1,14 +1,14 @@
 // What: places a case, runs a lane on it and fetches the outputs.
 // Why: see run.hpp.
 // Never: reads a value as a number.
-#include "support/run.hpp"
+#include "yardsticks/linear_cross_entropy/run.hpp"
 
 #include <fmt/format.h>
 
 #include <cstring>
 #include <map>
 
-#include "support/limit.hpp"
+#include "yardsticks/linear_cross_entropy/limit.hpp"
 
 namespace talea::testing {
 namespace {
@@ -33,34 +33,8 @@ Placed put(Place& place, const Case& c) {
     if (!a.present()) return {};
     return a.at(p.base[name] = put(place, a), place.kind());
   };
-  p.in = {view("hidden", c.in.hidden),
-          view("weight", c.in.weight),
-          view("bias", c.in.bias),
-          view("targets", c.in.targets),
-          view("class_weight", c.in.class_weight),
-          view("token_weight", c.in.token_weight),
-          view("token_scale", c.in.token_scale),
-          view("soft_target_ids", c.in.soft_target_ids),
-          view("soft_target_probs", c.in.soft_target_probs),
-          view("upstream", c.in.upstream),
-          view("upstream_lse", c.in.upstream_lse),
-          view("upstream_entropy", c.in.upstream_entropy),
-          view("saved_lse", c.in.saved_lse),
-          view("saved_target_logprob", c.in.saved_target_logprob)};
-  p.out = {view("loss", c.out.loss),
-           view("lse", c.out.lse),
-           view("target_logprob", c.out.target_logprob),
-           view("entropy", c.out.entropy),
-           view("argmax", c.out.argmax),
-           view("accuracy", c.out.accuracy),
-           view("topk_values", c.out.topk_values),
-           view("topk_ids", c.out.topk_ids),
-           view("topk_logprobs", c.out.topk_logprobs),
-           view("dx", c.out.dx),
-           view("dw", c.out.dw),
-           view("db", c.out.db),
-           c.accumulate_dw,
-           c.accumulate_db};
+  p.in = inputs_of(c.in, view);
+  p.out = outputs_of(c, c.out, view);
   return p;
 }
 
@@ -106,41 +80,6 @@ std::map<std::string, Count>& counts() {
 }
 
 }  // namespace
-
-namespace {
-
-// Dense, with the hidden columns filled up to a multiple of 8.
-Array filled_up(const Array& a, DType dtype) {
-  if (!a.present()) return a;
-  const int64_t rows = a.shape()[0], columns = a.shape()[1];
-  Array dense(dtype, {rows, (columns + 7) / 8 * 8});
-  for (int64_t i = 0; i < rows; ++i)
-    for (int64_t j = 0; j < dense.shape()[1]; ++j) dense.set(i, j, j < columns ? a.get(i, j) : 0);
-  return dense;
-}
-
-bool fp32_types(const Case& c) {
-  return c.in.hidden.dtype() == DType::f32 && c.in.weight.dtype() == DType::f32 && c.tokens() > 0 &&
-         c.hidden() > 0;
-}
-
-bool tensor_core_types(const Case& c) {
-  return is_16bit(c.in.hidden.dtype()) && c.in.weight.dtype() == c.in.hidden.dtype() &&
-         c.tokens() > 0 && c.hidden() > 0;
-}
-
-}  // namespace
-
-Case fitted(const std::string& lane, const Case& c) {
-  if (lane != "sm90") return c;
-  const bool narrows = fp32_types(c);
-  if (!narrows && !tensor_core_types(c)) return c;
-  Case f = c;
-  for (Array* a : {&f.in.hidden, &f.in.weight})
-    *a = filled_up(*a, narrows ? DType::bf16 : a->dtype());
-  for (Array* a : {&f.out.dx, &f.out.dw}) *a = filled_up(*a, a->dtype());
-  return f;
-}
 
 Outcome run_lane(Place& place, const std::string& lane, const Case& given,
                  const LinearCrossEntropyRanks& ranks) {
@@ -213,41 +152,6 @@ std::string verify(const std::string& lane, const Case& c, const Yardsticks& y) 
 std::string verify(const std::string& lane, const Case& c) {
   const Case f = fitted(lane, c);
   return verify(lane, f, yardsticks(f));
-}
-
-std::vector<std::string> lanes_here() {
-  LinearCrossEntropyProblem any;
-  any.tokens = any.hidden = any.vocab = any.vocab_stored = any.vocab_local = 1;
-  std::vector<std::string> names;
-  for (const std::string& name : linear_cross_entropy_lanes()) {
-    any.options.lane = name;
-    any.device = is_device_lane(name) ? DeviceKind::cuda : DeviceKind::cpu;
-    const LaneChoice choice = explain(any);
-    const bool built = !choice.lane.empty() || choice.declined.empty() ||
-                       choice.declined[0].reason.rfind("not built", 0) != 0;
-    if (built) names.push_back(name);
-  }
-  return names;
-}
-
-bool is_yardstick_lane(const std::string& lane) { return lane == "unfused"; }
-
-Standing standing_of(const std::string& lane) {
-  return is_yardstick_lane(lane) ? Standing::yardstick : Standing::product;
-}
-
-bool may_decline(const std::string& lane, const Case& c) {
-  if (lane == "reference") return false;
-  const bool wide = c.in.hidden.dtype() == DType::f64;
-  bool wide_output = false;
-  for (const auto& [name, member] : CaseOutputs::members)
-    wide_output =
-        wide_output || ((c.out.*member).present() && (c.out.*member).dtype() == DType::f64);
-  if (lane != "sm90") return wide || wide_output;
-  // Everything of the contract in 16 bits; gradients of the matrices in 16 or 32.
-  const bool wide_gradient = (c.out.dx.present() && c.out.dx.dtype() == DType::f64) ||
-                             (c.out.dw.present() && c.out.dw.dtype() == DType::f64);
-  return !tensor_core_types(c) || wide_gradient;
 }
 
 int64_t runs_of(const std::string& lane) { return counts()[lane].runs; }

@@ -1,7 +1,7 @@
 // What: layout, element access and 16-bit conversions of the test arrays.
 // Why: the oracle reads inputs through code that the library does not use.
 // Never: fast.
-#include "support/array.hpp"
+#include "yardsticks/array.hpp"
 
 #include <cmath>
 #include <cstring>

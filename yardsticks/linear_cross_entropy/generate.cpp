@@ -1,7 +1,7 @@
 // What: builds the case of a description.
 // Why: see generate.hpp.
 // Never: keeps a state between two cases.
-#include "support/generate.hpp"
+#include "yardsticks/linear_cross_entropy/generate.hpp"
 
 #include <cmath>
 #include <ostream>

@@ -5,7 +5,7 @@
 
 #include <iosfwd>
 
-#include "support/case.hpp"
+#include "yardsticks/linear_cross_entropy/case.hpp"
 
 namespace talea::testing {
 
@@ -43,8 +43,5 @@ struct Spec {
 std::ostream& operator<<(std::ostream& out, const Spec& spec);
 
 Case make_case(const Spec& spec);
-
-// Draws every field of a Spec; used inside rc::gen::exec.
-Spec draw_spec();
 
 }  // namespace talea::testing

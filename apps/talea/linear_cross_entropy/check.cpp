@@ -1,6 +1,6 @@
 // What: `talea check`: every lane present against the long-double oracle and eager arithmetic.
 // Why: a user can prove the build on the machine it will run on, by the rule of the contract.
-// Never: has a tolerance of its own; judge() of the tests decides.
+// Never: has a tolerance of its own; judge() of the yardsticks decides.
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
@@ -13,11 +13,11 @@
 #include "rank_check.hpp"
 #include "ranks.hpp"
 #include "record.hpp"
-#include "support/compare.hpp"
-#include "support/place.hpp"
-#include "support/ranks.hpp"
-#include "support/run.hpp"
 #include "table.hpp"
+#include "yardsticks/linear_cross_entropy/compare.hpp"
+#include "yardsticks/linear_cross_entropy/ranks.hpp"
+#include "yardsticks/linear_cross_entropy/run.hpp"
+#include "yardsticks/place.hpp"
 
 namespace talea::cli {
 namespace {
@@ -90,9 +90,8 @@ ErrorFigure figure(const Truth& t, const std::string& lane, bool passed) {
   return f;
 }
 
-std::vector<ErrorFigure> figures(const testing::Case& c, const testing::CaseOutputs& o,
-                                 const testing::Yardsticks& y, const std::string& lane,
-                                 bool passed) {
+std::vector<ErrorFigure> figures(const testing::CaseOutputs& o, const testing::Yardsticks& y,
+                                 const std::string& lane, bool passed) {
   std::vector<ErrorFigure> list;
   const auto& e = y.eager.front();
   const Truth tensors[] = {{"loss", &o.loss, &y.truth.loss, &e.loss},
@@ -101,7 +100,6 @@ std::vector<ErrorFigure> figures(const testing::Case& c, const testing::CaseOutp
                            {"dx", &o.dx, &y.truth.dx, &e.dx},
                            {"dw", &o.dw, &y.truth.dw, &e.dw},
                            {"db", &o.db, &y.truth.db, &e.db}};
-  (void)c;
   for (const Truth& t : tensors)
     if (t.ours->present() && static_cast<int64_t>(t.truth->size()) == t.ours->elements() &&
         t.eager->size() == t.truth->size() && t.ours->elements() > 0)
@@ -114,8 +112,12 @@ testing::Outcome run_subject(const Subject& subject, const testing::Case& c, con
                              const RankWorld& world) {
   if (world.size() == 1) return testing::run_lane(*subject.place, subject.lane, c);
   testing::Outcome o;
-  o.result =
-      world.call(testing::sharded_case(c, o.out, subject.lane, f.ranks.sequence_parallel)).result;
+  o.out = c.out;
+  lce::ShardedCall call{testing::inputs_of(c.in, testing::host_view),
+                        testing::outputs_of(c, o.out, testing::host_view), c.options,
+                        f.ranks.sequence_parallel};
+  call.options.lane = subject.lane;
+  o.result = world.call(call).result;
   return o;
 }
 
@@ -137,7 +139,7 @@ struct Run {
         found.global_factor);
     const bool right = std::abs(found.local_factor - world.size()) <= 1e-3 &&
                        std::abs(found.global_factor - 1) <= 1e-5 && found.note_names_factor;
-    Outcome o{"batch-denominator", "cpu", "", right ? "" : trap, "", 0};
+    Outcome o{"batch-denominator", testing::host_lane(), "", right ? "" : trap, "", 0};
     cases.push_back({{"name", o.name},
                      {"lane", o.lane},
                      {"passed", right},
@@ -161,7 +163,7 @@ struct Run {
         const auto ran = run_subject(subject, c, flags, world);
         o.complaint =
             ran.damage + testing::judge(c, ran.out, y, testing::standing_of(subject.lane));
-        errors = figures(c, ran.out, y, subject.lane, o.complaint.empty());
+        errors = figures(ran.out, y, subject.lane, o.complaint.empty());
       } catch (const Error& e) {
         // A lost rank ends the check: those that are left could only wait for it again.
         if (world.size() > 1 && e.kind() == ErrorKind::runtime) throw;
@@ -210,7 +212,7 @@ std::vector<Subject> subjects(Context& context, const Flags& f, bool ranked) {
       place = nullptr;
       why = "a device lane; ranks of this command are threads or processes on host memory";
     }
-    if (place && ranked && lane == "unfused") {
+    if (place && ranked && testing::is_yardstick_lane(lane)) {
       place = nullptr;
       why = "has no ranks";
     }
@@ -333,6 +335,7 @@ void register_check(CLI::App& app, Context& context) {
   sub->add_option("--results-from", f->results_from,
                   "no check: the receipt of cases that another program judged, .json");
   f->ranks.add(*sub);
+  f->ranks.add_dx_sum(*sub);
   sub->callback([f, &context] { execute(context, *f); });
 }
 

@@ -1,12 +1,12 @@
 // What: the memory of the current CUDA device as a place, with a stream of its own.
-// Why: the only file of the tests that needs the CUDA runtime; built with TALEA_CUDA only.
+// Why: the only file of yardsticks that needs the CUDA runtime; built with TALEA_CUDA only.
 // Never: uses the default stream.
 #ifdef TALEA_WITH_CUDA
 #include <cuda_runtime_api.h>
 
 #include <vector>
 
-#include "support/place.hpp"
+#include "yardsticks/place.hpp"
 
 namespace talea::testing {
 namespace {

@@ -1,14 +1,14 @@
 // What: the elementwise rule, the relative L2 and bitwise equality.
 // Why: see compare.hpp; every comparison is of the form !(error <= bound).
 // Never: calls a lane.
-#include "support/compare.hpp"
+#include "yardsticks/linear_cross_entropy/compare.hpp"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
 
-#include "support/eager.hpp"
+#include "yardsticks/linear_cross_entropy/eager.hpp"
 
 namespace talea::testing {
 namespace {

@@ -6,9 +6,8 @@
 #include <optional>
 #include <string>
 
-#include "support/case.hpp"
-#include "support/compare.hpp"
-#include "support/place.hpp"
+#include "yardsticks/linear_cross_entropy/case.hpp"
+#include "yardsticks/linear_cross_entropy/lanes.hpp"
 
 namespace talea::testing {
 
@@ -30,22 +29,6 @@ std::optional<std::string> declines(Place& place, const std::string& lane, const
 // Runs, judges and counts. Empty: right, or declined with a reason where that is allowed.
 std::string verify(const std::string& lane, const Case& c, const Yardsticks& y);
 std::string verify(const std::string& lane, const Case& c);
-
-// The case as the lane can take it: lane sm90 multiplies 16-bit rows of whole 16-byte pieces. For
-// it hidden and weight of an fp32 case are rounded to bf16, the four matrices are laid out densely
-// and the hidden columns filled up with zeros, which changes no result. Else, and elsewhere, as it
-// is.
-Case fitted(const std::string& lane, const Case& c);
-
-// Lanes of this build: the table without what declines as "not built".
-std::vector<std::string> lanes_here();
-
-// unfused: the intentional comparison.
-bool is_yardstick_lane(const std::string& lane);
-Standing standing_of(const std::string& lane);
-
-// Why this lane may decline this case; nothing: it has to accept.
-bool may_decline(const std::string& lane, const Case& c);
 
 // Calls that came back, of this process: run_lane counts its own.
 int64_t runs_of(const std::string& lane);

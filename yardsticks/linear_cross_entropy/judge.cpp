@@ -7,7 +7,7 @@
 #include <cmath>
 #include <set>
 
-#include "support/compare.hpp"
+#include "yardsticks/linear_cross_entropy/compare.hpp"
 
 namespace talea::testing {
 namespace {

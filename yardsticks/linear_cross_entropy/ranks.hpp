@@ -6,10 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "ops/linear_cross_entropy/sharded.hpp"
-#include "support/case.hpp"
-#include "support/place.hpp"
 #include "talea/ranks.hpp"
+#include "yardsticks/linear_cross_entropy/case.hpp"
+#include "yardsticks/place.hpp"
 
 namespace talea::testing {
 
@@ -32,10 +31,6 @@ struct RankRun {
   CaseOutputs out;
 };
 RankRun run_rank(const Case& part, const std::string& lane, const LinearCrossEntropyRanks& ranks);
-
-// The whole case on host memory as one call for even shards; `out` takes the outputs.
-lce::ShardedCall sharded_case(const Case& whole, CaseOutputs& out, const std::string& lane,
-                              bool sequence_parallel);
 
 // The case on one rank.
 CaseOutputs run_single(const Case& whole, const std::string& lane);

@@ -1,16 +1,16 @@
 // What: see ranks.hpp.
 // Why: see ranks.hpp.
 // Never: reads what another rank wrote.
-#include "support/ranks.hpp"
+#include "yardsticks/linear_cross_entropy/ranks.hpp"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
 
-#include "support/generate.hpp"
-#include "support/limit.hpp"
-#include "support/run.hpp"
+#include "yardsticks/linear_cross_entropy/generate.hpp"
+#include "yardsticks/linear_cross_entropy/limit.hpp"
+#include "yardsticks/linear_cross_entropy/run.hpp"
 
 namespace talea::testing {
 namespace {
@@ -26,36 +26,6 @@ Array rows(const Array& a, int64_t first, int64_t count, int64_t padding = 0) {
     for (int64_t j = 0; j < columns; ++j)
       part.set(i, j, i < count ? a.get(first + i, j) : static_cast<long double>(NAN));
   return part;
-}
-
-Tensor view(const Array& a) {
-  if (!a.present()) return {};
-  return a.at(const_cast<std::byte*>(a.block().data()), DeviceKind::cpu);
-}
-
-LinearCrossEntropyInputs inputs_of(const CaseInputs& c) {
-  return {view(c.hidden),
-          view(c.weight),
-          view(c.bias),
-          view(c.targets),
-          view(c.class_weight),
-          view(c.token_weight),
-          view(c.token_scale),
-          view(c.soft_target_ids),
-          view(c.soft_target_probs),
-          view(c.upstream),
-          view(c.upstream_lse),
-          view(c.upstream_entropy),
-          view(c.saved_lse),
-          view(c.saved_target_logprob)};
-}
-
-LinearCrossEntropyOutputs outputs_of(const Case& c, const CaseOutputs& o) {
-  return {view(o.loss),        view(o.lse),      view(o.target_logprob),
-          view(o.entropy),     view(o.argmax),   view(o.accuracy),
-          view(o.topk_values), view(o.topk_ids), view(o.topk_logprobs),
-          view(o.dx),          view(o.dw),       view(o.db),
-          c.accumulate_dw,     c.accumulate_db};
 }
 
 struct Span {
@@ -181,23 +151,14 @@ RankRun run_rank(const Case& part, const std::string& lane, const LinearCrossEnt
   LinearCrossEntropyOptions options = part.options;
   options.lane = lane;
   options.threads = 1;
-  const auto in = inputs_of(part.in);
-  const auto out = outputs_of(part, run.out);
+  const auto in = inputs_of(part.in, host_view);
+  const auto out = outputs_of(part, run.out, host_view);
   options = with_kept_limit(in, out, options, ranks);
   const auto problem = describe(in, out, options, ranks);
   std::vector<char> workspace(static_cast<size_t>(workspace_bytes(problem)), '\xff');
   run.result = linear_cross_entropy(
       in, out, options, {workspace.data(), static_cast<int64_t>(workspace.size())}, ranks);
   return run;
-}
-
-lce::ShardedCall sharded_case(const Case& whole, CaseOutputs& out, const std::string& lane,
-                              bool sequence_parallel) {
-  out = whole.out;
-  lce::ShardedCall call{inputs_of(whole.in), outputs_of(whole, out), whole.options,
-                        sequence_parallel};
-  call.options.lane = lane;
-  return call;
 }
 
 CaseOutputs run_single(const Case& whole, const std::string& lane) {

@@ -3,6 +3,8 @@
 // Never: an order that depends on threads.
 #include "ops/mamba3/cpu/turns.hpp"
 
+#include <limits>
+
 #include "device/cpu/tile_product.hpp"
 
 #undef HWY_TARGET_INCLUDE
@@ -30,7 +32,8 @@ HWY_INLINE V KeepNaN(V x, V y) { return hn::IfThenElse(hn::IsNaN(x), x, y); }
 HWY_INLINE V Exp(V x) {
   const D d;
   const V y = hn::Exp(d, hn::Min(x, hn::Set(d, 88.7228f)));
-  const V over = hn::IfThenElse(hn::Gt(x, hn::Set(d, 88.7228f)), hn::Set(d, HUGE_VALF), y);
+  const V over = hn::IfThenElse(hn::Gt(x, hn::Set(d, 88.7228f)),
+                                hn::Set(d, std::numeric_limits<float>::infinity()), y);
   return KeepNaN(x, over);
 }
 HWY_INLINE V Tanh(V x) {

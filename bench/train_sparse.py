@@ -41,7 +41,9 @@ def weights(dtype):
         "out": (HEADS * VALUE, WIDTH),
         "head": (WIDTH, VOCAB),
     }
-    made = {n: torch.randn(s) * s[0] ** -0.5 for n, s in shapes.items()}
+    # Rows of size 1, so that attention is not flat and there is something for the indexer to learn.
+    made = {n: torch.randn(s) * (1 if n in ("embed", "place") else s[0] ** -0.5)
+            for n, s in shapes.items()}  # fmt: skip
     return {n: w.to(dtype).requires_grad_() for n, w in made.items()}
 
 
@@ -60,7 +62,9 @@ def by_torch(q, kv, iq, ik, iw, sink=None):
     s = q.shape[0]
     scores = (torch.einsum("shd,kd->shk", iq, ik).relu() * iw[..., None]).sum(1)
     mask = torch.ones(s, s, dtype=torch.bool).tril()
-    chosen = scores.detach().masked_fill(~mask, -torch.inf).topk(TOP_K).indices.sort(-1).values
+    # Many scores are 0 behind the ReLU: ties to the lower index, as the contract says.
+    order = scores.detach().masked_fill(~mask, -torch.inf).sort(dim=-1, descending=True, stable=True)
+    chosen = order.indices[:, :TOP_K].sort(-1).values
     valid = mask.gather(1, chosen)
     logits = torch.einsum("shd,skd->shk", q, kv[chosen]) * DIM**-0.5
     p = logits.masked_fill(~valid[:, None], -torch.inf).softmax(-1)

@@ -63,7 +63,9 @@ def by_torch(q, kv, iq, ik, iw, sink=None):
     scores = (torch.einsum("shd,kd->shk", iq, ik).relu() * iw[..., None]).sum(1)
     mask = torch.ones(s, s, dtype=torch.bool).tril()
     # Many scores are 0 behind the ReLU: ties to the lower index, as the contract says.
-    order = scores.detach().masked_fill(~mask, -torch.inf).sort(dim=-1, descending=True, stable=True)
+    order = (
+        scores.detach().masked_fill(~mask, -torch.inf).sort(dim=-1, descending=True, stable=True)
+    )
     chosen = order.indices[:, :TOP_K].sort(-1).values
     valid = mask.gather(1, chosen)
     logits = torch.einsum("shd,skd->shk", q, kv[chosen]) * DIM**-0.5

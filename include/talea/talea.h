@@ -16,6 +16,9 @@
 /* Rises when a struct or a function of these headers changes its meaning or layout. It is also the
  * number of the shared library (libtalea.so.3) and of its symbols' version (TALEA_3). */
 #define TALEA_ABI_VERSION 3
+/* Rises when an operator of these headers computes something else for the same call: a formula, an
+ * edge case, a default. What that may be and how it is said before: docs/compatibility.md. */
+#define TALEA_CONTRACT_VERSION 1
 
 #if defined(TALEA_BUILDING)
 #define TALEA_API __attribute__((visibility("default")))

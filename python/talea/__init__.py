@@ -7,7 +7,7 @@ need PyTorch and import it on first use; `talea.arrays` needs NumPy only.
 
 import importlib
 
-from ._abi import DataError, Error, UnavailableError, UsageError, lib
+from ._abi import CONTRACT_VERSION, DataError, Error, UnavailableError, UsageError, lib
 
 __version__ = lib.talea_version().decode()
 # By name: the module that has it, and what it is called there.
@@ -29,7 +29,16 @@ _LAZY = {
         )
     },
 }  # fmt: skip
-__all__ = ["DataError", "Error", "UnavailableError", "UsageError", "lanes", "require_clean", *_LAZY]
+__all__ = [
+    "CONTRACT_VERSION",
+    "DataError",
+    "Error",
+    "UnavailableError",
+    "UsageError",
+    "lanes",
+    "require_clean",
+    *_LAZY,
+]
 
 
 def lanes() -> list[str]:

@@ -12,6 +12,7 @@ import os
 from pathlib import Path
 
 ABI_VERSION = 3
+CONTRACT_VERSION = 1  # TALEA_CONTRACT_VERSION: rises when the same call computes something else
 
 F32, BF16, F16, F64, I32, I64, F8_E4M3, U8 = range(8)
 MAX_RANK = 5

@@ -99,8 +99,9 @@ void reduce_rows(const Shape& s, const ChunkRows& c, const Panel& panel, const f
 void read_sparse(const Shape& s, const ChunkRows& c, const Panel& panel, const float* logits,
                  float* sparse_logits, RowState<double>* partial, cudaStream_t stream);
 
-// finish_chunk.cu: states and candidates lie [parts][rows]. collapse merges them to one a row (before an
-// exchange between ranks); finish writes the outputs of the rows and what their gradient needs.
+// finish_chunk.cu: states and candidates lie [parts][rows]. collapse merges them to one a row
+// (before an exchange between ranks); finish writes the outputs of the rows and what their gradient
+// needs.
 void collapse(const Shape& s, const ChunkRows& c, int64_t parts, int64_t best_parts,
               const RowState<double>* states, const Candidate<float>* best,
               RowState<double>* own_states, Candidate<float>* own_best, cudaStream_t stream);

@@ -129,7 +129,7 @@ void fill_groups(Problem& p, const Ranks& ranks) {
           p.head_begin, p.head_begin + p.heads, needed, first);
 }
 
-void fill_rest(Problem& p, const Inputs& in, const Outputs& out) {
+void fill_rest(Problem& p, const Inputs& in, const Outputs& out, bool shared_angles) {
   p.dtype = in.q.dtype;
   p.device = in.q.device;
   p.device_index = in.q.device_index;
@@ -139,8 +139,8 @@ void fill_rest(Problem& p, const Inputs& in, const Outputs& out) {
     if (*t) bits |= reinterpret_cast<uintptr_t>(t->data);
   p.alignment_bytes = int64_t{1} << std::countr_zero(bits);
   const auto without_address = [](const char*, Tensor& t) { t.data = nullptr; };
-  p.sum_angles =
-      out.d.angles && out.d.angles.rank == 4 && out.d.angles.shape[2] == 1 && p.heads != 1;
+  p.sum_angles = out.d.angles && out.d.angles.rank == 4 && out.d.angles.shape[2] == 1 &&
+                 (p.heads != 1 || shared_angles);
   p.in = in;
   p.out = out;
   for_inputs(p.in, without_address);
@@ -155,7 +155,7 @@ Problem checked(Problem p, const Inputs& in, const Outputs& out, const Ranks& ra
   fill_sizes(p, in);
   fill_pairs(p);
   fill_groups(p, ranks);
-  fill_rest(p, in, out);
+  fill_rest(p, in, out, ranks.shared_angles);
   check_presence(p, in, out);
   check_dtypes(p, in, out);
   check_shapes(p, in, out);

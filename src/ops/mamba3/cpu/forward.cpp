@@ -16,16 +16,6 @@ namespace talea::mamba3::cpu {
 using talea::cpu::lanes;
 using talea::cpu::store_row;
 
-namespace {
-
-// Element (n, p) of a state [N, P] in panels.
-int64_t in_panels(int64_t n, int64_t p, int64_t columns) {
-  const int64_t w = lanes();
-  return p / w * columns * w + n * w + p % w;
-}
-
-}  // namespace
-
 // h before the first token, with the token held over from before.
 void Worker::start_state(float* state) {
   const States& s = c_.in.initial_states;
@@ -124,6 +114,43 @@ void Worker::final_states(const float* state) {
         mutant(Mutant::m3_8_last_values_for_all) ? f.v.shape[0] - 1 : s_.row, h_, p);
 }
 
+void Worker::start(float* state, uint32_t* turns) {
+  if (state) start_state(state);
+  start_turns();
+  keep_turns(turns);
+}
+
+// Where `saved` keeps the state before the chunk, or null.
+void Worker::keep_state(int64_t chunk, const float* state, float* saved) const {
+  if (!saved || chunk % plan_.segment() != 0) return;
+  float* to = saved + chunk / plan_.segment() * p_.state_dim * p_.head_dim;
+  for (int64_t n = 0; n < p_.state_dim; ++n)
+    for (int64_t p = 0; p < p_.head_dim; ++p)
+      to[n * p_.head_dim + p] = state[in_panels(n, p, plan_.columns)];
+}
+
+void Worker::unpack(const float* kept, float* state) const {
+  std::fill_n(state, plan_.state(), 0.0f);
+  for (int64_t n = 0; n < p_.state_dim; ++n)
+    for (int64_t p = 0; p < p_.head_dim; ++p)
+      state[in_panels(n, p, plan_.columns)] = kept[n * p_.head_dim + p];
+}
+
+// The loaded chunk's.
+void Worker::finished_rows(const float* state) {
+  query();
+  scores();
+  outputs(state);
+  store_outputs();
+}
+
+void Worker::chunk_outputs(int64_t chunk, const uint32_t* turns, const float* state, float* saved) {
+  keep_state(chunk, state, saved);
+  load(chunk, turns);
+  finished_rows(state);
+  if (chunk + 1 == chunks()) final_states(state + plan_.state());
+}
+
 void Worker::forward(float* saved) {
   if (T_ == 0) return pass_through();
   const States& f = c_.out.final_states;
@@ -133,22 +160,14 @@ void Worker::forward(float* saved) {
   if (rows_wanted) start_state(state);
   start_turns();
   for (int64_t chunk = 0; chunk < chunks(); ++chunk) {
-    if (saved && chunk % plan_.segment == 0) {
-      float* to = saved + chunk / plan_.segment * p_.state_dim * p_.head_dim;
-      for (int64_t n = 0; n < p_.state_dim; ++n)
-        for (int64_t p = 0; p < p_.head_dim; ++p)
-          to[n * p_.head_dim + p] = state[in_panels(n, p, plan_.columns)];
+    keep_state(chunk, state, saved);
+    if (!rows_wanted) {
+      tokens(chunk);
+      turns(false);
+      continue;
     }
-    tokens(chunk);
-    turns(rows_wanted);
-    if (!rows_wanted) continue;
-    key_and_value();
-    if (outputs_wanted) {
-      query();
-      scores();
-      outputs(state);
-      store_outputs();
-    }
+    load(chunk, nullptr);
+    if (outputs_wanted) finished_rows(state);
     if (chunk + 1 < chunks() || f.ssm) advance(state);
   }
   final_states(state);

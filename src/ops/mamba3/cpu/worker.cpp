@@ -277,7 +277,7 @@ void Worker::pairs(const float* a, const float* b, int64_t depth, float* to) {
   }
 }
 
-// state [N, P] in panels += a^T b over the rows of the chunk; a [rows, N], b [rows, P].
+// state [N, P] in panels = a^T b over the rows of the chunk; a [rows, N], b [rows, P].
 void Worker::into_state(const float* a, const float* b, float* state) {
   TileProduct t;
   t.form = LeftForm::panel_transposed;
@@ -291,14 +291,39 @@ void Worker::into_state(const float* a, const float* b, float* state) {
   t.rows = plan_.columns;
   t.panels = plan_.values / lanes();
   t.depth = rows_;
-  t.accumulate = true;
   multiply(t);
 }
 
-void Worker::advance(float* state) {
+float Worker::summary(float* own) {
   scale_panels(m_.v, rows_, plan_.values, plan_.room, m_.key_rows, m_.scaled);
-  scale_all(state, plan_.state(), m_.left[n_ - 1]);
-  into_state(m_.k, m_.scaled, state);
+  into_state(m_.k, m_.scaled, own);
+  return m_.left[n_ - 1];
+}
+
+void Worker::advance(float* state) {
+  const float decay = summary(m_.joined);
+  join(state, decay, m_.joined, plan_.state(), state);
+}
+
+void Worker::load(int64_t chunk, const uint32_t* turns) {
+  if (turns) take_turns(turns);
+  tokens(chunk);
+  this->turns(true);
+  key_and_value();
+}
+
+void Worker::turn_sum(int64_t chunk, uint32_t* to) {
+  std::fill_n(m_.high_turn, plan_.pairs, 0u);
+  std::fill_n(m_.low_turn, plan_.pairs, 0u);
+  std::fill_n(m_.taint, plan_.pairs, 0.0f);
+  tokens(chunk);
+  turns(false);
+  keep_turns(to);
+}
+
+float Worker::chunk_summary(int64_t chunk, const uint32_t* turns, float* own) {
+  load(chunk, turns);
+  return summary(own);
 }
 
 }  // namespace talea::mamba3::cpu

@@ -9,6 +9,7 @@
 #include "core/views.hpp"
 #include "ops/mamba3/contract.hpp"
 #include "ops/mamba3/fields.hpp"
+#include "ops/mamba3/mutants.hpp"
 #include "ops/mamba3/rules.hpp"
 
 namespace talea::mamba3 {
@@ -48,6 +49,8 @@ void fill_sizes(Problem& p, const Inputs& in) {
   need("adt", in.adt, 3, 3, "[B, H, S]");
   need("dt", in.dt, 3, 3, "[B, H, S]");
   need("trap", in.trap, 3, 3, "[B, H, S]");
+  require(in.q.shape[1] != 1 || !mutant(ScanMutant::m3_11_one_token_refused), data_error,
+          "q: S = 1");
   p.rank_axis = in.q.rank == 5;
   p.batch = in.q.shape[0];
   p.tokens = in.q.shape[1];
@@ -205,8 +208,8 @@ void check_step_arguments(const StepArguments& a) {
        {std::tuple{"q", &a.in.q, 4}, std::tuple{"k", &a.in.k, 4}, std::tuple{"v", &a.in.v, 3},
         std::tuple{"z", &a.in.z, 3}, std::tuple{"adt", &a.in.adt, 2}, std::tuple{"dt", &a.in.dt, 2},
         std::tuple{"trap", &a.in.trap, 2}, std::tuple{"angles", &a.in.angles, 3}})
-    require(t->rank <= rank, data_error, "{}: shape {}: a step takes one token, without the axis S",
-            name, shape_of(*t));
+    require(t->rank <= rank || mutant(ScanMutant::m3_13_step_of_any_shape), data_error,
+            "{}: shape {}: a step takes one token, without the axis S", name, shape_of(*t));
 }
 
 }  // namespace

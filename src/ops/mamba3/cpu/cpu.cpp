@@ -9,6 +9,7 @@
 #include "ops/mamba3/cpu/run.hpp"
 #include "ops/mamba3/element.hpp"
 #include "ops/mamba3/host_outputs.hpp"
+#include "ops/mamba3/mutants.hpp"
 #include "ops/mamba3/ranks.hpp"
 
 namespace talea::mamba3 {
@@ -22,6 +23,8 @@ void Run::all() {
   if (!p_.backward()) {
     plan_.parallel ? forward_side_by_side() : forward();
   } else {
+    require(p_.tokens % plan_.tokens == 0 || !mutant(ScanMutant::m3_10_whole_chunks_in_backward),
+            ErrorKind::invalid_data, "tokens = {}: no multiple of the chunk", p_.tokens);
     std::fill_n(m_.parameters, p_.heads * parameter_count(p_), 0.0);
     plan_.parallel ? backward_side_by_side() : backward();
     store_parameters(c_, m_.parameters);
@@ -121,6 +124,10 @@ void Run::token_sums(const Sums& at, int64_t t) {
       for (int64_t h = 0; h < p_.heads; ++h)
         if (p_.group_of(h) == g)
           m.pointers[count++] = (key ? at.heads[h].dk : at.heads[h].dq) + row;
+      if (mutant(ScanMutant::m3_25_order_of_arrival)) {
+        static bool turned = false;
+        if ((turned = !turned)) std::reverse(m.pointers, m.pointers + count);
+      }
       sum_rows(m.pointers, count, R * N, m.sum);
       for (int64_t r = 0; r < R; ++r)
         store_row(m.sum + r * N, p_.state_dim, to.data, to.dtype,
@@ -184,6 +191,8 @@ std::optional<std::string> decline(const Problem& p, const DeviceFacts&) {
   if (p.device != DeviceKind::cpu)
     return "reads host memory only; the tensors are on a CUDA device";
   if (p.dtype == DType::f64) return "fp64 q: this lane multiplies in fp32";
+  if (p.backward() && p.state_dim > 128 && mutant(ScanMutant::m3_34_no_wide_backward))
+    return "N: at most 128 in backward";
   return std::nullopt;
 }
 

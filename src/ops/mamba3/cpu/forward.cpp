@@ -10,6 +10,7 @@
 #include "ops/mamba3/cpu/turns.hpp"
 #include "ops/mamba3/cpu/worker.hpp"
 #include "ops/mamba3/element.hpp"
+#include "ops/mamba3/mutants.hpp"
 
 namespace talea::mamba3::cpu {
 
@@ -20,6 +21,7 @@ using talea::cpu::store_row;
 void Worker::start_state(float* state) {
   const States& s = c_.in.initial_states;
   std::fill_n(state, plan_.state(), 0.0f);
+  if (mutant(ScanMutant::m3_23_initial_states_on_the_grid) && s_.begin % plan_.tokens != 0) return;
   if (s.ssm)
     for (int64_t p = 0; p < p_.head_dim; ++p)
       for (int64_t n = 0; n < p_.state_dim; ++n)
@@ -40,6 +42,8 @@ void Worker::scores() {
   transpose(m_.k, up16(rows_), plan_.columns, plan_.room, m_.kt);
   pairs(m_.q, m_.kt, plan_.columns, m_.scores);
   decay_matrix(m_.high, m_.low, n_, stride, m_.decay);
+  for (int64_t t = 0; mutant(ScanMutant::m3_19_masked_by_a_product) && t + 1 < n_; ++t)
+    m_.decay[(t + 1) * stride] += 0 * std::exp(m_.high[t] - m_.high[t + 1]);
   MaskJob job;
   job.tokens = n_;
   job.rank = p_.rank;
@@ -85,6 +89,8 @@ void Worker::store_outputs() {
   const bool plain = !job.norm && !job.z && !job.mimo_out && (p_.rank == 1 || !p_.reduce);
   job.out = plain ? m_.y : m_.out;
   if (!plain) finish(job);
+  for (int64_t i = 0; mutant(ScanMutant::m3_15_three_percent) && i < n_ * plan_.values; ++i)
+    job.out[i] *= 1.03f;
   const Tensor& out = c_.out.out;
   const int64_t ranks = p_.reduce ? 1 : p_.rank;
   for (int64_t i = 0; i < n_ * ranks; ++i)
@@ -99,7 +105,8 @@ void Worker::final_states(const float* state) {
   for (int64_t i = 0; i < p_.pairs; ++i) {
     const uint64_t turns = uint64_t{m_.high_turn[i]} << 32 | m_.low_turn[i];
     if (c_.final_turns) c_.final_turns[(s_.row * p_.heads + h_) * p_.pairs + i] = turns;
-    if (f.angle) set(f.angle, stored_radians(turns, true) + m_.taint[i], s_.row, h_, i);
+    const double lap = mutant(ScanMutant::m3_17_angle_without_bound) ? two_pi : 0;
+    if (f.angle) set(f.angle, stored_radians(turns, true) + lap + m_.taint[i], s_.row, h_, i);
   }
   for (int64_t p = 0; f.ssm && p < p_.head_dim; ++p)
     for (int64_t n = 0; n < p_.state_dim; ++n)

@@ -11,6 +11,7 @@
 #include "ops/mamba3/cpu/turns.hpp"
 #include "ops/mamba3/cpu/worker.hpp"
 #include "ops/mamba3/element.hpp"
+#include "ops/mamba3/mutants.hpp"
 
 namespace talea::mamba3::cpu {
 
@@ -32,7 +33,7 @@ void Worker::pair_products() {
   job.scratch = m_.scratch;
   mask(job);
   job.scale = m_.s;
-  job.same = m_.gamma;
+  job.same = mutant(ScanMutant::m3_3_one_mask_of_three) ? nullptr : m_.gamma;
   job.to = m_.w_seen;
   mask(job);
   const int64_t w = lanes();
@@ -95,6 +96,8 @@ void Worker::turn_gradients(float* dq, float* dk, bool last) {
         m_.extra[r * plan_.columns + n] = static_cast<float>(get(extra, s_.row, r, h_, n));
     job.extra = m_.extra;
   }
+  if (job.extra && mutant(ScanMutant::m3_final_key_in_decay))
+    m_.dot[n_ - 1] -= m_.extra[0] * m_.k[(rows_ - p_.rank) * lanes()];
   turn_back(job);
 }
 

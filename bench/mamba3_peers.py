@@ -136,7 +136,7 @@ def measure(name, backward, repeats):
     useful *= tokens * heads * (3 if backward else 1)
     times, ratios, memory = {n: [] for n in forms}, {n: [] for n in forms}, {}
     for i in range(repeats):
-        for n, form in (forms.items() if i % 2 else reversed(forms.items())):
+        for n, form in forms.items() if i % 2 else reversed(forms.items()):
             limit = product_ms(useful)
             begin = time.perf_counter()
             step(form, t, up, chunk, backward)

@@ -102,7 +102,9 @@ int64_t least_limit(const std::string& lane, Case c) {
 }
 
 TEST_P(ScanManners, ThreadsLimitsAndRepeatsChangeNoBit) {
-  Case c = usual(40);
+  Sizes s{1, 40, 4, 1, 16, 8, 2, 6};  // four heads a group: a sum that could have another order
+  s.rank_axis = true;
+  Case c = full_case(s, DType::f32, 5);
   chunk(c, 4);
   c.options.threads = 1;
   const Outcome first = run(lane(), c);

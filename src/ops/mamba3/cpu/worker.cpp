@@ -4,7 +4,6 @@
 #include "ops/mamba3/cpu/worker.hpp"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <cstring>
 
@@ -96,9 +95,8 @@ void Worker::tokens(int64_t chunk) {
     m_.lambda[t] = 1 / (1 + m_.lambda[t]);
     m_.other[t] = 1 / (1 + m_.other[t]);
     if (mutant(Mutant::m3_b_and_gamma_exchanged)) std::swap(m_.lambda[t], m_.other[t]);
-    float dt = m_.dt[t];
-    if (mutant(ScanMutant::m3_18_dt_rounded_forward_only))
-      dt = std::bit_cast<float>(std::bit_cast<uint32_t>(dt) & 0xffff0000u);
+    const bool rounded = mutant(ScanMutant::m3_18_dt_rounded_forward_only);
+    const float dt = rounded ? std::nearbyint(m_.dt[t] * 256) / 256 : m_.dt[t];
     m_.gamma[t] = m_.lambda[t] * dt;
     m_.b[t] = t < more ? m_.other[t] * dt : 0;
     if (t < n_) sum += m_.adt[t] <= static_cast<float>(reset_below) ? reset_below : m_.adt[t];

@@ -114,6 +114,9 @@ struct Ranks {
   int64_t head_begin = 0;
   int64_t total_heads = 0, total_groups = 0;  // 0: this rank's own are all that it needs to know
   int64_t token_begin = 0;
+  // Angles [B, S, 1, A] are those of all ranks' heads, and d_angles their sum. To be said only
+  // where no rank holds more than one head: a shape says it of several.
+  bool shared_angles = false;
   bool handshake = true;  // compare shapes, options and pieces before any work
 };
 

@@ -48,6 +48,11 @@ def apply_of(function):
     return super(torch.autograd.Function, function).apply
 
 
+def in_transform() -> bool:
+    """Inside grad, vmap, vjp or jvp of torch.func; where PyTorch does not say, it refuses itself."""
+    return transforms_active is not None and transforms_active()
+
+
 def forward_mode() -> bool:
     """Whether a tensor may carry a tangent; where PyTorch does not say: always."""
     return getattr(forward_ad, "_current_level", 0) >= 0

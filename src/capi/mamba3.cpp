@@ -62,7 +62,8 @@ void read_step(const m3::CStep* from, const m3::Inputs& inputs, m3::StepArgument
 void read_ranks(const talea_mamba3_ranks* from, Purpose purpose, Arguments& to) {
   if (!from) return;
   check_size("ranks", from);
-  require(from->reserved == 0, ErrorKind::usage, "ranks: reserved = {}: must be 0", from->reserved);
+  require(from->shared_angles == 0 || from->shared_angles == 1, ErrorKind::usage,
+          "ranks: shared_angles = {}: must be 0 or 1", from->shared_angles);
   const auto callbacks = purpose == Purpose::call ? Callbacks::needed : Callbacks::optional;
   if (from->heads) to.heads = make_communicator("ranks.heads", from->heads, callbacks);
   if (from->sequence) to.sequence = make_communicator("ranks.sequence", from->sequence, callbacks);
@@ -72,6 +73,7 @@ void read_ranks(const talea_mamba3_ranks* from, Purpose purpose, Arguments& to) 
   to.ranks.total_heads = from->total_heads;
   to.ranks.total_groups = from->total_groups;
   to.ranks.token_begin = from->token_begin;
+  to.ranks.shared_angles = from->shared_angles != 0;
   to.ranks.handshake = from->skip_handshake == 0;
 }
 

@@ -173,6 +173,8 @@ def names_lane(path: str, text: str) -> bool:
 # Functions that stand for another package's, with its parameters.
 STANDING_FOR = "python/talea/integrations/"
 MOST_POSITIONAL = 8
+# With a public way beside each name.
+PRIVATE_TORCH = "python/talea/_fast.py"
 
 
 def check_python(path: str, text: str) -> list[str]:
@@ -193,6 +195,8 @@ def check_package(root: Path) -> list[str]:
         text = file.read_text(encoding="utf-8")
         if not path.startswith(STANDING_FOR):
             found += check_python(path, text)
+        if path != PRIVATE_TORCH and re.search(r"\btorch\._(C|dynamo)\b", text):
+            found.append(f"{path}: names what PyTorch keeps private: only {PRIVATE_TORCH} may")
         if names_lane(path, re.sub(r"#[^\n]*", "", text)):
             found.append(f"{path}: types a lane's name: the table knows")
     return found

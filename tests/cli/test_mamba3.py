@@ -1,16 +1,18 @@
 # What: talea scan and --operator mamba3 from outside: values, files, layouts, ranks, refusals.
 # Why: docs/cli.md is a contract with scripts; only a run of the program can prove it.
 # Never: needs more than the standard library; the truth is a loop over tokens.
-# usage: test_mamba3.py TALEA_BINARY [unittest arguments]
+# usage: test_mamba3.py TALEA_BINARY mpi|none [unittest arguments]
 import array
 import json
 import math
 import os
 import pathlib
 import random
+import subprocess
 import sys
 import unittest
 
+MPI = sys.argv.pop(2)
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import test_cli  # noqa: E402
 
@@ -22,6 +24,8 @@ SHAPES = {
     "mimo-z": (H, R, P), "mimo-out": (H, R, P), "upstream": (B, S, H, P),
 }  # fmt: skip
 ALL = list(SHAPES)[:-1]
+MPIRUN = ["mpirun", "--allow-run-as-root", "--oversubscribe"]
+MPIRUN += ["--mca", "btl", "self,vader", "--mca", "btl_vader_single_copy_mechanism", "none"]
 
 
 def strides(shape):
@@ -225,6 +229,78 @@ class Scan(ScanCase):
 
 def made_v(problem, token):
     return problem.x["v"][token * H * P : (token + 1) * H * P]
+
+
+class Steps(ScanCase):
+    def test_steps_are_the_prefill(self):
+        names = "out,final_angle,final_ssm,final_k,final_v"
+        whole = self.tensors("--outputs", names)
+        for lane in ("cpu", "reference"):
+            made = self.tensors("--outputs", names, "--step", "--lane", lane, "--receipt", "r.json")
+            for name, (shape, values) in whole.items():
+                self.assertEqual(made[name][0], shape)
+                self.close(made[name][1], values)
+            call = json.loads(pathlib.Path(self.at("r.json")).read_text())["calls"][0]
+            self.assertEqual((call["ran"]["pass"], call["ran"]["lane"]), ("step", lane))
+        self.close(self.tensors("--step")["out"][1], whole["out"][1])
+
+    def test_steps_go_on_from_states(self):
+        names = "out,final_angle,final_ssm,final_k,final_v"
+        states = {"initial-angle": (B, H, A), "initial-ssm": (B, H, P, N),
+                  "initial-k": (B, R, H, N), "initial-v": (B, H, P)}  # fmt: skip
+        draw, flags = random.Random(5), []
+        for name, shape in states.items():
+            values = [draw.gauss(0, 1) for _ in range(math.prod(shape))]
+            test_cli.floats(self.at(name + ".npy"), shape, values)
+            flags += [f"--{name}", f"{name}.npy"]
+        whole = self.tensors(*flags, "--outputs", names)
+        made = self.tensors(*flags, "--outputs", names, "--step")
+        for name, (_, values) in whole.items():
+            self.close(made[name][1], values)
+
+    def test_refusals(self):
+        for more, words in (
+            (["--outputs", "d_q", "--upstream", "upstream.npy"], "--step"),
+            (["--ranks", "2", "--cut", "heads"], "--step"),
+        ):
+            self.assertIn(words, self.scan("--step", *more, code=2).stderr)
+
+
+class Ranks(ScanCase):
+    NAMES = "out,final_angle,final_ssm,final_k,final_v,d_q,d_k,d_v,d_dt,d_angles,d_q_bias,d_mimo_v"
+
+    def both(self, *more):
+        return self.tensors("--upstream", "upstream.npy", "--outputs", self.NAMES, *more)
+
+    def test_threads(self):
+        one = self.both()
+        for cut in ("heads", "tokens"):
+            for ranks in (2, 3, 5):
+                made = self.both("--ranks", str(ranks), "--cut", cut)
+                for name, (shape, values) in one.items():
+                    self.assertEqual(made[name][0], shape)
+                    self.close(made[name][1], values)
+
+    def test_processes(self):
+        if MPI == "none":
+            self.skipTest("built without MPI")
+        one = self.both()
+        flags = [w for n in ALL for w in (f"--{n}", f"{n}.npy")]
+        for cut in ("heads", "tokens"):
+            for ranks in (2, 3):
+                more = ["--upstream", "upstream.npy", "--outputs", self.NAMES, "--cut", cut,
+                        "--out", "m.safetensors", "--receipt", "m.json"]  # fmt: skip
+                launch = [*MPIRUN, "-n", str(ranks), test_cli.TALEA, "scan", *flags, *more]
+                done = subprocess.run(launch, cwd=self.folder.name, capture_output=True, text=True,
+                                      timeout=120)  # fmt: skip
+                self.assertEqual(done.returncode, 0, done.stderr)
+                made = test_cli.safetensors(self.at("m.safetensors"))
+                threads = self.both("--ranks", str(ranks), "--cut", cut)
+                for name, (_, values) in one.items():
+                    self.close(made[name][1], values)
+                    self.assertEqual(made[name], threads[name], name)
+                call = json.loads(pathlib.Path(self.at("m.json")).read_text())["calls"][0]
+                self.assertEqual((call["collective"], len(call["pieces"])), ("mpi", ranks))
 
 
 class Commands(ScanCase):

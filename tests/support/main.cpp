@@ -13,6 +13,7 @@
 #include "core/mutant.hpp"
 #include "device/cpu/isa.hpp"
 #include "ops/linear_cross_entropy/forced.hpp"
+#include "ops/mamba3/mutants.hpp"
 #include "ops/sparse_attention/mutants.hpp"
 #include "support/hold.hpp"
 #include "yardsticks/linear_cross_entropy/compare.hpp"
@@ -51,15 +52,21 @@ constexpr PlantedInKernels planted_in_kernels[] = {
 #undef TALEA_MUTANT_ROW
 };
 
-// An operator with a list of its own.
+// Operators with lists of their own.
+template <class Mutant>
 struct PlantedThere {
   const char* name;
   const char* text;
-  talea::sparse_attention::Mutant mutant;
+  Mutant mutant;
 };
-constexpr PlantedThere planted_there[] = {
+constexpr PlantedThere<talea::sparse_attention::Mutant> planted_there[] = {
 #define TALEA_MUTANT_ROW(name, text) {#name, text, talea::sparse_attention::Mutant::name},
     TALEA_SPARSE_ATTENTION_MUTANT_LIST(TALEA_MUTANT_ROW)
+#undef TALEA_MUTANT_ROW
+};
+constexpr PlantedThere<talea::mamba3::ScanMutant> planted_in_scan[] = {
+#define TALEA_MUTANT_ROW(name, text) {#name, text, talea::mamba3::ScanMutant::name},
+    TALEA_MAMBA3_MUTANT_LIST(TALEA_MUTANT_ROW)
 #undef TALEA_MUTANT_ROW
 };
 #endif
@@ -68,7 +75,8 @@ void list_mutants() {
 #ifdef TALEA_MUTANTS
   for (const Planted& m : planted) std::printf("%s\t%s\n", m.name, m.text);
   for (const PlantedInKernels& m : planted_in_kernels) std::printf("%s\t%s\n", m.name, m.text);
-  for (const PlantedThere& m : planted_there) std::printf("%s\t%s\n", m.name, m.text);
+  for (const auto& m : planted_there) std::printf("%s\t%s\n", m.name, m.text);
+  for (const auto& m : planted_in_scan) std::printf("%s\t%s\n", m.name, m.text);
 #endif
   for (const auto& [name, mutant] : compare_mutants)
     std::printf("%s\ta bug of the comparison itself\n", name);
@@ -81,7 +89,12 @@ bool plant(std::string_view wanted) {
       return true;
     }
 #ifdef TALEA_MUTANTS
-  for (const PlantedThere& m : planted_there)
+  for (const auto& m : planted_in_scan)
+    if (wanted == m.name) {
+      talea::mamba3::planted_mutant = m.mutant;
+      return true;
+    }
+  for (const auto& m : planted_there)
     if (wanted == m.name) {
       talea::sparse_attention::planted_mutant = m.mutant;
       return true;

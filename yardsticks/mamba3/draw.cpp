@@ -198,7 +198,9 @@ Case draw_case(const Choice& f, uint64_t seed) {
   if (f[biases] > 0) fill(c, "q_bias", other, seed);
   if (f[biases] > 1) fill(c, "k_bias", other, seed);
   c.options.head_norm = f[norm] != 0;
-  // One value a row: the norm is a sign, smooth only as far as eps makes it.
+  // One value a row: y (y^2 + eps)^(-1/2) is a step of width sqrt(eps). fp32 leaves 1e-7 of y,
+  // hence 1e-7 / sqrt(eps) of its slope, and the formula's 1 - y^2 rstd^2 leaves 6e-8 (1 + y^2 /
+  // eps). The rule's 1e-6 needs eps >= 0.01 by the one and, with y near 1, >= 0.06 by the other.
   if (c.size.P == 1) c.options.norm_eps = 0.1;
   if (f[norm] && f[projections] != 1) fill(c, "norm_weight", other, seed);
   if (f[projections] > 0) fill(c, "mimo_v", other, seed);

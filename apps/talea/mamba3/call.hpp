@@ -13,6 +13,7 @@ struct World {
   int ranks = 1;
   bool tokens = false;  // cut the tokens; else the heads
   double timeout_s = 30;
+  Communicator* processes = nullptr;  // the ranks are processes; null: threads of this one
 };
 
 struct Outputs {
@@ -38,5 +39,9 @@ struct Ran {
 
 Ran run_pass(mamba3::Pass pass, const mamba3::Inputs& in, const mamba3::Outputs& out,
              const mamba3::Options& options, const World& world = {});
+
+// Forward as steps of one token each, on states that start as the initial ones. Error(usage) for
+// packed sequences.
+Ran run_steps(const mamba3::Inputs& in, const mamba3::Outputs& out, const mamba3::Options& options);
 
 }  // namespace talea::cli::scan

@@ -7,8 +7,6 @@
 
 namespace talea::cli {
 
-bool under_mpirun();
-
 void register_scan(CLI::App& app, Context& context);
 void register_scan_check(CLI::App& app, Context& context);
 void register_scan_bench(CLI::App& app, Context& context);

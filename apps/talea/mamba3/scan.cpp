@@ -14,6 +14,7 @@
 #include "io/receipt_file.hpp"
 #include "memory.hpp"
 #include "ops/mamba3/fields.hpp"
+#include "ranks.hpp"
 #include "register.hpp"
 #include "table.hpp"
 #include "talea/ranks.hpp"
@@ -62,8 +63,8 @@ struct Flags {
   OptionFlags options;
   std::string files[std::size(file_flags)];
   std::string layout = "bsrgn", cut, outputs = "out", out, receipt;
-  int ranks = 1;
-  double timeout_s = default_rank_timeout_s;
+  RankFlags ranks;
+  bool step = false;
 };
 
 struct Read {
@@ -113,11 +114,13 @@ void check_flags(const Flags& f) {
   require(!given("--mimo-z") || given("--z"), ErrorKind::usage, "--mimo-z: needs --z, the gate");
   require(!given("--norm-weight") || f.options.head_norm, ErrorKind::usage,
           "--norm-weight: needs --head-norm");
-  require(f.ranks == 1 || !f.cut.empty(), ErrorKind::usage,
-          "--ranks {}: needs --cut heads or --cut tokens", f.ranks);
-  require(f.ranks > 1 || f.cut.empty(), ErrorKind::usage, "--cut {}: needs --ranks above 1", f.cut);
-  require(!under_mpirun(), ErrorKind::usage,
-          "talea scan under mpirun: its ranks are threads (--ranks); processes call the library");
+  require(f.ranks.ranks == 1 || !f.cut.empty(), ErrorKind::usage,
+          "--ranks {}: needs --cut heads or --cut tokens", f.ranks.ranks);
+  require(f.ranks.ranks > 1 || f.cut.empty() || under_mpirun(), ErrorKind::usage,
+          "--cut {}: needs --ranks above 1", f.cut);
+  require(!under_mpirun() || !f.cut.empty(), ErrorKind::usage,
+          "mpirun started this process: needs --cut heads or --cut tokens");
+  require(!f.step || f.cut.empty(), ErrorKind::usage, "--step: a step is not shared by ranks");
   require(f.out.empty() || f.out.ends_with(".safetensors") || f.out.starts_with("/dev/"),
           ErrorKind::usage, "--out {}: the outputs are written as .safetensors", f.out);
   std::vector<std::string> read(std::begin(f.files), std::end(f.files));
@@ -135,14 +138,15 @@ double l2(const Tensor& t) {
   return std::sqrt(sum);
 }
 
-mamba3::CallFacts call_facts(const Flags& f, const Ran& ran, const Read& read, const Outputs& out) {
+mamba3::CallFacts call_facts(const Flags& f, const Ran& ran, const Read& read, const Outputs& out,
+                             const RankWorld& world) {
   mamba3::CallFacts facts;
   facts.problem = ran.problem;
   facts.result = ran.result;
   facts.layout = f.layout;
   facts.inputs = read.facts;
   facts.pieces = ran.pieces;
-  if (f.ranks > 1) facts.collective = "threads";
+  facts.collective = world.engine();
   facts.measured_peak_extra_bytes = ran.peak_extra_bytes;
   if (memory_is_measured()) facts.measured_by = "every heap allocation of the process counted";
   facts.time = time_stats({ran.ms});
@@ -178,7 +182,10 @@ void run(Context& context, const Flags& f) {
   Receipt receipt(ReceiptKind::scan, provenance_of(context));
   const Read read = read_inputs(f);
   const Outputs out = allocate_outputs(split(f.outputs, ','), read.in, f.layout);
-  const World world{f.ranks, f.cut == "tokens", f.timeout_s};
+  require(!f.step || !out.backward, ErrorKind::usage, "--step: forms no gradient; --outputs {}",
+          f.outputs);
+  const RankWorld ranks(f.ranks);
+  const World world{ranks.size(), f.cut == "tokens", f.ranks.timeout_s, ranks.mpi()};
   std::vector<Ran> runs;
   for (const auto& [wanted, pass] : {std::pair(out.forward, mamba3::Pass::forward),
                                      std::pair(out.backward, mamba3::Pass::backward)}) {
@@ -193,10 +200,12 @@ void run(Context& context, const Flags& f) {
       views.out = {};
       views.final_states = {};
     }
-    runs.push_back(run_pass(pass, in, views, options, world));
+    runs.push_back(f.step ? run_steps(in, views, options)
+                          : run_pass(pass, in, views, options, world));
     check_interrupt();
   }
-  for (const Ran& ran : runs) receipt.call(mamba3::call_json(call_facts(f, ran, read, out)));
+  if (!ranks.speaks()) return;
+  for (const Ran& ran : runs) receipt.call(mamba3::call_json(call_facts(f, ran, read, out, ranks)));
   receipt.title("Mamba-3 scan").verdict(Verdict::not_checked);
   if (!f.out.empty()) io::write_safetensors(f.out, out.named);
   if (!f.receipt.empty()) io::write_receipt(f.receipt, receipt);
@@ -235,12 +244,15 @@ void register_scan(CLI::App& app, Context& context) {
                   "upstream and out, too")
       ->check(CLI::IsMember({"bsrgn", "bsgrn", "sbrgn"}))
       ->capture_default_str();
-  sub->add_option("--ranks", f->ranks, "ranks, as threads of this process; needs --cut")
+  sub->add_flag("--step", f->step,
+                "one step a token on a state that is handed on, as in generation; no gradients");
+  sub->add_option("--ranks", f->ranks.ranks,
+                  "ranks, as threads of this process; mpirun -n R runs them as processes")
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
   sub->add_option("--cut", f->cut, "what the ranks share")
       ->check(CLI::IsMember({"heads", "tokens"}));
-  sub->add_option("--rank-timeout", f->timeout_s, "seconds that a rank waits for the others")
+  sub->add_option("--rank-timeout", f->ranks.timeout_s, "seconds that a rank waits for the others")
       ->check(CLI::Range(1e-3, 1e6))
       ->capture_default_str();
   sub->add_option("--outputs", f->outputs,

@@ -137,7 +137,9 @@ typedef struct talea_mamba3_ranks {
   int64_t token_begin;  /* global index of this rank's first token */
   /* 1: shapes, options and pieces are not compared before the work; 0: they are, over the host. */
   int32_t skip_handshake;
-  int32_t reserved; /* 0 */
+  /* 1: angles [B, S, 1, A] are those of all ranks' heads, and d_angles their sum; to be said only
+   * where no rank holds more than one head. */
+  int32_t shared_angles;
 } talea_mamba3_ranks;
 
 /* One call. `inputs` is needed; `outputs` by forward and backward, `step` by the step; null options

@@ -271,8 +271,7 @@ def apply(config: Config, hidden, weight, bias, rest: tuple, extras: Extras = NO
 
     rest: the other TENSORS, without the last where those are None.
     """
-    transforms = _fast.transforms_active
-    if (transforms is not None and transforms()) or _fast.forward_mode():
+    if _fast.in_transform() or _fast.forward_mode():
         _refuse_transforms(hidden, weight, bias, *rest)
     if torch.is_grad_enabled() and (
         weight.requires_grad or hidden.requires_grad or (bias is not None and bias.requires_grad)
@@ -284,7 +283,7 @@ def apply(config: Config, hidden, weight, bias, rest: tuple, extras: Extras = NO
 
 
 def _refuse_transforms(*tensors) -> None:
-    if _fast.transforms_active is not None and _fast.transforms_active():
+    if _fast.in_transform():
         raise UsageError(
             "talea.linear_cross_entropy: not inside grad, vmap, vjp or jvp of torch.func "
             "(functional_call is): use torch.autograd.grad, and [..., D] for batches"

@@ -60,7 +60,7 @@ Ranks = _struct(
     "Ranks",
     ("heads", c.POINTER(_abi.Communicator)), ("sequence", c.POINTER(_abi.Communicator)),
     ("head_begin", c.c_int64), ("total_heads", c.c_int64), ("total_groups", c.c_int64),
-    ("token_begin", c.c_int64), ("skip_handshake", c.c_int32), ("reserved", c.c_int32),
+    ("token_begin", c.c_int64), ("skip_handshake", c.c_int32), ("shared_angles", c.c_int32),
 )  # fmt: skip
 Args = _struct(
     "Args", ("abi_version", c.c_int32), ("reserved", c.c_int32), ("inputs", c.POINTER(Inputs)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch.autograd import forward_ad
 
+from .. import _fast
 from .._abi import UsageError
 from . import _tensors
 from ._c import FINAL, INITIAL, SCANNED
@@ -71,7 +72,7 @@ class _Constant(torch.autograd.Function):
 
 
 def refuse_transforms(t: dict) -> None:
-    if torch._C._are_functorch_transforms_active():
+    if _fast.in_transform():
         raise UsageError(
             "talea.mamba3: not inside grad, vmap, vjp or jvp of torch.func (functional_call is): "
             "use torch.autograd.grad, and the axis B for batches"

@@ -31,6 +31,7 @@ class ScanGroups(Groups):
                 self.groups[number] = _resolve_process_group(name)
                 side = self._communicator(self.groups[number])
                 setattr(self.struct, member, c.pointer(side))
+        self.struct.shared_angles = settings.shared_angles
         if settings.heads_group:
             sizes = self._sizes(self.groups[_c.GROUP_HEADS], heads)
             self.struct.head_begin = sum(sizes[: dist.get_rank(self.groups[_c.GROUP_HEADS])])

@@ -35,6 +35,7 @@ class Settings:
     heads_group: str = ""  # names of process groups; "": a world of one
     sequence_group: str = ""
     total_groups: int = 0  # of all ranks of heads_group; 0: each holds groups of its own
+    shared_angles: bool = False  # of all ranks' heads, where no rank holds more than one
     receipt: bool = False  # keep the library's facts of the call
     build: str = ""  # of the library, in graphs that hold the size of `saved`: another may differ
 

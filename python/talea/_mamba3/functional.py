@@ -126,18 +126,20 @@ def mamba3(
     workspace_limit: int = 256 << 20,
     lane: str = "auto",
     total_groups: int = 0,
+    shared_angles: bool = False,
 ):
     """The Mamba-3 scan over S tokens: out [B, S, H, P], or a Mamba3Output with return_final.
 
     q (C), k (B) [B, S, R, G, N], or [B, S, G, N] with R = 1; v (x), z [B, S, H, P]; adt, dt fp32 and
     trap [B, H, S]; angles [B, S, H, A] or [B, S, 1, A]; biases [H, R, N]; d [H]; mimo_* [H, R, P];
     norm_weight [H, P]. R > 1 without mimo_out gives out [B, S, R, H, P]. Every floating tensor is
-    differentiable, initial and final states too. docs/mamba3/README.md says what each means.
+    differentiable, initial and final states too. docs/mamba3.md says what each means.
 
     save_states: forward keeps checkpoints for backward. main_grads: fp32 sums by parameter name, that
     backward adds to; those parameters get no gradient of their own. heads_group, sequence_group:
     ranks that share heads or tokens, pieces of any size, in rank order. total_groups: where ranks
-    read the same groups, how many there are on all of them; d_q and d_k are then summed.
+    read the same groups, how many there are on all of them; d_q and d_k are then summed. shared_angles:
+    with one head a rank, angles [B, S, 1, A] are those of all ranks' heads.
     """
     states = initial or Mamba3State()
     t = {
@@ -154,7 +156,7 @@ def mamba3(
         chunk=chunk, workspace_limit_bytes=workspace_limit, lane=lane, final=bool(return_final),
         save=bool(save_states), heads_group=heads_group.group_name if heads_group else "",
         sequence_group=sequence_group.group_name if sequence_group else "",
-        total_groups=total_groups,
+        total_groups=total_groups, shared_angles=bool(shared_angles),
         receipt=bool(return_final) and not compiling,
     )  # fmt: skip
     if compiling:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import torch
 
+from .. import _fast
 from .._abi import UsageError
 from . import _settings, _torch
 
@@ -122,7 +123,7 @@ class _Constant(torch.autograd.Function):
 
 def apply(text: str, q, kv, sink, rest, main_grad=None) -> dict:
     """By name, what the settings ask for; o and lse are differentiable in q, kv and sink."""
-    if torch._C._are_functorch_transforms_active():
+    if _fast.in_transform():
         raise UsageError(
             "talea.sparse_attention: not inside grad, vmap, vjp or jvp of torch.func: use "
             "torch.autograd.grad, and the leading dimension for batches"

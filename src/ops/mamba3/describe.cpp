@@ -9,6 +9,7 @@
 #include "core/views.hpp"
 #include "ops/mamba3/contract.hpp"
 #include "ops/mamba3/fields.hpp"
+#include "ops/mamba3/mutants.hpp"
 #include "ops/mamba3/rules.hpp"
 
 namespace talea::mamba3 {
@@ -48,6 +49,8 @@ void fill_sizes(Problem& p, const Inputs& in) {
   need("adt", in.adt, 3, 3, "[B, H, S]");
   need("dt", in.dt, 3, 3, "[B, H, S]");
   need("trap", in.trap, 3, 3, "[B, H, S]");
+  require(in.q.shape[1] != 1 || !mutant(ScanMutant::m3_11_one_token_refused), data_error,
+          "q: S = 1");
   p.rank_axis = in.q.rank == 5;
   p.batch = in.q.shape[0];
   p.tokens = in.q.shape[1];
@@ -129,7 +132,7 @@ void fill_groups(Problem& p, const Ranks& ranks) {
           p.head_begin, p.head_begin + p.heads, needed, first);
 }
 
-void fill_rest(Problem& p, const Inputs& in, const Outputs& out) {
+void fill_rest(Problem& p, const Inputs& in, const Outputs& out, bool shared_angles) {
   p.dtype = in.q.dtype;
   p.device = in.q.device;
   p.device_index = in.q.device_index;
@@ -139,8 +142,8 @@ void fill_rest(Problem& p, const Inputs& in, const Outputs& out) {
     if (*t) bits |= reinterpret_cast<uintptr_t>(t->data);
   p.alignment_bytes = int64_t{1} << std::countr_zero(bits);
   const auto without_address = [](const char*, Tensor& t) { t.data = nullptr; };
-  p.sum_angles =
-      out.d.angles && out.d.angles.rank == 4 && out.d.angles.shape[2] == 1 && p.heads != 1;
+  p.sum_angles = out.d.angles && out.d.angles.rank == 4 && out.d.angles.shape[2] == 1 &&
+                 (p.heads != 1 || shared_angles);
   p.in = in;
   p.out = out;
   for_inputs(p.in, without_address);
@@ -155,7 +158,7 @@ Problem checked(Problem p, const Inputs& in, const Outputs& out, const Ranks& ra
   fill_sizes(p, in);
   fill_pairs(p);
   fill_groups(p, ranks);
-  fill_rest(p, in, out);
+  fill_rest(p, in, out, ranks.shared_angles);
   check_presence(p, in, out);
   check_dtypes(p, in, out);
   check_shapes(p, in, out);
@@ -205,8 +208,8 @@ void check_step_arguments(const StepArguments& a) {
        {std::tuple{"q", &a.in.q, 4}, std::tuple{"k", &a.in.k, 4}, std::tuple{"v", &a.in.v, 3},
         std::tuple{"z", &a.in.z, 3}, std::tuple{"adt", &a.in.adt, 2}, std::tuple{"dt", &a.in.dt, 2},
         std::tuple{"trap", &a.in.trap, 2}, std::tuple{"angles", &a.in.angles, 3}})
-    require(t->rank <= rank, data_error, "{}: shape {}: a step takes one token, without the axis S",
-            name, shape_of(*t));
+    require(t->rank <= rank || mutant(ScanMutant::m3_13_step_of_any_shape), data_error,
+            "{}: shape {}: a step takes one token, without the axis S", name, shape_of(*t));
 }
 
 }  // namespace

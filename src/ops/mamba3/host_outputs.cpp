@@ -4,6 +4,7 @@
 #include "ops/mamba3/host_outputs.hpp"
 
 #include "ops/mamba3/element.hpp"
+#include "ops/mamba3/mutants.hpp"
 
 namespace talea::mamba3 {
 namespace {
@@ -40,6 +41,7 @@ void clear_tokens(const Call& c, int64_t batch, int64_t first, int64_t last) {
 
 void clear_padding(const Call& c, const int64_t* ends) {
   const Problem& p = c.problem;
+  if (mutant(ScanMutant::m3_padding_not_cleared) && p.backward()) return;
   if (p.pass == Pass::step) {
     for (int64_t b = 0; b < p.batch; ++b)
       if (ends[b] < 0) clear_tokens(c, b, 0, 1);

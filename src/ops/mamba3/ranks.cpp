@@ -12,6 +12,7 @@
 #include "dist/agree.hpp"
 #include "ops/mamba3/element.hpp"
 #include "ops/mamba3/fields.hpp"
+#include "ops/mamba3/mutants.hpp"
 #include "ops/mamba3/token_ranks.hpp"
 
 namespace talea::mamba3 {
@@ -138,6 +139,8 @@ class SharedHeads {
     const int64_t N = p_.state_dim, R = p_.rank, G = exchange ? p_.total_groups : p_.groups;
     const int64_t offset = exchange ? first : 0, row = R * G * N;
     Tensor block = make_tensor(m_.block, plain_of(p_), {block_tokens, R, G, N});
+    if (mutant(ScanMutant::m3_6_rows_cut_as_if_by_groups) && ranks_.rank() > 0)
+      block.stride[1] = N, block.stride[2] = R * N;
     int64_t bytes = 0;
     for (int64_t t = 0; t < p_.batch * p_.tokens; t += block_tokens) {
       const int64_t count = std::min(block_tokens, p_.batch * p_.tokens - t);

@@ -6,6 +6,7 @@
 #include "core/fail.hpp"
 #include "core/half.hpp"
 #include "ops/mamba3/contract.hpp"
+#include "ops/mamba3/mutants.hpp"
 
 namespace talea::mamba3 {
 namespace {
@@ -91,7 +92,8 @@ void read_sequences(const Call& c, int64_t* ends) {
 }
 
 Sequence sequence_of(const Problem& p, const int64_t* ends, int64_t n) {
-  if (p.pass == Pass::step) return {n, 0, 1, ends[n]};
+  if (p.pass == Pass::step)
+    return {n, 0, 1, ends[n] < 0 || !mutant(ScanMutant::m3_state_of_another_slot) ? ends[n] : n};
   if (p.packed) return {0, ends[n], ends[n + 1], n};
   return {n, 0, p.tokens, n};
 }

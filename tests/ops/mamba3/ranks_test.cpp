@@ -167,8 +167,11 @@ TEST_P(ScanRanks, HeadsInShares) {
     const Outcome plain = run("unfused", c), alone = run(lane(), c);
     const int64_t each = 6 / G;
     for (const bool replicated : {true, false})
-      for (const std::vector<int64_t>& bounds :
-           {std::vector<int64_t>{0, 3, 6}, {0, 2, 4, 6}, {0, 1, 5, 6}, {0, 0, 4, 6}}) {
+      for (const std::vector<int64_t>& bounds : {std::vector<int64_t>{0, 3, 6},
+                                                 {0, 2, 4, 6},
+                                                 {0, 1, 5, 6},
+                                                 {0, 0, 4, 6},
+                                                 {0, 1, 2, 3, 4, 5, 6}}) {
         std::vector<int64_t> groups;
         for (size_t r = 0; r + 1 < bounds.size(); ++r)
           groups.push_back(replicated ? 0 : std::min(bounds[r] / each, G - 1));
@@ -179,6 +182,7 @@ TEST_P(ScanRanks, HeadsInShares) {
           how.ranks.head_begin = bounds[at];
           how.ranks.total_heads = 6;
           how.ranks.total_groups = G;
+          how.ranks.shared_angles = s.shared_angles && ranks == 6;  // one head each
           const int64_t last = std::max(bounds[at + 1], bounds[at] + 1) - 1;
           const int64_t count = replicated ? G : last / each - groups[at] + 1;
           return heads_of(c, bounds[at], bounds[at + 1], groups[at], count);

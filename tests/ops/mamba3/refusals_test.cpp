@@ -24,6 +24,7 @@ TEST(ScanRefusals, EachSaysWhatIsWrong) {
       {"adt: dtype bf16", data, [](Case& c) { fill(c, "adt", DType::bf16, 1); }},
       {"dt: dtype fp16", data, [](Case& c) { fill(c, "dt", DType::f16, 1); }},
       {"k: dtype bf16", data, [](Case& c) { fill(c, "k", DType::bf16, 1); }},
+      {"v: dtype bf16", data, [](Case& c) { fill(c, "v", DType::bf16, 1); }},
       {"trap: dtype fp64", data, [](Case& c) { fill(c, "trap", DType::f64, 1); }},
       {"q_bias: dtype bf16", data, [](Case& c) { fill(c, "q_bias", DType::bf16, 1); }},
       {"G = 3 groups do not divide H = 4", data,
@@ -101,7 +102,9 @@ int64_t least_limit(const std::string& lane, Case c) {
 }
 
 TEST_P(ScanManners, ThreadsLimitsAndRepeatsChangeNoBit) {
-  Case c = usual(40);
+  Sizes s{1, 40, 4, 1, 16, 8, 2, 6};  // four heads a group: a sum that could have another order
+  s.rank_axis = true;
+  Case c = full_case(s, DType::f32, 5);
   chunk(c, 4);
   c.options.threads = 1;
   const Outcome first = run(lane(), c);

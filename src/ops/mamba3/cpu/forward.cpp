@@ -10,26 +10,18 @@
 #include "ops/mamba3/cpu/turns.hpp"
 #include "ops/mamba3/cpu/worker.hpp"
 #include "ops/mamba3/element.hpp"
+#include "ops/mamba3/mutants.hpp"
 
 namespace talea::mamba3::cpu {
 
 using talea::cpu::lanes;
 using talea::cpu::store_row;
 
-namespace {
-
-// Element (n, p) of a state [N, P] in panels.
-int64_t in_panels(int64_t n, int64_t p, int64_t columns) {
-  const int64_t w = lanes();
-  return p / w * columns * w + n * w + p % w;
-}
-
-}  // namespace
-
 // h before the first token, with the token held over from before.
 void Worker::start_state(float* state) {
   const States& s = c_.in.initial_states;
   std::fill_n(state, plan_.state(), 0.0f);
+  if (mutant(ScanMutant::m3_23_initial_states_on_the_grid) && s_.begin % plan_.tokens != 0) return;
   if (s.ssm)
     for (int64_t p = 0; p < p_.head_dim; ++p)
       for (int64_t n = 0; n < p_.state_dim; ++n)
@@ -50,6 +42,8 @@ void Worker::scores() {
   transpose(m_.k, up16(rows_), plan_.columns, plan_.room, m_.kt);
   pairs(m_.q, m_.kt, plan_.columns, m_.scores);
   decay_matrix(m_.high, m_.low, n_, stride, m_.decay);
+  for (int64_t t = 0; mutant(ScanMutant::m3_19_masked_by_a_product) && t + 1 < n_; ++t)
+    m_.decay[(t + 1) * stride] += 0 * std::exp(m_.high[t] - m_.high[t + 1]);
   MaskJob job;
   job.tokens = n_;
   job.rank = p_.rank;
@@ -95,6 +89,8 @@ void Worker::store_outputs() {
   const bool plain = !job.norm && !job.z && !job.mimo_out && (p_.rank == 1 || !p_.reduce);
   job.out = plain ? m_.y : m_.out;
   if (!plain) finish(job);
+  for (int64_t i = 0; mutant(ScanMutant::m3_15_three_percent) && i < n_ * plan_.values; ++i)
+    job.out[i] *= 1.03f;
   const Tensor& out = c_.out.out;
   const int64_t ranks = p_.reduce ? 1 : p_.rank;
   for (int64_t i = 0; i < n_ * ranks; ++i)
@@ -109,7 +105,8 @@ void Worker::final_states(const float* state) {
   for (int64_t i = 0; i < p_.pairs; ++i) {
     const uint64_t turns = uint64_t{m_.high_turn[i]} << 32 | m_.low_turn[i];
     if (c_.final_turns) c_.final_turns[(s_.row * p_.heads + h_) * p_.pairs + i] = turns;
-    if (f.angle) set(f.angle, stored_radians(turns, true) + m_.taint[i], s_.row, h_, i);
+    const double lap = mutant(ScanMutant::m3_17_angle_without_bound) ? two_pi : 0;
+    if (f.angle) set(f.angle, stored_radians(turns, true) + lap + m_.taint[i], s_.row, h_, i);
   }
   for (int64_t p = 0; f.ssm && p < p_.head_dim; ++p)
     for (int64_t n = 0; n < p_.state_dim; ++n)
@@ -124,6 +121,43 @@ void Worker::final_states(const float* state) {
         mutant(Mutant::m3_8_last_values_for_all) ? f.v.shape[0] - 1 : s_.row, h_, p);
 }
 
+void Worker::start(float* state, uint32_t* turns) {
+  if (state) start_state(state);
+  start_turns();
+  keep_turns(turns);
+}
+
+// Where `saved` keeps the state before the chunk, or null.
+void Worker::keep_state(int64_t chunk, const float* state, float* saved) const {
+  if (!saved || chunk % plan_.segment() != 0) return;
+  float* to = saved + chunk / plan_.segment() * p_.state_dim * p_.head_dim;
+  for (int64_t n = 0; n < p_.state_dim; ++n)
+    for (int64_t p = 0; p < p_.head_dim; ++p)
+      to[n * p_.head_dim + p] = state[in_panels(n, p, plan_.columns)];
+}
+
+void Worker::unpack(const float* kept, float* state) const {
+  std::fill_n(state, plan_.state(), 0.0f);
+  for (int64_t n = 0; n < p_.state_dim; ++n)
+    for (int64_t p = 0; p < p_.head_dim; ++p)
+      state[in_panels(n, p, plan_.columns)] = kept[n * p_.head_dim + p];
+}
+
+// The loaded chunk's.
+void Worker::finished_rows(const float* state) {
+  query();
+  scores();
+  outputs(state);
+  store_outputs();
+}
+
+void Worker::chunk_outputs(int64_t chunk, const uint32_t* turns, const float* state, float* saved) {
+  keep_state(chunk, state, saved);
+  load(chunk, turns);
+  finished_rows(state);
+  if (chunk + 1 == chunks()) final_states(state + plan_.state());
+}
+
 void Worker::forward(float* saved) {
   if (T_ == 0) return pass_through();
   const States& f = c_.out.final_states;
@@ -133,22 +167,14 @@ void Worker::forward(float* saved) {
   if (rows_wanted) start_state(state);
   start_turns();
   for (int64_t chunk = 0; chunk < chunks(); ++chunk) {
-    if (saved && chunk % plan_.segment == 0) {
-      float* to = saved + chunk / plan_.segment * p_.state_dim * p_.head_dim;
-      for (int64_t n = 0; n < p_.state_dim; ++n)
-        for (int64_t p = 0; p < p_.head_dim; ++p)
-          to[n * p_.head_dim + p] = state[in_panels(n, p, plan_.columns)];
+    keep_state(chunk, state, saved);
+    if (!rows_wanted) {
+      tokens(chunk);
+      turns(false);
+      continue;
     }
-    tokens(chunk);
-    turns(rows_wanted);
-    if (!rows_wanted) continue;
-    key_and_value();
-    if (outputs_wanted) {
-      query();
-      scores();
-      outputs(state);
-      store_outputs();
-    }
+    load(chunk, nullptr);
+    if (outputs_wanted) finished_rows(state);
     if (chunk + 1 < chunks() || f.ssm) advance(state);
   }
   final_states(state);

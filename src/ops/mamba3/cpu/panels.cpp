@@ -135,10 +135,11 @@ void PanelsOf(const float* from, int64_t rows, int64_t padded, int64_t room, flo
   SpreadRows(from, rows, 1, padded, room, nullptr, to);
 }
 
-void ScaleAll(float* x, int64_t n, float factor) {
+void Join(const float* before, float factor, const float* own, int64_t n, float* to) {
   const D d;
   const V f = hn::Set(d, factor);
-  for (int64_t i = 0; i < n; i += width) hn::Store(hn::Mul(f, hn::Load(d, x + i)), d, x + i);
+  for (int64_t i = 0; i < n; i += width)
+    hn::Store(hn::MulAdd(f, hn::Load(d, before + i), hn::Load(d, own + i)), d, to + i);
 }
 
 void SumRows(const float* const* rows, int64_t count, int64_t n, float* to) {
@@ -167,7 +168,7 @@ HWY_EXPORT(ScaleRows);
 HWY_EXPORT(ScalePanels);
 HWY_EXPORT(SpreadRows);
 HWY_EXPORT(PanelsOf);
-HWY_EXPORT(ScaleAll);
+HWY_EXPORT(Join);
 HWY_EXPORT(SumRows);
 HWY_EXPORT(AddToFp64);
 
@@ -189,7 +190,9 @@ void spread_rows(const float* from, int64_t tokens, int64_t rank, int64_t padded
 void panels_of(const float* from, int64_t rows, int64_t padded, int64_t room, float* to) {
   HWY_DYNAMIC_DISPATCH(PanelsOf)(from, rows, padded, room, to);
 }
-void scale_all(float* x, int64_t n, float factor) { HWY_DYNAMIC_DISPATCH(ScaleAll)(x, n, factor); }
+void join(const float* before, float factor, const float* own, int64_t n, float* to) {
+  HWY_DYNAMIC_DISPATCH(Join)(before, factor, own, n, to);
+}
 void sum_rows(const float* const* rows, int64_t count, int64_t n, float* to) {
   HWY_DYNAMIC_DISPATCH(SumRows)(rows, count, n, to);
 }

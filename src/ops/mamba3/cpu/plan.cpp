@@ -17,6 +17,53 @@ int64_t bytes_of(const Problem& p, const Plan& plan, bool saved) {
   return arena.bytes();
 }
 
+// Each stride so many of the next that `levels` of them reach over all chunks.
+void set_levels(Plan& plan, int levels) {
+  plan.levels = levels;
+  plan.base = 1;
+  const auto reach = [&] {
+    int64_t all = 1;
+    for (int k = 0; k < levels && all < plan.chunks; ++k) all *= plan.base;
+    return all;
+  };
+  while (reach() < plan.chunks) ++plan.base;
+  plan.stride.fill(1);
+  for (int k = levels - 2; k >= 0; --k) plan.stride[k] = plan.stride[k + 1] * plan.base;
+}
+
+// As few levels as the limit allows to a backward call on one thread, else those that need the
+// least: forward and backward agree.
+void choose_levels(Plan& plan, const Problem& p) {
+  Problem backward = p;
+  backward.pass = Pass::backward;
+  backward.sum_angles = true;
+  int least = 2;
+  int64_t least_bytes = INT64_MAX;
+  for (int levels = 2; levels <= most_levels; ++levels) {
+    set_levels(plan, levels);
+    const int64_t bytes = bytes_of(backward, plan, false);
+    if (bytes <= p.options.workspace_limit_bytes) return;
+    if (bytes < least_bytes) least = levels, least_bytes = bytes;
+  }
+  set_levels(plan, least);
+}
+
+// Chunks side by side, where heads and sequences are too few for the threads.
+void choose_schedule(Plan& plan, const Problem& p, int64_t threads, int64_t units) {
+  const Schedule wanted = p.options.schedule;
+  const bool work = p.backward() || p.out.out;
+  if (wanted == Schedule::sequential || p.pass == Pass::step || !work || plan.levels > 2) return;
+  if (wanted == Schedule::automatic && (units >= threads || plan.chunks < 2)) return;
+  Plan parallel = plan;
+  parallel.parallel = true;
+  parallel.wave = p.sequences;
+  parallel.threads = std::clamp<int64_t>(threads, 1, std::max<int64_t>(1, units * plan.segment()));
+  const int64_t limit = p.options.workspace_limit_bytes;
+  const auto over = [&] { return bytes_of(p, parallel, p.in.saved.present) > limit; };
+  while (over() && parallel.threads > 1) --parallel.threads;
+  if (!over()) plan = parallel;
+}
+
 }  // namespace
 
 Plan make_plan(const Problem& p, const DeviceFacts& device) {
@@ -33,21 +80,25 @@ Plan make_plan(const Problem& p, const DeviceFacts& device) {
   plan.turned =
       up16(std::max(plan.columns, std::max(2 * plan.pairs, p.state_dim / 2 + plan.pairs)));
   plan.chunks = (longest + plan.tokens - 1) / plan.tokens;
-  plan.segment = std::max<int64_t>(
-      1, static_cast<int64_t>(std::ceil(std::sqrt(static_cast<double>(plan.chunks)))));
-  plan.threads = p.options.threads > 0 ? p.options.threads : device.threads;
-  const int64_t sequences = p.pass == Pass::step ? p.batch : p.sequences;
-  plan.threads = std::clamp<int64_t>(plan.threads, 1, std::max<int64_t>(1, sequences * p.heads));
+  choose_levels(plan, p);
   const Gradients& d = p.out.d;
   plan.needs_y = p.options.head_norm || d.mimo_out || (p.in.z && (d.z || d.mimo_z));
+  const int64_t sequences = p.pass == Pass::step ? p.batch : p.sequences;
+  const int64_t units = sequences * p.heads;
+  const int64_t threads = p.options.threads > 0 ? p.options.threads : device.threads;
+  plan.threads = std::clamp<int64_t>(threads, 1, std::max<int64_t>(1, units));
+  choose_schedule(plan, p, threads, units);
+  if (plan.parallel) return plan;
+  const auto bytes = [&] { return bytes_of(p, plan, p.in.saved.present); };
+  while (bytes() > p.options.workspace_limit_bytes && plan.threads > 1) --plan.threads;
   if (!p.backward()) return plan;
   // As many sequences side by side as give every thread work, within the limit.
   const int64_t wanted = (4 * plan.threads + p.heads - 1) / std::max<int64_t>(p.heads, 1);
-  for (int64_t wave = 2; wave <= std::min(wanted, sequences); ++wave) {
-    Plan more = plan;
-    more.wave = wave;
-    if (bytes_of(p, more, p.in.saved.present) > p.options.workspace_limit_bytes) break;
-    plan.wave = wave;
+  for (; plan.wave < std::min(wanted, sequences); ++plan.wave) {
+    ++plan.wave;
+    const bool fits = bytes() <= p.options.workspace_limit_bytes;
+    --plan.wave;
+    if (!fits) break;
   }
   return plan;
 }
@@ -57,7 +108,7 @@ int64_t workspace_of(const Problem& p, const Plan& plan) {
 }
 
 int64_t saved_of(const Problem& p, const Plan& plan) {
-  const int64_t one = plan.tokens * plan.segment;
+  const int64_t one = plan.tokens * plan.segment();
   const int64_t states =
       p.packed ? p.tokens / one + p.sequences : p.sequences * ((p.tokens + one - 1) / one);
   return 4 * p.heads * p.head_dim * p.state_dim * states;
@@ -79,12 +130,13 @@ std::vector<ProductFact> products_of(const Problem& p, const Plan& plan) {
     return list;
   }
   product("dO V^T", 1, square * P);
-  if (plan.needs_y) product("(Q K^T) V", 1, square * P), product("Q h^T", 1, linear);
+  const double outputs = plan.parallel ? 2 : 1;
+  if (plan.needs_y) product("(Q K^T) V", outputs, square * P), product("Q h^T", outputs, linear);
   product("W K", 1, square * N), product("W^T Q", 1, square * N);
   product("(Q K^T)^T dO", 1, square * P);
   product("dO h", 1, linear), product("V E", 1, linear), product("K E^T", 1, linear);
   product("dO^T Q", 1, linear);
-  product("V^T K", p.in.saved ? 1 : 2, linear);
+  product("V^T K", p.in.saved ? plan.levels - 1 : plan.levels, linear);
   return list;
 }
 
@@ -106,6 +158,7 @@ ThreadMemory::ThreadMemory(Arena& arena, const Problem& p, const Plan& plan) {
   v = some_of(m * P), scaled = some_of(m * P);
   scores = some_of(m * m), seen = some_of(m * m);
   y = some_of(m * P), out = some_of(m * P), state = some_of(plan.state());
+  joined = some_of(plan.state());
   high_turn = arena.take<uint32_t>(A), low_turn = arena.take<uint32_t>(A), taint = some_of(A);
   scratch = some_of(std::max(2 * (N + 32), m));
   vt = o = w = w_decay = w_seen = transposed = dy = dv = dz = nullptr;
@@ -125,21 +178,28 @@ ThreadMemory::ThreadMemory(Arena& arena, const Problem& p, const Plan& plan) {
 
 HeadMemory::HeadMemory(Arena& arena, const Problem& p, const Plan& plan, bool saved) {
   const auto some_of = [&](int64_t n) { return arena.take<float>(n); };
-  const int64_t N = plan.columns, P = plan.values, A = plan.pairs;
-  gradient = some_of(plan.state());
-  states = some_of((plan.segment + 1) * plan.state());
-  checkpoints = some_of(saved ? 0 : plan.segments() * plan.state());
-  segment_turns = arena.take<uint32_t>(plan.segments() * 3 * A);
-  chunk_turns = arena.take<uint32_t>(plan.segment * 3 * A);
-  first_anchor = some_of(N), last_turn = some_of(N);
-  dq = some_of(plan.room * N), dk = some_of(plan.room * N);
-  dangle = some_of(p.sum_angles ? plan.tokens * A : 0);
-  parameters = arena.take<double>(p.rank * (2 * N + 3 * P) + P + 16);
-  pending = {0, 0, 0, 0, 0, -1};
+  const int64_t N = plan.columns, A = plan.pairs, J = plan.side_by_side();
+  const bool back = p.backward();
+  for (int k = 0; k < most_levels; ++k) {
+    const bool used = k < plan.levels && (back || k > 0);
+    const int64_t count = used ? plan.states_of(k) : 0;
+    states[k] = some_of(k == 0 && saved ? 0 : count * plan.state());
+    turns[k] = arena.take<uint32_t>(count * 3 * A);
+  }
+  gradient = some_of(back ? plan.state() : 0);
+  gradients = some_of(back && plan.parallel ? (J + 1) * plan.state() : 0);
+  decays = some_of(plan.parallel ? J : 0);
+  first_anchor = some_of(back ? N : 0), last_turn = some_of(back ? N : 0);
+  dq = some_of(back ? J * plan.room * N : 0), dk = some_of(back ? J * plan.room * N : 0);
+  dangle = some_of(back && p.sum_angles ? J * plan.tokens * A : 0);
+  sums = some_of(back && plan.parallel ? J * plan.parameters() : 0);
+  left = arena.take<ChunkLeft>(back ? J : 0);
+  parameters = arena.take<double>(back ? plan.parameters() + 16 : 0);
+  pending = {};
 }
 
 Memory::Memory(Arena& arena, const Problem& p, const Plan& plan, bool saved) {
-  const int64_t units = p.backward() ? plan.wave * p.heads : 0;
+  const int64_t units = p.backward() || plan.parallel ? plan.wave * p.heads : 0;
   ends = arena.take<int64_t>(std::max(p.sequences, p.batch) + 1);
   parameters = arena.take<double>(p.backward() ? p.heads * parameter_count(p) : 0);
   threads = arena.take<ThreadMemory>(plan.threads);

@@ -3,12 +3,16 @@
 // Never: a size that depends on the number of threads, but how many working sets there are.
 #pragma once
 
+#include <array>
+
 #include "core/arena.hpp"
 #include "ops/mamba3/contract.hpp"
 
 namespace talea::mamba3::cpu {
 
 constexpr int64_t up16(int64_t n) { return (n + 15) / 16 * 16; }
+
+constexpr int most_levels = 6;  // of checkpoints
 
 struct Plan {
   int64_t tokens = 0;   // C of a chunk
@@ -19,13 +23,23 @@ struct Plan {
   int64_t pairs = 0;    // A up to 16
   int64_t turned = 0;   // row of cosines and sines
   int64_t rank = 1;
-  int64_t segment = 1;  // J chunks
-  int64_t chunks = 0;   // of the longest sequence there could be
-  int64_t wave = 1;     // sequences whose heads go through backward side by side
+  // Backward keeps a state every stride[0] chunks of the sequence, within the one at work every
+  // stride[1], .. down to every chunk. Two levels unless the workspace limit asks for more.
+  int levels = 2;
+  int64_t base = 1;  // of the strides: each is so many of the next
+  std::array<int64_t, most_levels> stride{};
+  bool parallel = false;  // the chunks of a segment side by side
+  int64_t chunks = 0;     // of the longest sequence there could be
+  int64_t wave = 1;       // sequences whose heads go through backward side by side
   int64_t threads = 1;
   bool needs_y = false;  // backward
   int64_t state() const { return columns * values; }
-  int64_t segments() const { return (chunks + segment - 1) / segment; }
+  int64_t segment() const { return stride[0]; }  // J chunks
+  int64_t segments() const { return (chunks + segment() - 1) / segment(); }
+  // States that level k keeps; the last also has the one behind its chunks.
+  int64_t states_of(int k) const { return k == 0 ? segments() : base + (k == levels - 1 ? 1 : 0); }
+  int64_t side_by_side() const { return parallel ? segment() : 1; }
+  int64_t parameters() const { return rank * (2 * columns + 3 * values) + values; }
 };
 Plan make_plan(const Problem& p, const DeviceFacts& device);
 
@@ -47,7 +61,7 @@ struct ThreadMemory {
   float *raw, *v_raw, *z_raw;      // rows as they were loaded
   float *q, *k, *kt, *v, *scaled;  // in panels
   float *scores, *seen;            // [room, room] in panels
-  float *y, *out, *state;
+  float *y, *out, *state, *joined;
   uint32_t *high_turn, *low_turn;
   float* taint;
   float* scratch;
@@ -57,21 +71,35 @@ struct ThreadMemory {
   const float** pointers;
 };
 
-// What one head of one sequence keeps between the chunks of backward.
+// Of a token whose gradients wait for those of the chunk before.
+struct Pending {
+  double ddt = 0, dgamma = 0;
+  float lambda = 0, other = 0, dt = 0;
+  int64_t token = -1;  // none
+};
+
+// What the gradients of one chunk leave for its head.
+struct ChunkLeft {
+  Pending first;
+  float last_ds = 0;
+  double skip = 0;
+};
+
+// What one head of one sequence keeps between its chunks: in backward, and where chunks are worked
+// off side by side.
 struct HeadMemory {
   HeadMemory() = default;
   HeadMemory(Arena& arena, const Problem& p, const Plan& plan, bool saved);
 
-  float *gradient, *states, *checkpoints;  // [N, P] in panels; J + 1; one a segment
-  uint32_t *segment_turns, *chunk_turns;   // 3 A numbers each: high, low, taint
-  float *first_anchor, *last_turn;         // [N]
-  float *dq, *dk, *dangle;
+  float* states[most_levels];    // [N, P] in panels each; of level 0 none where `saved` has them
+  uint32_t* turns[most_levels];  // beside each state 3 A numbers: high, low, taint
+  float *gradient, *gradients;   // behind the chunk at work; of a segment, where it is side by side
+  float* decays;                 // [J]
+  float *first_anchor, *last_turn;  // [N]
+  float *dq, *dk, *dangle, *sums;   // of each chunk that is side by side
+  ChunkLeft* left;
   double* parameters;
-  struct Pending {
-    double ddt, dgamma;
-    float lambda, other, dt;
-    int64_t token;  // -1: none
-  } pending;
+  Pending pending;
 };
 
 struct Memory {

@@ -80,7 +80,8 @@ void scale_panels(const float* from, int64_t rows, int64_t columns, int64_t room
 void spread_rows(const float* from, int64_t tokens, int64_t rank, int64_t padded, int64_t room,
                  const float* factor, float* to);
 void panels_of(const float* from, int64_t rows, int64_t padded, int64_t room, float* to);
-void scale_all(float* x, int64_t n, float factor);
+// to = factor before + own: how a state passes a chunk. `to` may be `before` or `own`.
+void join(const float* before, float factor, const float* own, int64_t n, float* to);
 
 // Of two states [N, P] in panels: sum of products, and for each column n of a pair the sum over P
 // of h_u e_w (column u), h_w e_u (column w); 0 in columns of no pair. `turn` has N numbers.

@@ -12,6 +12,7 @@
 #include "device/cpu/tile_product.hpp"
 #include "ops/mamba3/cpu/turns.hpp"
 #include "ops/mamba3/element.hpp"
+#include "ops/mamba3/mutants.hpp"
 
 namespace talea::mamba3::cpu {
 
@@ -23,7 +24,11 @@ using talea::cpu::TileProduct;
 
 void Worker::load_rows(const Tensor& t, int64_t first, int64_t stride_rows, int64_t rows,
                        int64_t stride, int64_t n, int64_t padded, float* to, int64_t ranks) {
+  if (mutant(ScanMutant::m3_26_rows_as_if_dense) && rows > 1 && stride == 1 && t.rank == 5)
+    stride_rows = t.shape[2] * t.shape[3] * t.shape[4];
   for (int64_t i = 0; i < rows; ++i, to += ranks * padded) {
+    if (mutant(ScanMutant::m3_27_offset_32_bit))
+      first = static_cast<int32_t>(first), stride_rows = static_cast<int32_t>(stride_rows);
     load_row(t.data, t.dtype, first + i * stride_rows, stride, n, to);
     std::fill(to + n, to + padded, 0.0f);
   }
@@ -42,8 +47,12 @@ void Worker::begin(const Sequence& sequence, int64_t head) {
   s_ = sequence;
   h_ = head;
   g_ = p_.group_of(head);
+  if (mutant(ScanMutant::m3_14_groups_as_heads_in_a_step) && p_.pass == Pass::step)
+    g_ = head % std::max<int64_t>(p_.groups, 1);
   if (mutant(Mutant::m3_1_groups_as_heads)) g_ = head % std::max<int64_t>(p_.groups, 1);
-  T_ = sequence.tokens();
+  if (mutant(ScanMutant::m3_21_rows_behind_the_end) && s_.end < p_.tokens && !p_.backward())
+    ++s_.end;
+  T_ = s_.tokens();
   const Inputs& in = c_.in;
   const int64_t N = p_.state_dim, P = p_.head_dim;
   load_parameter(in.q_bias, N, plan_.columns, m_.q_bias);
@@ -59,6 +68,11 @@ void Worker::begin(const Sequence& sequence, int64_t head) {
 void Worker::tokens(int64_t chunk) {
   first_ = chunk * plan_.tokens;
   n_ = std::min(plan_.tokens, T_ - first_);
+  if (mutant(ScanMutant::m3_24_grid_over_the_pack)) {
+    const int64_t into = s_.begin % plan_.tokens;  // the last of its chunks is lost, too
+    first_ = std::max<int64_t>(0, first_ - into);
+    n_ = std::min((chunk + 1) * plan_.tokens - into, T_) - first_;
+  }
   rows_ = n_ * p_.rank;
   const int64_t behind = mutant(Mutant::m3_b_of_the_next_sequence) ? p_.tokens - s_.end : 0;
   const int64_t more = std::min(n_ + 1, T_ - first_ + behind), room = up16(plan_.tokens + 1);
@@ -81,8 +95,10 @@ void Worker::tokens(int64_t chunk) {
     m_.lambda[t] = 1 / (1 + m_.lambda[t]);
     m_.other[t] = 1 / (1 + m_.other[t]);
     if (mutant(Mutant::m3_b_and_gamma_exchanged)) std::swap(m_.lambda[t], m_.other[t]);
-    m_.gamma[t] = m_.lambda[t] * m_.dt[t];
-    m_.b[t] = t < more ? m_.other[t] * m_.dt[t] : 0;
+    const bool rounded = mutant(ScanMutant::m3_18_dt_rounded_forward_only);
+    const float dt = rounded ? std::nearbyint(m_.dt[t] * 256) / 256 : m_.dt[t];
+    m_.gamma[t] = m_.lambda[t] * dt;
+    m_.b[t] = t < more ? m_.other[t] * dt : 0;
     if (t < n_) sum += m_.adt[t] <= static_cast<float>(reset_below) ? reset_below : m_.adt[t];
     m_.high[t] = static_cast<float>(sum);
     m_.low[t] = std::isfinite(m_.high[t]) ? static_cast<float>(sum - m_.high[t]) : 0;
@@ -95,6 +111,8 @@ void Worker::tokens(int64_t chunk) {
   }
   exp_row(m_.left, room, m_.left);
   exp_row(m_.some, room, m_.right);
+  for (int64_t t = 0; mutant(ScanMutant::m3_divided_by_its_decay) && t < n_; ++t)
+    m_.right[t] = m_.left[n_ - 1] / m_.left[t];
   for (int64_t i = 0; i < rows_; ++i) {
     const int64_t t = i / p_.rank;
     m_.left_rows[i] = m_.left[t];
@@ -277,7 +295,7 @@ void Worker::pairs(const float* a, const float* b, int64_t depth, float* to) {
   }
 }
 
-// state [N, P] in panels += a^T b over the rows of the chunk; a [rows, N], b [rows, P].
+// state [N, P] in panels = a^T b over the rows of the chunk; a [rows, N], b [rows, P].
 void Worker::into_state(const float* a, const float* b, float* state) {
   TileProduct t;
   t.form = LeftForm::panel_transposed;
@@ -291,14 +309,39 @@ void Worker::into_state(const float* a, const float* b, float* state) {
   t.rows = plan_.columns;
   t.panels = plan_.values / lanes();
   t.depth = rows_;
-  t.accumulate = true;
   multiply(t);
 }
 
-void Worker::advance(float* state) {
+float Worker::summary(float* own) {
   scale_panels(m_.v, rows_, plan_.values, plan_.room, m_.key_rows, m_.scaled);
-  scale_all(state, plan_.state(), m_.left[n_ - 1]);
-  into_state(m_.k, m_.scaled, state);
+  into_state(m_.k, m_.scaled, own);
+  return m_.left[n_ - 1];
+}
+
+void Worker::advance(float* state) {
+  const float decay = summary(m_.joined);
+  join(state, decay, m_.joined, plan_.state(), state);
+}
+
+void Worker::load(int64_t chunk, const uint32_t* turns) {
+  if (turns) take_turns(turns);
+  tokens(chunk);
+  this->turns(true);
+  key_and_value();
+}
+
+void Worker::turn_sum(int64_t chunk, uint32_t* to) {
+  std::fill_n(m_.high_turn, plan_.pairs, 0u);
+  std::fill_n(m_.low_turn, plan_.pairs, 0u);
+  std::fill_n(m_.taint, plan_.pairs, 0.0f);
+  tokens(chunk);
+  turns(false);
+  keep_turns(to);
+}
+
+float Worker::chunk_summary(int64_t chunk, const uint32_t* turns, float* own) {
+  load(chunk, turns);
+  return summary(own);
 }
 
 }  // namespace talea::mamba3::cpu

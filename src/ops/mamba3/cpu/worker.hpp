@@ -3,10 +3,17 @@
 // Never: waits for another thread.
 #pragma once
 
+#include "device/cpu/tile_product.hpp"
 #include "ops/mamba3/cpu/plan.hpp"
 #include "ops/mamba3/cpu/rows.hpp"
 
 namespace talea::mamba3::cpu {
+
+// Element (n, p) of a state [N, P] in panels.
+inline int64_t in_panels(int64_t n, int64_t p, int64_t columns) {
+  const int64_t w = talea::cpu::lanes();
+  return p / w * columns * w + n * w + p % w;
+}
 
 class Worker {
  public:
@@ -20,13 +27,32 @@ class Worker {
   // All of forward. `saved`: this head's checkpoints [segments, N, P], or null.
   void forward(float* saved);
 
-  // Backward: turns (and, but for `from`, states) at each segment's start.
+  // Backward: turns (and, but for `from`, states) at each segment's start; those of each level
+  // below, from `chunk`, where one of the level above lies.
   void checkpoints(HeadMemory& u, const float* from);
-  void segment_states(HeadMemory& u, int64_t segment, const float* from);
+  void block_states(HeadMemory& u, int level, int64_t chunk, const float* from);
   void start_gradients(HeadMemory& u);
-  void chunk_gradients(HeadMemory& u, int64_t chunk);
+  void chunk_gradients(HeadMemory& u, int64_t chunk);  // the last chunk first
   void end_gradients(HeadMemory& u);
   void pass_through();
+
+  // The same in steps, for chunks side by side. `turns`: as kept before the chunk.
+  void start(float* state, uint32_t* turns);
+  void turn_sum(int64_t chunk, uint32_t* to);
+  float chunk_summary(int64_t chunk, const uint32_t* turns, float* own);  // gives its decay
+  void chunk_outputs(int64_t chunk, const uint32_t* turns, const float* state, float* saved);
+  void start_back(HeadMemory& u);
+  void unpack(const float* kept, float* state) const;  // [N, P] as `saved` has it
+  struct ChunkAt {
+    int64_t chunk, slot;
+    const uint32_t* turns;
+    const float *state, *gradient;  // before and, one further, behind the chunk; behind it
+  };
+  float gradient_summary(const ChunkAt& at, float* own);  // gives the chunk's decay
+  void find_ends(HeadMemory& u, const ChunkAt& last);
+  void gradients_of(HeadMemory& u, const ChunkAt& at);
+  void close_chunk(HeadMemory& u, int64_t slot, const float* sums);
+  const float* sums() const { return m_.parameters; }
 
  private:
   // What of a chunk is loaded.
@@ -38,23 +64,32 @@ class Worker {
   void start_turns();
   void keep_turns(uint32_t* to) const;
   void take_turns(const uint32_t* from);
-  void advance(float* state);        // over the loaded chunk
+  float summary(float* own);   // T of the loaded chunk; gives its decay
+  void advance(float* state);  // over the loaded chunk
+  void load(int64_t chunk, const uint32_t* turns);
+  void chunk_back(HeadMemory& u, const ChunkAt& at, bool find_last);
+  float* rows_of(float* rows, int64_t slot) const {
+    return rows + slot * plan_.room * plan_.columns;
+  }
   void scores();                     // Q K^T, decays, what each row sees
   void outputs(const float* state);  // y
   void store_outputs();
+  void finished_rows(const float* state);  // of the loaded chunk: y to out
+  void keep_state(int64_t chunk, const float* state, float* saved) const;
   void final_states(const float* state);
   // gradients, in the order in which a chunk is worked off
   void upstream(const float* state);  // dy, in panels o
   void pair_products();               // W and what follows from it alone
-  void query_gradients(HeadMemory& u, const float* state);
-  void key_gradients(HeadMemory& u);
-  void value_gradients(HeadMemory& u);
+  void query_gradients(const ChunkAt& at, float* dq);
+  void key_gradients(const ChunkAt& at, float* dk);
+  void value_gradients(const ChunkAt& at);
+  void anchor_turns(const ChunkAt& at);
+  float gradient_summary(float* own);
   void last_turns(HeadMemory& u);
-  void turn_gradients(HeadMemory& u, bool last);
-  void token_gradients(HeadMemory& u, double energy);
-  void store_token(int64_t token, const HeadMemory::Pending& p, double db);
-  void store_values(HeadMemory& u);
-  void advance_gradient(HeadMemory& u);
+  void turn_gradients(float* dq, float* dk, bool last);
+  void token_gradients(HeadMemory& u, int64_t slot);
+  void store_token(const Pending& p, double db);
+  void store_values();
   void first_pair(int64_t i, int64_t& u, int64_t& w) const;
   Rotation rotation() const;
 
@@ -78,7 +113,7 @@ class Worker {
   int64_t h_ = 0, g_ = 0, T_ = 0;
   int64_t first_ = 0, n_ = 0, rows_ = 0;  // of the loaded chunk: first token, tokens, rows
   float skip_ = 0;
-  double sum_skip_ = 0;
+  double sum_skip_ = 0, energy_ = 0;
 };
 
 }  // namespace talea::mamba3::cpu

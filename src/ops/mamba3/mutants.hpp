@@ -1,0 +1,51 @@
+// What: planted bugs of the scan that its tests must kill, one switch a class of bug.
+// Why: as core/mutant.hpp, whose list has the first of them; a new bug here rebuilds only the scan.
+// Never: present in a normal build: without TALEA_MUTANTS every switch is a constant false.
+#pragma once
+
+#include <cstdint>
+
+namespace talea::mamba3 {
+
+// The numbers are those of the museum of known bugs (docs/museum.md).
+#define TALEA_MAMBA3_MUTANT_LIST(X)                                                          \
+  X(m3_3_one_mask_of_three, "the product of dq is masked apart, without the same token")     \
+  X(m3_6_rows_cut_as_if_by_groups, "summed rows of (r, g) are put where (g, r) has them")    \
+  X(m3_10_whole_chunks_in_backward, "backward takes whole chunks only")                      \
+  X(m3_11_one_token_refused, "a sequence of one token is an error")                          \
+  X(m3_13_step_of_any_shape, "a step takes tensors with an axis of tokens")                  \
+  X(m3_14_groups_as_heads_in_a_step, "a step reads the groups in turn")                      \
+  X(m3_15_three_percent, "outputs are off by three percent")                                 \
+  X(m3_17_angle_without_bound, "the angle handed on is not reduced")                         \
+  X(m3_18_dt_rounded_forward_only, "dt is rounded to bf16 in gamma and b, not in gradients") \
+  X(m3_19_masked_by_a_product, "decays of masked pairs are multiplied by 0, not left out")   \
+  X(m3_21_rows_behind_the_end, "a sequence reads a row of the next one")                     \
+  X(m3_23_initial_states_on_the_grid, "initial states count only where a chunk begins")      \
+  X(m3_24_grid_over_the_pack, "chunks are laid over the pack, not over each sequence")       \
+  X(m3_25_order_of_arrival, "rows of a group are summed in an order that changes")           \
+  X(m3_26_rows_as_if_dense, "a slice is read as if its rows lay side by side")               \
+  X(m3_27_offset_32_bit, "the offset of a row is cut to 32 bits")                            \
+  X(m3_32_any_dtype, "an input of another dtype passes")                                     \
+  X(m3_34_no_wide_backward, "backward declines wide heads")                                  \
+  X(m3_final_key_in_decay, "the gradient of the final key counts among those of the decays") \
+  X(m3_divided_by_its_decay, "what is left of a key comes from a quotient of decays")        \
+  X(m3_state_of_another_slot, "a step updates the row of its number, not of its slot")       \
+  X(m3_padding_not_cleared, "gradients of padding are left as they were")
+
+enum class ScanMutant : int32_t {
+  off = 0,
+#define TALEA_MAMBA3_MUTANT_ENUM(name, text) name,
+  TALEA_MAMBA3_MUTANT_LIST(TALEA_MAMBA3_MUTANT_ENUM)
+#undef TALEA_MAMBA3_MUTANT_ENUM
+};
+
+#ifndef TALEA_MUTANTS
+constexpr bool mutant(ScanMutant) { return false; }
+#else
+inline ScanMutant planted_mutant = ScanMutant::off;  // set by the test program before any call
+inline bool mutant(ScanMutant m) { return planted_mutant == m; }
+#endif
+// Beside the switches of the common list.
+using talea::mutant;
+
+}  // namespace talea::mamba3

@@ -2,7 +2,7 @@
 Why: gradients that are right in a test must also be right after 500 updates.
 Never: a gate that is not written into the receipt; twice the noise of one ulp is the limit.
 
-    python bench/mamba3_train.py --text README.md docs/*.md --receipt receipts/train/mamba3.json
+    python bench/mamba3_train.py --text README.md docs/*.md --receipt receipts/mamba3/train.json
 """
 
 from __future__ import annotations

@@ -1,8 +1,12 @@
 # What: runs the MPI test program in worlds of several sizes, and in worlds with one bad rank.
 # Why: a fault is a matter of whole processes; only their launcher can see that none hangs.
 # Never: leaves a process behind.
+import contextlib
+import os
+import pathlib
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -29,18 +33,43 @@ def mpirun(program, ranks, *arguments, limit_s, expected=0):
         start_new_session=True,
     )
     # The launcher waits for ever for a stopped rank: it is ended once everybody has spoken.
-    timer = threading.Timer(limit_s, job.terminate)
+    timer = threading.Timer(limit_s, end, (job,))
     timer.start()
     lines = []
     for line in job.stdout:
         lines.append(line.rstrip())
         if expected and sum(1 for said in lines if said.startswith("survivor ")) == expected:
-            job.terminate()  # mpirun ends its processes, stopped ones included
+            end(job)
             break
     lines += [line.rstrip() for line in job.stdout]
     code = job.wait()
     timer.cancel()
     return code, lines
+
+
+def end(job):
+    """Asks the launcher to end its processes, stopped ones included; Open MPI 5 may not answer."""
+    ranks = descendants(job.pid)
+    job.terminate()
+    try:
+        job.wait(3)
+    except subprocess.TimeoutExpired:
+        job.kill()
+        for pid in ranks:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def descendants(pid):
+    children = {}
+    for stat in pathlib.Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has ended since
+            parent = int(stat.read_text().rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(stat.parent.name))
+    found = [pid]
+    for one in found:
+        found += children.get(one, [])
+    return found[1:]
 
 
 def matrix(program, ranks):

@@ -19,6 +19,8 @@ import test_cli  # noqa: E402
 
 TOKENS, HIDDEN, VOCAB = 24, 5, 37
 MPIRUN = ["mpirun", "--allow-run-as-root", "--oversubscribe"]
+# With recovery and to the end: neither a rank that is killed nor one that fails ends the others.
+RECOVERY = ["--enable-recovery", "--continuous"]
 MPIRUN += ["--mca", "btl", "self,vader", "--mca", "btl_vader_single_copy_mechanism", "none"]
 
 
@@ -208,7 +210,7 @@ class Processes(Ranks):
             if [ "$OMPI_COMM_WORLD_RANK" = 2 ]; then sleep 6; else "$@"; echo "exit $?"; fi
         """
         us = ["-n", "3", "sh", "-c", say, "sh", TALEA, *self.command("--rank-timeout", "1.5")]
-        done = self.mpirun(["--enable-recovery", *us], 0)
+        done = self.mpirun([*RECOVERY, *us], 0)
         self.assertEqual(done.stdout.count("exit 4"), 2, done.stdout + done.stderr)
         self.assertEqual(done.stderr.count("talea: rank 2: "), 2, done.stderr)
 
@@ -229,7 +231,7 @@ class Processes(Ranks):
             for command in (train, check):
                 us = ["-n", "3", "env", f"SIGNAL={signal}", "sh", "-c", bad, "sh", TALEA]
                 quiet = ["--quiet", "--rank-timeout", "1"]
-                done = self.mpirun(["--enable-recovery", *us, *command, *quiet], 0)
+                done = self.mpirun([*RECOVERY, *us, *command, *quiet], 0)
                 for rank in (0, 2):
                     self.assertIn(f"rank {rank} exit 4\n", done.stdout + "\n", done.stderr)
                 self.assertEqual(done.stderr.count("talea: rank 1: did not arrive"), 2, done.stderr)

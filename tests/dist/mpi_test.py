@@ -21,7 +21,8 @@ RANKS = 3
 
 def mpirun(program, ranks, *arguments, limit_s, expected=0):
     # Recovery keeps the launcher from killing the survivors before they can say what they saw.
-    command = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--enable-recovery"]
+    command = ["mpirun", "--allow-run-as-root", "--oversubscribe"]
+    command += ["--enable-recovery", "--continuous"]
     command += ["--mca", "btl", "self,vader", "--mca", "btl_vader_single_copy_mechanism", "none"]
     command += ["-n", str(ranks), program, *map(str, arguments)]
     job = subprocess.Popen(

@@ -78,9 +78,7 @@ std::string judge_tensor(const Case& c, const std::string& name, const std::vect
   }
   const double n = static_cast<double>(std::max<size_t>(truth.size(), 1));
   const double near = wide ? 1e-6 : 1e-4;
-  // A head norm is steep where a row is near zero: what plain fp32 loses there, twice.
-  double l2 = y.l2;
-  if (wide) l2 = c.options.head_norm ? std::max(2e-6, 2 * y.l2) : 2e-6;
+  double l2 = wide ? 2e-6 : y.l2;
   l2 *= 1 + 3 / std::sqrt(n);
   if (!is_row_output(name)) l2 *= 1.25;
   // Angles and handed rows are one rounding of what the yardstick stores as well.

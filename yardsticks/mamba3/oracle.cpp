@@ -9,6 +9,7 @@ namespace talea::yardsticks::mamba3 {
 namespace {
 
 using Row = std::vector<double>;
+constexpr double fp32_unit = 0x1p-23;
 constexpr double pi = 3.14159265358979323846;
 const char* const state_names[] = {"angle", "ssm", "k", "v"};
 
@@ -21,10 +22,12 @@ size_t index(int64_t i) { return static_cast<size_t>(i); }
 // One head of one sequence.
 class Head {
  public:
+  // `shaken`: each y is moved by a rounding of the terms that it sums.
   Head(const Case& c, Values& answers, int64_t sequence, int64_t batch, int64_t first, int64_t last,
-       int64_t head)
+       int64_t head, bool shaken)
       : c_(c),
         to_(answers),
+        shaken_(shaken),
         s_(c.size),
         n_(sequence),
         b_(batch),
@@ -161,10 +164,13 @@ class Head {
       Row y(index(s_.R * s_.P));
       for (int64_t r = 0; r < s_.R; ++r)
         for (int64_t p = 0; p < s_.P; ++p) {
-          double sum = in("d", 0, h_) * v_[index(t)][index(r * s_.P + p)];
-          for (int64_t n = 0; n < s_.N; ++n)
-            sum += h[index(p * s_.N + n)] * q_[index(t)][index(r * s_.N + n)];
-          y[index(r * s_.P + p)] = sum;
+          double sum = in("d", 0, h_) * v_[index(t)][index(r * s_.P + p)], terms = std::abs(sum);
+          for (int64_t n = 0; n < s_.N; ++n) {
+            const double term = h[index(p * s_.N + n)] * q_[index(t)][index(r * s_.N + n)];
+            sum += term;
+            terms += std::abs(term);
+          }
+          y[index(r * s_.P + p)] = sum + (shaken_ ? sign() * fp32_unit * terms : 0);
         }
       y_.push_back(y);
     }
@@ -178,6 +184,11 @@ class Head {
         put("final_k", key(r, n), k_[index(T_ - 1)][index(r * s_.N + n)]);
     for (int64_t p = 0; p < s_.P; ++p)
       put("final_v", state(p, s_.P), in("v", 0, token(T_ - 1) * s_.P + p));
+  }
+
+  double sign() {  // a fixed sequence
+    random_ = random_ * 6364136223846793005u + 1442695040888963407u;
+    return random_ >> 63 ? 1 : -1;
   }
 
   double scale_of(const Row& y, int64_t r) const {  // 1 / rms
@@ -380,6 +391,8 @@ class Head {
 
   const Case& c_;
   Values& to_;
+  const bool shaken_;
+  uint64_t random_ = 1;
   const Sizes& s_;
   const int64_t n_, b_, lo_, h_, g_, T_;
   double decay_noise_ = 0;
@@ -387,19 +400,22 @@ class Head {
   std::vector<Row> q_, k_, v_, y_, before_, after_;
 };
 
+bool backward_of(const Case& c) {
+  bool backward = c.has("d_out");
+  for (const char* state : state_names)
+    backward = backward || c.has(std::string("d_final_") + state);
+  return backward;
+}
+
 void make_room(const Case& c, const std::string& name, Values& answers) {
   int64_t n = 1;
   for (const int64_t e : shape_of(c, name)) n *= e;
   answers[name].assign(index(n), 0);
 }
 
-}  // namespace
-
-Values oracle(const Case& c) {
+Values answers_of(const Case& c, bool shaken) {
   Values answers;
-  bool backward = c.has("d_out");
-  for (const char* state : state_names)
-    backward = backward || c.has(std::string("d_final_") + state);
+  const bool backward = backward_of(c);
   for (const std::string& name : forward_outputs(c)) make_room(c, name, answers);
   if (backward)
     for (const std::string& name : backward_outputs(c)) {
@@ -412,8 +428,26 @@ Values oracle(const Case& c) {
     const bool packed = c.has("cu_seqlens");
     for (int64_t h = 0; h < c.size.H; ++h)
       Head(c, answers, n, packed ? 0 : n, packed ? c.cu[index(n)] : 0,
-           packed ? c.cu[index(n + 1)] : c.size.S, h)
+           packed ? c.cu[index(n + 1)] : c.size.S, h, shaken)
           .run(backward);
+  }
+  return answers;
+}
+
+}  // namespace
+
+Values oracle(const Case& c) {
+  Values answers = answers_of(c, false);
+  if (!c.options.head_norm) return answers;
+  // The norm of a row near zero magnifies what fp32 leaves of its sums: by so much.
+  for (const auto& [name, shaken] : answers_of(c, true)) {
+    if (name.rfind("noise:", 0) == 0) continue;
+    std::vector<double>& noise = answers["noise:" + name];
+    noise.resize(shaken.size());
+    for (size_t i = 0; i < shaken.size(); ++i) {
+      const double moved = std::abs(shaken[i] - answers.at(name)[i]);
+      if (moved > 0) noise[i] += moved / fp32_unit;  // not where the truth is NaN or infinite
+    }
   }
   return answers;
 }

@@ -13,8 +13,8 @@ using Values = std::map<std::string, std::vector<double>>;
 // Every output of forward and every gradient of the case, row-major in the shapes of shape_of().
 // Backward where the case has d_out or a d_final_*. "noise:d_angles" (adt, dt, trap, initial_angle
 // alike): how large the terms are whose sum each element is; what cancels leaves roundings of that
-// size
-// (docs/decisions/0030-what-turns-leave.md).
+// size (docs/decisions/0030-what-turns-leave.md). With a head norm, "noise:" of every output gains
+// how far it moves, in units of 2^-23, when each y moves by 2^-23 of the terms that it sums.
 Values oracle(const Case& c);
 
 }  // namespace talea::yardsticks::mamba3

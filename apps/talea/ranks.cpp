@@ -31,7 +31,7 @@ Launcher launcher() {
   }
   const char *job = std::getenv("OMPI_MCA_orte_hnp_uri"),
              *here = std::getenv("OMPI_COMM_WORLD_LOCAL_SIZE");
-  if (!job) job = std::getenv("PMIX_NAMESPACE");  // OpenMPI 5
+  if (!job) job = std::getenv("PMIX_NAMESPACE");              // OpenMPI 5
   if (job && here && std::atoi(here) == l.size) l.job = job;  // one host: all see the folder
   return l;
 }

@@ -59,6 +59,9 @@ int run_fault(const std::string& kind, int culprit, double timeout_s,
         std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     std::printf("survivor %d after %.3f s, kind %d: %s\n", rank, took, static_cast<int>(e.kind()),
                 e.what());
+    std::fflush(stdout);
+    // Open MPI 5 ends the others when one leaves: not before they have spoken too.
+    std::this_thread::sleep_for(std::chrono::milliseconds(500));
     leave(static_cast<int>(e.kind()));
   };
   try {

@@ -56,8 +56,9 @@ struct World {
 };
 
 TEST_P(AttentionRanksBoth, HeadsAndRowsInZigZag) {
-  for (const auto& [heads, rows] : {std::pair{2, 2}, {3, 2}, {2, 3}})
+  for (const auto& size : {std::pair{2, 2}, {3, 2}, {2, 3}})
     for (const bool gather : {false, true}) {
+      const int heads = size.first, rows = size.second;  // clang 14 captures no bindings
       const Case original = rank_case(7);
       const std::vector<int64_t> order = zig_zag(original.queries(), rows);
       const Case c = reordered(original, order);

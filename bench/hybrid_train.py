@@ -1,8 +1,8 @@
-"""What: one model of Mamba-3 layers, sparse attention and the fused loss, beside the same in torch.
+"""What: one model of Mamba-3 layers, sparse attention and the fused loss, beside the same in torch, fp32 and fp64.
 Why: operators that are right alone must be right behind one another, for hundreds of updates.
 Never: a gate that is not in the receipt; the limit is twice the noise of one ulp.
 
-    python bench/hybrid_train.py --text README.md docs/*.md --receipt receipts/train/hybrid.json
+    python bench/hybrid_train.py --text README.md docs/*.md --receipt receipts/mamba3/hybrid.json
 """
 
 from __future__ import annotations
@@ -81,9 +81,10 @@ class Hybrid(nn.Module):
         return F.cross_entropy(self.head(x).flatten(0, 1), labels.flatten())
 
 
-def train(name, ours, state, tokens, o):
+def train(name, ours, state, tokens, o, dtype=torch.float32):
     model = Hybrid()
     model.load_state_dict(state)
+    model.to(dtype)
     optimizer = torch.optim.AdamW(model.parameters(), lr=o.lr)
     g, losses, begin = torch.Generator().manual_seed(o.seed), [], time.time()
     slots = slots_of(o.length)
@@ -121,11 +122,17 @@ def main() -> int:
         "talea": train("talea", True, state, tokens, o),
         "torch": train("torch", False, state, tokens, o),
         "one ulp": train("one ulp", False, moved_by_one_ulp(state, o.seed + 1), tokens, o),
+        "fp64": train("fp64", False, state, tokens, o, torch.float64),
     }
     drift, band = distance(runs["talea"], runs["torch"]), distance(runs["one ulp"], runs["torch"])
+    ours, theirs = distance(runs["talea"], runs["fp64"]), distance(runs["torch"], runs["fp64"])
     gates = [
         {"name": f"{w} beside torch within twice the one-ulp noise", "value": drift[w],
          "limit": 2 * band[w], "passed": drift[w] <= 2 * band[w]}
+        for w in ("loss_rms", "weights")
+    ] + [
+        {"name": f"{w} beside fp64 within twice torch's own distance", "value": ours[w],
+         "limit": 2 * max(theirs[w], band[w]), "passed": ours[w] <= 2 * max(theirs[w], band[w])}
         for w in ("loss_rms", "weights")
     ]  # fmt: skip
     fallen = runs["talea"]["losses"][-1] / runs["talea"]["losses"][0]
@@ -143,7 +150,7 @@ def main() -> int:
         ]
         settings = {k: getattr(o, k) for k in ("steps", "rows", "length", "lr", "seed")}
         facts = {n: {k: v for k, v in f.items() if k != "loss_gaps"}
-                 for n, f in (("drift", drift), ("band", band))}  # fmt: skip
+                 for n, f in (("drift", drift), ("band", band), ("to_fp64", ours), ("torch_to_fp64", theirs))}  # fmt: skip
         section = {"curves": curves, "settings": settings | {"optimizer": "AdamW"},
                    "layers": ["mamba3 MIMO R 4, 1 < G < H", "sparse attention", "mamba3 SISO",
                               "fused linear cross-entropy"], "text_bytes": len(text), **facts}  # fmt: skip

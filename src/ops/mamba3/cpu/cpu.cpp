@@ -51,6 +51,7 @@ void Run::forward() {
     firstprivate(before, counted)
   for (int64_t i = 0; i < sequences() * H; ++i) {
     const int64_t n = i / H;
+    if (n < counted) before = counted = 0;  // a dynamic schedule may hand out an earlier one
     if (c_.out.saved)
       for (; counted < n; ++counted) before += kept(counted);
     const Sequence s = sequence(n);

@@ -55,9 +55,10 @@ void check_view(const char* name, const Tensor& t) {
             t.shape[i]);
     empty = empty || t.shape[i] == 0;
   }
-  for (int i = 0; i < t.rank && !empty; ++i) {
+  // Also where there are no elements: offsets are formed before anybody knows that none is read.
+  for (int i = 0; i < t.rank; ++i) {
     int64_t reach = 0;
-    require(!__builtin_mul_overflow(t.shape[i] - 1, t.stride[i], &reach) &&
+    require(!__builtin_mul_overflow(std::max<int64_t>(t.shape[i] - 1, 0), t.stride[i], &reach) &&
                 reach <= most_elements && reach >= -most_elements,
             ErrorKind::usage, "{}: stride {} of dimension {}: the addresses overflow 64 bits", name,
             t.stride[i], i);

@@ -127,6 +127,8 @@ m3::Inputs inputs(Input& in, const Sizes& z) {
 Tensor twin(Input& in, const Tensor& t) {
   if (!t || !in.maybe() || t.rank < 1 || t.rank > 5) return {};
   const auto& s = t.shape;
+  for (int i = 0; i < t.rank; ++i)
+    if (s[i] < 0 || s[i] > 1 << 12) return {};  // make_tensor multiplies them
   switch (t.rank) {
     case 1:
       return in.tensor(t.dtype, {s[0]});

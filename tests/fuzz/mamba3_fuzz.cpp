@@ -44,6 +44,7 @@ class Input {
     return t;
   }
   bool may_run() const { return may_run_; }
+  void must_not_run() { may_run_ = false; }
 
  private:
   void give_memory(Tensor& t) {
@@ -203,8 +204,9 @@ void scan(Input& in, const Sizes& z, const m3::Options& o) {
 void step(Input& in, Sizes z, const m3::Options& o) {
   z.s = 1;
   m3::StepArguments a;
-  const auto less = [](Tensor t, int axis) {
+  const auto less = [&](Tensor t, int axis) {
     if (!t || t.rank <= axis) return t;
+    if (t.shape[axis] != 1) in.must_not_run();  // the memory is that of the bent shape
     for (int i = axis; i + 1 < t.rank; ++i)
       t.shape[i] = t.shape[i + 1], t.stride[i] = t.stride[i + 1];
     --t.rank;

@@ -202,8 +202,6 @@ void check_step_arguments(const StepArguments& a) {
   require(a.state.ssm && a.state.ssm.rank == 4, data_error,
           "state_ssm: needed, with shape [rows, H, P, N]");
   require(a.state.k.present && a.state.v.present, data_error, "state_k, state_v: needed in a step");
-  require(a.state.angle || !a.in.angles || a.in.angles.elements() == 0, data_error,
-          "state_angle: needed where there are angles");
   for (const auto& [name, t, rank] :
        {std::tuple{"q", &a.in.q, 4}, std::tuple{"k", &a.in.k, 4}, std::tuple{"v", &a.in.v, 3},
         std::tuple{"z", &a.in.z, 3}, std::tuple{"adt", &a.in.adt, 2}, std::tuple{"dt", &a.in.dt, 2},
@@ -252,6 +250,8 @@ Problem describe(const StepArguments& a, const Options& options) {
   p.slots.data = nullptr;
   p.state_rows = a.state.ssm.shape[0];
   p = checked(std::move(p), step_inputs(a), step_outputs(a), {});
+  require(a.state.angle || !a.in.angles || p.pairs == 0, data_error,
+          "state_angle: needed where there are angles");
   p.state = p.out.final_states;
   check_step_memory(a);
   if (a.slots) {

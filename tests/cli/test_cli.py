@@ -467,6 +467,28 @@ class Checks(Case):
 
 
 class Others(Case):
+    def test_explain_answers_its_own_example(self):
+        """Of every operator; a lane that cannot keep the limit is a row, not the end."""
+        for operator in ("linear_cross_entropy", "sparse_attention", "mamba3"):
+            help_text = self.talea("explain", "--operator", operator, "--help").stdout
+            example = re.search(r"^Example: +talea (explain .*(?:\n .*)*)", help_text, re.M)[1]
+            said = json.loads(self.talea(*example.split(), "--json").stdout)
+            self.assertTrue(said["lane"], operator)
+            self.assertEqual(said["operator"], operator)
+        wide = "--operator sparse_attention --tokens 4096 --keys 8192 --heads 128 --top-k 2048"
+        lanes = json.loads(self.talea("explain", *wide.split(), "--json").stdout)["lanes"]
+        reasons = {lane["name"]: lane.get("reason", "") for lane in lanes}
+        self.assertIn("cannot be kept", reasons["unfused"])
+        self.assertEqual(reasons["reference"], "")
+        scan = "--operator mamba3 --tokens 65536 --heads 64 --pass backward --workspace-limit 1MiB"
+        refused = self.talea("explain", *scan.split(), code=2)
+        self.assertIn("cannot be kept", refused.stdout)
+        self.assertRegex(
+            refused.stderr, "workspace_limit = 1048576 bytes: .* at least [0-9]+ bytes"
+        )
+        unknown = self.talea("explain", *wide.split(), "--lane", "nope", code=2)
+        self.assertEqual(unknown.stdout, "")
+
     def test_bench(self):
         done = self.talea(
             *"bench --tokens 64 --hidden 32 --vocab 500 --repeats 2 --json".split(),

@@ -1,11 +1,9 @@
 // What: `talea explain`: which lane a problem would take, why the others decline, what it costs.
 // Why: a choice that cannot be asked about is a choice in silence.
 // Never: touches data; the tensors have addresses nobody reads.
-#include <nlohmann/json.hpp>
-
-#include "core/fail.hpp"
 #include "explain_ranks.hpp"
 #include "io/host_tensor.hpp"
+#include "lane_choices.hpp"
 #include "options.hpp"
 #include "table.hpp"
 
@@ -66,84 +64,26 @@ LinearCrossEntropyProblem problem_of(const Flags& f, const LinearCrossEntropyOpt
   return describe(in, out, options);
 }
 
-void print_json(const Context& context, const LaneChoice& chosen,
-                const std::vector<std::pair<std::string, LaneChoice>>& each) {
-  nlohmann::ordered_json j;
-  j["operator"] = "linear_cross_entropy";
-  j["lane"] = chosen.lane.empty() ? nlohmann::ordered_json() : nlohmann::ordered_json(chosen.lane);
-  j["lanes"] = nlohmann::ordered_json::array();
-  for (const auto& [name, c] : each) {
-    nlohmann::ordered_json lane;
-    lane["name"] = name;
-    lane["accepts"] = !c.lane.empty();
-    if (c.lane.empty()) {
-      lane["reason"] = c.declined.empty() ? "" : c.declined[0].reason;
-    } else {
-      lane["kind"] = c.lane_kind;
-      lane["workspace_bytes"] = c.workspace_bytes;
-      lane["flops"] = c.flops;
-      lane["details"] = c.details;
-    }
-    j["lanes"].push_back(lane);
-  }
-  fmt::print("{}\n", j.dump(context.jsonl ? -1 : 2));
-}
-
-void print(const Context& context, const Flags& f, const LinearCrossEntropyProblem& problem,
-           const LaneChoice& chosen, const std::vector<std::pair<std::string, LaneChoice>>& each) {
-  if (context.machine()) return print_json(context, chosen, each);
-  const double logits = static_cast<double>(problem.tokens) * static_cast<double>(problem.vocab) *
-                        static_cast<double>(size_of(problem.hidden_dtype));
-  fmt::print(
-      "{} tokens, hidden {}, vocabulary {}, {} on {}: {} flops; unfused logits would take "
-      "{} and their gradient as much\n\n",
-      grouped(problem.tokens), grouped(problem.hidden), grouped(problem.vocab), f.dtype, f.device,
-      chosen.lane.empty() ? "-" : human_count(chosen.flops),
-      human_bytes(static_cast<int64_t>(logits)));
-  Table table({"lane", "takes it", ">workspace", "why, or how"});
-  for (const auto& [name, c] : each) {
-    std::string how;
-    for (const std::string& d : c.details) how += (how.empty() ? "" : "; ") + d;
-    if (c.lane.empty())
-      table.row({name, "no", "", c.declined.empty() ? "" : c.declined[0].reason});
-    else
-      table.row({name, name == chosen.lane ? "chosen" : "yes", human_bytes(c.workspace_bytes),
-                 c.lane_kind + (how.empty() ? "" : ": " + how)});
-  }
-  table.print();
-  fmt::print("\n");
-  verdict(!chosen.lane.empty(), chosen.lane.empty()
-                                    ? "no lane takes this problem"
-                                    : fmt::format("lane {} would run", chosen.lane));
-}
-
-// explain(), with a limit that cannot be kept as the reason of a lane that declines.
-LaneChoice ask(const LinearCrossEntropyProblem& problem, std::optional<Error>& refused) try {
-  return explain(problem);
-} catch (const Error& error) {
-  refused = error;
-  LaneChoice none;
-  none.declined.push_back({problem.options.lane, error.what()});
-  return none;
-}
-
 void run(Context& context, const Flags& f) {
   const LinearCrossEntropyOptions options = f.options.options();
   const LinearCrossEntropyProblem problem = problem_of(f, options);
   if (f.plan.ranks > 1) return explain_ranks(context, f.plan, problem);
-  std::optional<Error> refused;
-  std::vector<std::pair<std::string, LaneChoice>> each;
-  for (const std::string& name : linear_cross_entropy_lanes()) {
-    if (options.lane != "auto" && options.lane != name) continue;
-    LinearCrossEntropyProblem named = problem;
-    named.options.lane = name;
-    each.emplace_back(name, ask(named, refused));
-  }
-  refused.reset();
-  const LaneChoice chosen = ask(problem, refused);
-  print(context, f, problem, chosen, each);
-  if (refused) throw *refused;
-  context.exit_code = chosen.lane.empty() ? static_cast<int>(ErrorKind::unavailable) : 0;
+  const LaneChoices choices =
+      ask_lanes(linear_cross_entropy_lanes(), options.lane, [&](const std::string& lane) {
+        LinearCrossEntropyProblem named = problem;
+        named.options.lane = lane;
+        return explain(named);
+      });
+  const double logits = static_cast<double>(problem.tokens) * static_cast<double>(problem.vocab) *
+                        static_cast<double>(size_of(problem.hidden_dtype));
+  const auto title = [&](const std::string& flops) {
+    return fmt::format(
+        "{} tokens, hidden {}, vocabulary {}, {} on {}: {} flops; unfused logits would take {} and "
+        "their gradient as much",
+        grouped(problem.tokens), grouped(problem.hidden), grouped(problem.vocab), f.dtype, f.device,
+        flops, human_bytes(static_cast<int64_t>(logits)));
+  };
+  print_choices(context, {{"operator", "linear_cross_entropy"}}, title, choices);
 }
 
 }  // namespace

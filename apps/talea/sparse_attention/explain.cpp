@@ -1,10 +1,8 @@
 // What: `talea explain --operator sparse_attention`: which lane a pass would take, and what it
 // costs. Why: a choice that cannot be asked about is a choice in silence. Never: touches data; the
 // tensors have addresses nobody reads.
-#include <nlohmann/json.hpp>
-
+#include "../lane_choices.hpp"
 #include "../table.hpp"
-#include "core/fail.hpp"
 #include "io/host_tensor.hpp"
 #include "sizes.hpp"
 
@@ -35,65 +33,20 @@ LaneChoice choice_of(const Flags& f, const std::string& lane) {
   return sa::explain(tensors_of(f.sizes, lane, made_up(device)).problem());
 }
 
-std::string reason_of(const LaneChoice& c) {
-  return c.declined.empty() ? "" : c.declined[0].reason;
-}
-
-void print_json(const Context& context, const Flags& f, const LaneChoice& chosen,
-                const std::vector<std::pair<std::string, LaneChoice>>& each) {
-  nlohmann::ordered_json j;
-  j["operator"] = "sparse_attention";
-  j["pass"] = f.sizes.pass;
-  j["lane"] = chosen.lane.empty() ? nlohmann::ordered_json() : nlohmann::ordered_json(chosen.lane);
-  j["lanes"] = nlohmann::ordered_json::array();
-  for (const auto& [name, c] : each) {
-    nlohmann::ordered_json lane;
-    lane["name"] = name;
-    lane["accepts"] = !c.lane.empty();
-    if (c.lane.empty()) {
-      lane["reason"] = reason_of(c);
-    } else {
-      lane["kind"] = c.lane_kind;
-      lane["workspace_bytes"] = c.workspace_bytes;
-      lane["flops"] = c.flops;
-      lane["details"] = c.details;
-    }
-    j["lanes"].push_back(lane);
-  }
-  fmt::print("{}\n", j.dump(context.jsonl ? -1 : 2));
-}
-
 void run(Context& context, const Flags& f) {
-  const LaneChoice chosen = choice_of(f, f.lane);
-  std::vector<std::pair<std::string, LaneChoice>> each;
-  for (const std::string& name : sa::lanes())
-    if (f.lane == "auto" || f.lane == name) each.emplace_back(name, choice_of(f, name));
-  context.exit_code = chosen.lane.empty() ? static_cast<int>(ErrorKind::unavailable) : 0;
-  if (context.machine()) return print_json(context, f, chosen, each);
+  const LaneChoices choices =
+      ask_lanes(sa::lanes(), f.lane, [&](const std::string& lane) { return choice_of(f, lane); });
   const SparseSizes& z = f.sizes;
   const double dense = 4.0 * static_cast<double>(z.tokens) * static_cast<double>(z.keys) *
                        static_cast<double>(z.heads);
-  fmt::print(
-      "{} of {} queries over {} of {} keys, {} heads, {}/{}, {} on {}: {} flops; dense fp32 "
-      "scores would take {}\n\n",
-      z.pass, grouped(z.tokens), grouped(z.top_k), grouped(z.keys), z.heads, z.dim, z.value_dim,
-      z.dtype, f.device, chosen.lane.empty() ? "-" : human_count(chosen.flops),
-      human_bytes(static_cast<int64_t>(dense)));
-  Table table({"lane", "takes it", ">workspace", "why, or how"});
-  for (const auto& [name, c] : each) {
-    std::string how;
-    for (const std::string& d : c.details) how += (how.empty() ? "" : "; ") + d;
-    if (c.lane.empty())
-      table.row({name, "no", "", reason_of(c)});
-    else
-      table.row({name, name == chosen.lane ? "chosen" : "yes", human_bytes(c.workspace_bytes),
-                 c.lane_kind + (how.empty() ? "" : ": " + how)});
-  }
-  table.print();
-  fmt::print("\n");
-  verdict(!chosen.lane.empty(), chosen.lane.empty()
-                                    ? "no lane takes this problem"
-                                    : fmt::format("lane {} would run", chosen.lane));
+  const auto title = [&](const std::string& flops) {
+    return fmt::format(
+        "{} of {} queries over {} of {} keys, {} heads, {}/{}, {} on {}: {} flops; dense fp32 "
+        "scores would take {}",
+        z.pass, grouped(z.tokens), grouped(z.top_k), grouped(z.keys), z.heads, z.dim, z.value_dim,
+        z.dtype, f.device, flops, human_bytes(static_cast<int64_t>(dense)));
+  };
+  print_choices(context, {{"operator", "sparse_attention"}, {"pass", z.pass}}, title, choices);
 }
 
 }  // namespace

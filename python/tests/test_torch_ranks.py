@@ -1,0 +1,159 @@
+"""Two ranks through torch.distributed: shards of tokens and of the vocabulary, over gloo and NCCL."""
+
+import pytest
+import talea
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from conftest import DEVICES, close, eager
+
+
+class Tiny(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = torch.nn.Linear(16, 16)
+        self.loss = talea.LinearCrossEntropy(16, 50)
+
+    def forward(self, x, y):
+        return self.loss(self.body(x).tanh(), y)
+
+
+def _data_parallel(rank):
+    torch.manual_seed(0)
+    model = Tiny()
+    x, y = torch.randn(8, 16), torch.randint(0, 50, (8,))
+    eager(model.body(x).tanh(), model.loss.weight, y).backward()
+    want = {n: p.grad.clone() for n, p in model.named_parameters()}
+    model.zero_grad()
+    part = slice(rank * 4, rank * 4 + 4)
+    parallel = torch.nn.parallel.DistributedDataParallel(model)
+    parallel(x[part], y[part]).backward()
+    for n, p in model.named_parameters():
+        assert close(p.grad, want[n], 5e-6), f"DDP: {n}"
+    del parallel
+    model.zero_grad()
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = dist.init_device_mesh("cpu", (2,))  # gloo moves host memory, whatever the machine has
+    fully_shard(model.loss, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    model(x[part], y[part]).backward()
+    for n, p in model.named_parameters():
+        assert close(p.grad.full_tensor(), want[n], 5e-6), f"FSDP2: {n}"
+    with pytest.raises(talea.UsageError, match="DTensor"):
+        talea.linear_cross_entropy(x, model.loss.weight, y)
+
+
+def _vocabulary_parallel(rank):
+    """Uneven shards; hidden replicated, then sequence-sharded; both devices of the machine."""
+    for device in DEVICES:
+        _shards(rank, device)
+        _tokens_disagree(rank, device)
+
+
+def _tokens_disagree(rank, device):
+    """Every rank has as many targets as it believes there are tokens; only together it is wrong."""
+    rows = 3 + rank
+    x, w = torch.randn(rows, 16, device=device), torch.randn(25, 16, device=device)
+    y = torch.randint(0, 50, (2 * rows,), device=device)
+    with pytest.raises(talea.Error, match="tokens: the ranks disagree: 6 on rank 0, 8 on rank 1"):
+        talea.linear_cross_entropy(
+            x, w, y, tp_group=dist.group.WORLD, vocab=50, vocab_begin=25 * rank,
+            sequence_parallel=True,
+        )  # fmt: skip
+
+
+def _shards(rank, device):
+    torch.manual_seed(0)
+    begin, end = (0, 23) if rank == 0 else (23, 50)
+    for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 1e-2)):
+        x, y = torch.randn(8, 16).to(device, dtype), torch.randint(0, 50, (8,)).to(device)
+        w = torch.randn(50, 16).to(device, dtype)
+        y[3] = -100
+        for reduction in ("mean", "none"):
+            for sequence in (False, True):
+                whole, full = x.clone().requires_grad_(), w.clone().requires_grad_()
+                reference = eager(
+                    whole.float(), full.float(), y, label_smoothing=0.1, reduction=reduction
+                )
+                up = torch.rand(reference.shape).to(device)
+                reference.backward(up)
+                part = slice(rank * 4, rank * 4 + 4) if sequence else slice(0, 8)
+                hidden, shard = x[part].clone(), w[begin:end].clone()
+                hidden.requires_grad_(), shard.requires_grad_()
+                out = talea.linear_cross_entropy(
+                    hidden, shard, y, tp_group=dist.group.WORLD, vocab=50, vocab_begin=begin,
+                    sequence_parallel=sequence, label_smoothing=0.1, reduction=reduction,
+                    outputs=("loss",),
+                )  # fmt: skip
+                out.loss.backward(up)
+                where = f"{device} {dtype} {reduction} sequence_parallel={sequence}"
+                assert out.receipt()["lane"] in talea.lanes(), where
+                _agree(where + ": loss", out.loss, reference, tolerance)
+                _agree(where + ": dX", hidden.grad.float(), whole.grad.float()[part], tolerance)
+                _agree(where + ": dW", shard.grad.float(), full.grad.float()[begin:end], tolerance)
+
+
+def _agree(where, ours, theirs, tolerance):
+    assert close(ours, theirs, tolerance), f"{where}: {ours} where {theirs} was expected"
+
+
+def _global_denominator(rank, device="cpu"):
+    """Four tokens here, two there: the mean over both ranks' tokens, not the mean of means."""
+    torch.manual_seed(0)
+    x, w, y = torch.randn(6, 16), torch.randn(50, 16), torch.randint(0, 50, (6,))
+    x, w, y = x.to(device), w.to(device), y.to(device)
+    part = slice(0, 4) if rank == 0 else slice(4, 6)
+    mine = w.clone().requires_grad_()
+    talea.linear_cross_entropy(
+        x[part], mine, y[part], denominator_scope="global", batch_group=dist.group.WORLD
+    ).backward()
+    dist.all_reduce(mine.grad)
+    full = w.clone().requires_grad_()
+    eager(x, full, y).backward()
+    assert close(mine.grad, full.grad, 1e-5)
+
+
+def _ranks_disagree(rank, device="cpu"):
+    """An error on every rank that names the field, not a hang."""
+    x, w = torch.randn(6, 16, device=device), torch.randn(25, 16, device=device)
+    y = torch.randint(0, 50, (6,), device=device)
+    with pytest.raises(talea.Error, match="label_smoothing"):
+        talea.linear_cross_entropy(
+            x, w, y, tp_group=dist.group.WORLD, vocab=50, vocab_begin=25 * rank,
+            label_smoothing=0.1 * rank,
+        )  # fmt: skip
+
+
+TWO_RANKS = (_data_parallel, _vocabulary_parallel, _global_denominator, _ranks_disagree)
+
+
+def _world(rank, path):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=2)
+    for test in TWO_RANKS:
+        test(rank)
+    dist.destroy_process_group()
+
+
+def test_two_ranks(tmp_path):
+    """DDP, FSDP2, vocabulary and sequence parallelism over gloo; a failing rank fails the test."""
+    mp.spawn(_world, args=(tmp_path / "store",), nprocs=2)
+
+
+def _nccl_world(rank, path):
+    torch.cuda.set_device(rank)
+    dist.init_process_group(
+        "nccl", init_method=f"file://{path}", rank=rank, world_size=2,
+        device_id=torch.device("cuda", rank),
+    )  # fmt: skip
+    for test in (_shards, _global_denominator, _ranks_disagree):
+        test(rank, f"cuda:{rank}")
+    torch.cuda.synchronize()
+    dist.destroy_process_group()
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="NCCL needs a CUDA device a rank")
+def test_two_ranks_nccl(tmp_path):
+    """Vocabulary and sequence parallelism, the global denominator and a disagreement over NCCL."""
+    mp.spawn(_nccl_world, args=(tmp_path / "store",), nprocs=2)

@@ -194,6 +194,19 @@ def test_the_limit_is_kept_or_refused(device):
         assert extra <= limit + 4096, limit  # the allocator's rounding of small tensors
 
 
+def test_dw_sum_is_one_of_two_words_and_the_host_sums_in_fp32_either_way():
+    tensors = problem("cpu", torch.bfloat16)
+    found = []
+    for word in ("fp32", "weight"):
+        x, w, y = (t.detach().clone().requires_grad_(t.requires_grad) for t in tensors)
+        talea.linear_cross_entropy(x, w, y, workspace_limit=MIB, dw_sum=word).backward()
+        found.append(w.grad)
+        check((x.grad, w.grad), (x, w, y), lambda loss: loss.backward())
+    assert torch.equal(*found)
+    with pytest.raises(ValueError, match="dw_sum = 'bf16': one of fp32, weight"):
+        talea.linear_cross_entropy(*tensors, dw_sum="bf16")
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="dw_sum changes the device lanes alone")
 def test_dw_summed_in_the_dtype_of_the_weight():
     x, w, y = problem("cuda")

@@ -10,6 +10,7 @@
 #include "core/fail.hpp"
 #include "ops/linear_cross_entropy/forced.hpp"
 #include "ops/linear_cross_entropy/outputs.hpp"
+#include "ops/linear_cross_entropy/sm90/cost.hpp"
 #include "ops/linear_cross_entropy/sm90/layout.hpp"
 #include "ops/linear_cross_entropy/sm90/products.hpp"
 #include "ops/linear_cross_entropy/sm90/row_kernels.hpp"
@@ -17,81 +18,11 @@
 namespace talea::lce::sm90 {
 namespace {
 
-constexpr int64_t round_up(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
 // Under a larger cap exp(z - shift) could underflow where smoothing still needs the logit.
 constexpr double kLargestSmoothedCap = 43;
 constexpr int64_t kSmallWeight = int64_t{1} << 17;  // elements
 constexpr int64_t kLeastSliced = int64_t{1} << 26;  // elements of a weight
 constexpr int64_t kAheadRows = 512;  // up to so many a chunk the next chunk's logits run ahead
-constexpr int64_t kPairRows = 256;   // rows of the two stacked tiles of a pair of blocks
-
-// What is known of a chip: sustained rates of one H200, a millisecond. Only their proportions
-// decide anything; another chip's stand here.
-struct Rates {
-  double flops = 665e9;              // of large products on all multiprocessors
-  double dx_wave_flops = 10.0e9;     // of one wave of dX tiles, on however few of them
-  double bytes = 4.0e9;              // of memory, read or written
-  double added_bytes = 2.55e9;       // of an fp32 dW that products add to
-  double added_split_bytes = 3.2e9;  // of one in 16 bits and a rest
-};
-constexpr Rates kRates;
-
-// Bytes that the products of a chunk move to add to dW, an element; `first`: they overwrite it.
-double bytes_added(const Problem& p, const Config& c, bool first) {
-  if (c.direct_dw || p.dw_dtype == DType::f16) return 2;
-  if (c.split_dw) return (2 + c.rest_bits / 8.0) * (first ? 1 : 2);
-  return first && !p.accumulate_dw ? 4 : 8;
-}
-
-// How the tiles of a dX product of so many rows fill the device.
-struct DxTiles {
-  double waves = 0, busy = 0;  // of them, the share of the multiprocessors at work
-  double wave_ms = 0;          // fewer at work run faster: the chip is bound by its power
-};
-DxTiles dx_tiles(const Problem& p, double pairs, int64_t rows) {
-  const auto up = [](int64_t a, int64_t b) { return static_cast<double>((a + b - 1) / b); };
-  const double tiles = up(rows, 256) * up(p.hidden, 256);
-  const double one = 2 * 256.0 * 256.0 * static_cast<double>(p.vocab_local);
-  DxTiles t;
-  t.waves = std::ceil(tiles / pairs);
-  t.busy = tiles / (t.waves * pairs);
-  t.wave_ms = one * pairs / kRates.flops * (0.78 + 0.22 * t.busy);
-  return t;
-}
-
-// Milliseconds of one chunk, fitted to those of an H200 (docs/h200.md): the logits; dX in waves of
-// tiles as long as the vocabulary, beside which dW takes what they leave; dW's additions, hidden
-// the better the longer the chunk.
-double chunk_ms(const Problem& p, const DeviceFacts& device, const Config& c, int64_t rows,
-                bool first) {
-  const double pairs = static_cast<double>(device.sm_count / 2);
-  const double d = static_cast<double>(p.hidden), v = static_cast<double>(p.vocab_local);
-  const double one = 2 * static_cast<double>(round_up(rows, kPairRows)) * d * v / kRates.flops;
-  double ms = one + 0.12, dw = 0, beside = 0;
-  if (p.wants_dw) {
-    const double added = bytes_added(p, c, first) * d * v / kRates.bytes;
-    dw = std::max(one, added) + 0.65 * added * std::min(1.0, added / one);
-  }
-  if (p.wants_dx) {
-    const DxTiles t = dx_tiles(p, pairs, rows);
-    ms += t.waves * t.wave_ms;
-    beside = 0.7 * (1 - t.busy) * t.waves * t.wave_ms;
-  }
-  ms += std::max(0.0, dw - beside);
-  // Long chunks leave less of the buffer in the cache.
-  if (p.world > 1) return ms;  // there fewer exchanges are worth more
-  return ms * (1 + 0.02 * std::max(0.0, std::log2(static_cast<double>(rows) / 4096)));
-}
-
-double cost(const Problem& p, const DeviceFacts& device, const Config& c, int64_t rows) {
-  const int64_t full = p.tokens / rows, rest = p.tokens % rows;
-  const double dv = static_cast<double>(p.hidden) * static_cast<double>(p.vocab_local);
-  double ms = c.round_dw ? 6 * dv / kRates.bytes : 0.0;
-  if (rest > 0) ms += chunk_ms(p, device, c, rest, full == 0);
-  if (full > 0) ms += chunk_ms(p, device, c, rows, true);
-  if (full > 1) ms += static_cast<double>(full - 1) * chunk_ms(p, device, c, rows, false);
-  return ms;
-}
 
 // How dX and dW share the device. Short chunks make dW wait for memory, so there dX takes some of
 // the multiprocessors, in whole waves, and dW the rest from the start. Long chunks let dX use all
@@ -210,30 +141,6 @@ void choose_chunk(const Problem& p, const DeviceFacts& device, Config& c) {
     if (c.exp_stride == 0 ? rows <= 2048 : c.ms < best.ms) best = c;
   }
   c = best;
-}
-
-// Milliseconds of the gradients by slices of `words`: the logits in waves;
-// dX and dW share the device, so that only dW's last wave is partly filled. Row states known
-// beforehand cost nothing.
-double slice_cost(const Problem& p, const DeviceFacts& device, const Config& c, int64_t words) {
-  const auto up = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
-  const int64_t pairs = device.sm_count / 2;
-  const double rate = kRates.flops / static_cast<double>(pairs), d = static_cast<double>(p.hidden);
-  const double n = static_cast<double>(p.tokens), v = static_cast<double>(p.vocab_local);
-  const auto slice_ms = [&](int64_t w) {
-    const int64_t logits = up(up(p.tokens, kPairRows) * up(w, kLogitsTile), pairs);
-    const int64_t columns = up(p.hidden, 128);
-    const double tile = 2 * 384.0 * 128.0 / rate;  // per k
-    const double dx = static_cast<double>(up(p.tokens, 384) * columns) * tile *
-                      static_cast<double>(w) / static_cast<double>(pairs);
-    const double dw =
-        static_cast<double>(up(w, 384) * columns) * tile * n / static_cast<double>(pairs);
-    return static_cast<double>(logits) * 2 * kPairRows * kLogitsTile * d / rate +
-           (p.wants_dx ? dx : 0) + (p.wants_dw ? dw : 0) + tile * n / 2 + 0.05;
-  };
-  const int64_t full = p.vocab_local / words, rest = p.vocab_local % words;
-  const double states = c.from_saved ? 0 : 2 * n * d * v / kRates.flops;
-  return states + static_cast<double>(full) * slice_ms(words) + (rest > 0 ? slice_ms(rest) : 0);
 }
 
 // The gradient of each word needs only its row's lse: not what ranks exchange, not the best words,

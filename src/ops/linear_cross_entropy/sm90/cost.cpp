@@ -1,0 +1,90 @@
+// What: the fit of times to those of an H200 (docs/h200.md).
+// Why: pure functions of (problem, device facts, plan), tested without a GPU.
+// Never: takes a decision; config.cpp does.
+#include "ops/linear_cross_entropy/sm90/cost.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "ops/linear_cross_entropy/sm90/layout.hpp"
+#include "ops/linear_cross_entropy/sm90/products.hpp"
+
+namespace talea::lce::sm90 {
+
+double bytes_added(const Problem& p, const Config& c, bool first) {
+  if (c.direct_dw || p.dw_dtype == DType::f16) return 2;
+  if (c.split_dw) return (2 + c.rest_bits / 8.0) * (first ? 1 : 2);
+  return first && !p.accumulate_dw ? 4 : 8;
+}
+
+DxTiles dx_tiles(const Problem& p, double pairs, int64_t rows) {
+  const auto up = [](int64_t a, int64_t b) { return static_cast<double>((a + b - 1) / b); };
+  const double tiles = up(rows, 256) * up(p.hidden, 256);
+  const double one = 2 * 256.0 * 256.0 * static_cast<double>(p.vocab_local);
+  DxTiles t;
+  t.waves = std::ceil(tiles / pairs);
+  t.busy = tiles / (t.waves * pairs);
+  t.wave_ms = one * pairs / kRates.flops * (0.78 + 0.22 * t.busy);
+  return t;
+}
+
+namespace {
+
+// Milliseconds of one chunk, fitted to those of an H200 (docs/h200.md): the logits; dX in waves of
+// tiles as long as the vocabulary, beside which dW takes what they leave; dW's additions, hidden
+// the better the longer the chunk.
+double chunk_ms(const Problem& p, const DeviceFacts& device, const Config& c, int64_t rows,
+                bool first) {
+  const double pairs = static_cast<double>(device.sm_count / 2);
+  const double d = static_cast<double>(p.hidden), v = static_cast<double>(p.vocab_local);
+  const double one = 2 * static_cast<double>(round_up(rows, kPairRows)) * d * v / kRates.flops;
+  double ms = one + 0.12, dw = 0, beside = 0;
+  if (p.wants_dw) {
+    const double added = bytes_added(p, c, first) * d * v / kRates.bytes;
+    dw = std::max(one, added) + 0.65 * added * std::min(1.0, added / one);
+  }
+  if (p.wants_dx) {
+    const DxTiles t = dx_tiles(p, pairs, rows);
+    ms += t.waves * t.wave_ms;
+    beside = 0.7 * (1 - t.busy) * t.waves * t.wave_ms;
+  }
+  ms += std::max(0.0, dw - beside);
+  // Long chunks leave less of the buffer in the cache.
+  if (p.world > 1) return ms;  // there fewer exchanges are worth more
+  return ms * (1 + 0.02 * std::max(0.0, std::log2(static_cast<double>(rows) / 4096)));
+}
+
+}  // namespace
+
+double cost(const Problem& p, const DeviceFacts& device, const Config& c, int64_t rows) {
+  const int64_t full = p.tokens / rows, rest = p.tokens % rows;
+  const double dv = static_cast<double>(p.hidden) * static_cast<double>(p.vocab_local);
+  double ms = c.round_dw ? 6 * dv / kRates.bytes : 0.0;
+  if (rest > 0) ms += chunk_ms(p, device, c, rest, full == 0);
+  if (full > 0) ms += chunk_ms(p, device, c, rows, true);
+  if (full > 1) ms += static_cast<double>(full - 1) * chunk_ms(p, device, c, rows, false);
+  return ms;
+}
+
+double slice_cost(const Problem& p, const DeviceFacts& device, const Config& c, int64_t words) {
+  const auto up = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
+  const int64_t pairs = device.sm_count / 2;
+  const double rate = kRates.flops / static_cast<double>(pairs), d = static_cast<double>(p.hidden);
+  const double n = static_cast<double>(p.tokens), v = static_cast<double>(p.vocab_local);
+  const auto slice_ms = [&](int64_t w) {
+    const int64_t logits = up(up(p.tokens, kPairRows) * up(w, kLogitsTile), pairs);
+    const int64_t columns = up(p.hidden, 128);
+    const double tile = 2 * 384.0 * 128.0 / rate;  // per k
+    const double dx = static_cast<double>(up(p.tokens, 384) * columns) * tile *
+                      static_cast<double>(w) / static_cast<double>(pairs);
+    const double dw =
+        static_cast<double>(up(w, 384) * columns) * tile * n / static_cast<double>(pairs);
+    return static_cast<double>(logits) * 2 * kPairRows * kLogitsTile * d / rate +
+           (p.wants_dx ? dx : 0) + (p.wants_dw ? dw : 0) + tile * n / 2 + 0.05;
+  };
+  const int64_t full = p.vocab_local / words, rest = p.vocab_local % words;
+  const double states = c.from_saved ? 0 : 2 * n * d * v / kRates.flops;
+  return states + static_cast<double>(full) * slice_ms(words) + (rest > 0 ? slice_ms(rest) : 0);
+}
+
+}  // namespace talea::lce::sm90

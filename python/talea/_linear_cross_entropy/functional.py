@@ -29,18 +29,21 @@ class LinearCrossEntropyOutput:
     topk_ids: torch.Tensor | None = None
     topk_logprobs: torch.Tensor | None = None
     _receipts: list | None = field(default=None, repr=False)
+    _gathered: str | None = field(default=None, repr=False)
 
     def receipt(self) -> dict:
         """What ran in the forward call, what declined and why, and what it cost.
 
         backward: the same of every call that backward has made since; "products" counts those of
-        all calls, in products of the size of the logits'.
+        all calls, in products of the size of the logits'. gathered: beside a DTensor whose ranks
+        have tokens of their own, whether "hidden" or "weight" was sent.
         """
         if not self._receipts:
             raise RuntimeError("receipt: not available inside a compiled graph")
         facts, *later = (r.facts() for r in self._receipts)
         products = facts["products"] + sum(f["products"] for f in later)
-        return {**facts, "products": products, "backward": later}
+        moved = {} if self._gathered is None else {"gathered": self._gathered}
+        return {**facts, **moved, "products": products, "backward": later}
 
 
 def _autocast(device: str, *tensors):
@@ -160,7 +163,7 @@ def linear_cross_entropy(
     tp_group=None,
     batch_group=None,
     vocab_begin: int = 0,
-    sequence_parallel: bool = False,
+    sequence_parallel: bool | None = None,
     dx_sum: str = "fp32",
     workspace_limit: int | str = "auto",
     grad_scale: float | torch.Tensor | None = None,
@@ -179,14 +182,18 @@ def linear_cross_entropy(
     main_grad: fp32 [V, D]; the weight's gradient is added into it; the weight gets none. With
     grad_scale, the gradient of the loss that backward will bring, forward adds it: a product less.
 
+    linear_weight may be a DTensor cut by Shard(0): this rank's shard of the vocabulary, its group
+    and place from the mesh; docs/frameworks.md.
+
     workspace_limit: bytes, kept; "auto": the smallest room whose plan is within 3 % of the fastest.
     """
     if _late._flags:
         _late.report()
     if type(linear_weight).__name__ == "DTensor":
-        raise UsageError(
-            "linear_weight: a DTensor; pass the full weight (or this rank's shard with tp_group)"
-        )
+        from . import _dtensor
+
+        given = {n: v for n, v in locals().items() if n in linear_cross_entropy.__kwdefaults__}
+        return _dtensor.call(linear_cross_entropy, input, linear_weight, target, given)
     try:
         device = "cpu" if input.is_cpu else "cuda"  # of another, the call itself says so
         floating = target is not None and target.is_floating_point()
@@ -230,7 +237,7 @@ def linear_cross_entropy(
         on_empty=on_empty, target_check=target_check, ignore_index=ignore_index, vocab=vocab,
         label_smoothing=label_smoothing, z_loss=z_loss, softcap=softcap, logit_scale=logit_scale,
         workspace_limit=workspace_limit, lane=lane, top_k=top_k, vocab_begin=vocab_begin,
-        sequence_parallel=sequence_parallel, dw_sum=dw_sum, dx_sum=dx_sum,
+        sequence_parallel=bool(sequence_parallel), dw_sum=dw_sum, dx_sum=dx_sum,
     )  # fmt: skip
     if token_weight is not None:
         token_weight = _per_token("token_weight", token_weight, leading, hidden)

@@ -125,7 +125,7 @@ class Mode:
         returned = sum(t.grad.numel() * t.grad.element_size()
                        for t in (self.x, self.w) if t.grad is not None)  # fmt: skip
         facts = {"extra_mib": (torch.cuda.max_memory_allocated() - before - returned) / MIB,
-                 "loss_error": abs(float(loss) - truth[0])}  # fmt: skip
+                 "loss_error": abs(float(loss.detach()) - truth[0])}  # fmt: skip
         if not self.loss_only:
             facts["dx_relative_l2"] = relative_l2(self.x.grad, truth[1][self.rows])
             dw = self.w.grad if self.main is None else self.main
@@ -215,6 +215,8 @@ def main():
             mode.step()
             facts[name] = mode.examine(truth)
             modes.append(mode)
+            if rank == 0:
+                print(f"{name}: {facts[name]}", flush=True)
         except talea.Error as error:  # on every rank alike, or the next exchange names the absent
             not_run[name] = str(error).splitlines()[0]
     del truth
@@ -222,7 +224,10 @@ def main():
     rounds = []
     for order in (modes, modes[::-1]):
         found = {name: sustained(work, args.seconds) for name, work in plain.items()}
-        found |= {m.name: sustained(m.step, args.seconds) for m in order}
+        for mode in order:
+            found[mode.name] = sustained(mode.step, args.seconds)
+            if rank == 0:
+                print(f"{mode.name}: {found[mode.name]:.2f} ms", flush=True)
         again = {name: sustained(work, args.seconds) for name, work in plain.items()}
         rounds.append(found | {name: (found[name] + again[name]) / 2 for name in plain})
     talea.require_clean()

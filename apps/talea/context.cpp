@@ -103,6 +103,12 @@ int64_t parse_bytes(const std::string& flag, const std::string& text) {
        text, unit);
 }
 
+DType parse_dtype(const std::string& text) {
+  for (DType d : {DType::f32, DType::bf16, DType::f16, DType::f64})
+    if (text == name_of(d)) return d;
+  fail(ErrorKind::usage, "--dtype {}: unknown; one of fp32, bf16, fp16, fp64", text);
+}
+
 std::vector<std::string> split(const std::string& text, char mark) {
   std::vector<std::string> parts;
   size_t begin = 0;

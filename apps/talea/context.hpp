@@ -9,6 +9,7 @@
 
 #include "core/provenance.hpp"
 #include "talea/error.hpp"
+#include "talea/tensor.hpp"
 
 namespace talea::cli {
 
@@ -48,6 +49,7 @@ Provenance provenance_of(const Context& context);
 int64_t parse_bytes(const std::string& flag, const std::string& text);
 // A finite number, or Error(usage) naming the flag.
 double parse_number(const std::string& flag, const std::string& text);
+DType parse_dtype(const std::string& text);  // fp32, bf16, fp16, fp64
 std::vector<std::string> split(const std::string& text, char mark);
 
 // An output must not take the place of a file that is read, or written beside it. Error(usage)

@@ -49,32 +49,8 @@ std::string presence_folder(const Launcher& l) {
 
 bool under_mpirun() { return launcher().size > 0; }
 
-void RankFlags::add(CLI::App& sub) {
-  sub.add_option(
-         "--ranks", ranks,
-         "vocabulary shards, as threads of this process; mpirun -n R runs them as processes")
-      ->check(CLI::Range(1, 1024))
-      ->capture_default_str();
-  sub.add_flag("--sequence-parallel", sequence_parallel,
-               "each rank holds its share of the tokens: gathered in, reduce-scattered out");
-  sub.add_option("--rank-timeout", timeout_s, "seconds that a rank waits for the others")
-      ->check(CLI::Range(1e-3, 1e6))
-      ->capture_default_str();
-}
-
-void RankFlags::add_dx_sum(CLI::App& sub) {
-  sub.add_option("--dx-sum", dx_sum, "in what the ranks' shares of dX are summed")
-      ->check(CLI::IsMember({"fp32", "bf16"}))
-      ->capture_default_str();
-}
-
-RankWorld::RankWorld(const RankFlags& flags)
-    : size_(flags.ranks),
-      timeout_s_(flags.timeout_s),
-      dx_sum_(flags.dx_sum == "bf16" ? DType::bf16 : DType::f32) {
+RankWorld::RankWorld(const RankFlags& flags) : size_(flags.ranks), timeout_s_(flags.timeout_s) {
   const Launcher l = launcher();
-  require(l.size > 0 || size_ > 1 || dx_sum_ == DType::f32, ErrorKind::usage,
-          "--dx-sum bf16: needs --ranks, whose shares are summed");
   if (l.size == 0) return;
   require(flags.ranks == 1 || flags.ranks == l.size, ErrorKind::usage,
           "--ranks {}: mpirun started {} processes, and they are the ranks", flags.ranks, l.size);
@@ -89,27 +65,6 @@ RankWorld::RankWorld(const RankFlags& flags)
 
 RankWorld::~RankWorld() {
   if (std::uncaught_exceptions() > 0) mpi_.release();
-}
-
-lce::ShardedResult RankWorld::call(const lce::ShardedCall& whole) const {
-  lce::ShardedCall own = whole;
-  own.dx_sum = dx_sum_;
-  return mpi_ ? run_shard(own, *mpi_, false) : run_thread_shards(own, size_, timeout_s_);
-}
-
-void add_ranks(const RankWorld& world, const std::vector<lce::ShardFigures>& ranks,
-               lce::CallFacts& facts) {
-  facts.collective = world.engine();
-  facts.shards.clear();
-  for (size_t r = 0; r < ranks.size(); ++r) {
-    const lce::ShardFigures& f = ranks[r];
-    facts.shards.push_back({static_cast<int>(r), f.begin, f.end});
-    facts.result.notes.push_back(
-        fmt::format("rank {} of {}: vocabulary rows [{}, {}), {} stored; {} targets in the "
-                    "partition; {} workspace bytes; {:.3f} ms",
-                    r, ranks.size(), f.begin, f.end, f.stored, f.targets_in_partition,
-                    f.workspace_bytes, f.ms));
-  }
 }
 
 }  // namespace talea::cli

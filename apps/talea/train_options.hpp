@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "ranks.hpp"
+#include "linear_cross_entropy/shards.hpp"
 #include "train/gates.hpp"
 
 namespace talea::cli {
@@ -20,7 +20,7 @@ struct TrainFlags {
   std::string stream;  // as given; a gate runs all of its own without it
   std::vector<std::string> gates;
   bool mutant_table = false, quick = false;
-  RankFlags ranks;
+  ShardFlags ranks;
   // Explicit flags win over the preset, in whatever order they stand.
   std::vector<std::function<void(train::TrainConfig&)>> overrides;
 };

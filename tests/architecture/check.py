@@ -108,6 +108,8 @@ def check_include(path: str, name: str, src_rooms: set[str]) -> str | None:
     if path.startswith("src/ops/") and path.endswith("/op.cpp") and re.fullmatch(CUDA, name):
         return f"includes {name}: op.cpp knows no CUDA"
     room, top = room_of(path), path.split("/")[0]
+    if re.fullmatch(r"apps/talea/[^/]+", path) and name.startswith("ops/"):
+        return f"includes {name}: what one operator has of the tool is in its folder"
     if top in OUTSIDE:
         known = src_rooms | OUTSIDE.keys() | OWN["tests"]
         if "/" in name and first in known and first != top and first not in rights_of(top):
@@ -144,6 +146,8 @@ def check_header(path: str, text: str) -> str | None:
 def check_file(path: str, text: str, src_rooms: set[str]) -> list[str]:
     found = [check_include(path, name, src_rooms) for name in includes_of(text)]
     found.append(check_header(path, text))
+    if re.fullmatch(r"tests/ops/[^/]+", path):
+        found.append("a test of an operator is in the operator's folder")
     code = code_of(text)
     if path.startswith(("src/", "include/")):
         for pattern, reason in FORBIDDEN.items():
@@ -277,6 +281,10 @@ SELF_TESTS = [
     ("apps/talea/a.cpp", "", GOOD + '#include "yardsticks/x/a.hpp"\n#include "record.hpp"\n'),
     ("apps/talea/a.cpp", "apps may include", GOOD + '#include "support/temp_dir.hpp"\n'),
     ("apps/talea/a.cpp", "apps may include", GOOD + '#include "dist/agree.hpp"\n'),
+    ("apps/talea/a.cpp", "in its folder", GOOD + '#include "ops/x/receipt.hpp"\n'),
+    ("apps/talea/x/a.cpp", "", GOOD + '#include "ops/x/receipt.hpp"\n'),
+    ("tests/ops/a_test.cpp", "operator's folder", GOOD),
+    ("tests/ops/x/a_test.cpp", "", GOOD),
     ("bench/a.cpp", "bench may include", GOOD + '#include "yardsticks/x/a.hpp"\n'),
     ("repro/x/a.cpp", "repro may include", GOOD + '#include "train/a.hpp"\n'),
     ("examples/c/a.c", "examples may include", GOOD + '#include "core/fail.hpp"\n'),

@@ -4,8 +4,8 @@
 #include <cstdlib>
 
 #include "io/read_tensor.hpp"
+#include "linear_cross_entropy/options.hpp"
 #include "ops/linear_cross_entropy/contract.hpp"
-#include "options.hpp"
 
 namespace {
 

@@ -34,7 +34,7 @@ using testing::is_yardstick_lane;
 
 struct Flags {
   OptionFlags options;
-  RankFlags ranks;
+  ShardFlags ranks;
   ShapeFlags shape;
   std::string dtypes = "fp32", lanes, ignored = "0", runs_from, receipt;
   std::string limits, inputs, dw = "main_grad";
@@ -192,7 +192,7 @@ Workload make_workload(const Flags& f) {
 
 // products, subject, products, subject, ..., products: each subject stands between two limits.
 std::vector<double> measure(Context& context, const Flags& f, Workload& w, PlainProducts& plain,
-                            const RankWorld& world) {
+                            const ShardWorld& world) {
   const bool backward = w.subjects.empty() || w.subjects.front().backward;
   std::vector<double> limits;
   Progress progress(context, "bench", static_cast<int64_t>(w.subjects.size()) * (f.repeats + 1),
@@ -234,7 +234,7 @@ nlohmann::json run_json(const Subject& s) {
 }
 
 void fill_receipt(Receipt& receipt, const Workload& w, const std::vector<double>& limits,
-                  const RankWorld& world) {
+                  const ShardWorld& world) {
   nlohmann::json runs = nlohmann::json::array();
   const bool backward = w.subjects.front().backward;
   runs.push_back({{"name", backward ? "three plain products" : "one plain product"},
@@ -331,7 +331,7 @@ void run(Context& context, const Flags& f) {
             flag);
   // The plain products have no argument for their threads: both sides take OpenMP's number.
   if (f.options.values.threads > 0) omp_set_num_threads(f.options.values.threads);
-  const RankWorld world(f.ranks);
+  const ShardWorld world(f.ranks);
   for (const std::string& lane : split(f.lanes, ','))
     require(world.size() == 1 || !is_yardstick_lane(lane), ErrorKind::usage,
             "--lanes {}: lane {} has no ranks", f.lanes, lane);

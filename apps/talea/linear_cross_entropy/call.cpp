@@ -75,7 +75,7 @@ MeasuredCall measured_call(const LinearCrossEntropyInputs& in, const LinearCross
   return call;
 }
 
-MeasuredCall measured_call(const lce::ShardedCall& whole, const RankWorld& world) {
+MeasuredCall measured_call(const lce::ShardedCall& whole, const ShardWorld& world) {
   if (world.size() == 1) return measured_call(whole.in, whole.out, whole.options);
   MeasuredCall call;
   const MemoryWatch watch;

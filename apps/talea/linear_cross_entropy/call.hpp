@@ -6,7 +6,7 @@
 #include "io/host_tensor.hpp"
 #include "io/safetensors.hpp"
 #include "options.hpp"
-#include "ranks.hpp"
+#include "shards.hpp"
 
 namespace talea::cli {
 
@@ -34,6 +34,6 @@ struct MeasuredCall {
 // Ranks that are threads of this process are measured together.
 MeasuredCall measured_call(const LinearCrossEntropyInputs& in, const LinearCrossEntropyOutputs& out,
                            const LinearCrossEntropyOptions& options);
-MeasuredCall measured_call(const lce::ShardedCall& whole, const RankWorld& world);
+MeasuredCall measured_call(const lce::ShardedCall& whole, const ShardWorld& world);
 
 }  // namespace talea::cli

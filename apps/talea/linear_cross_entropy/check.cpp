@@ -11,8 +11,8 @@
 #include "io/receipt_file.hpp"
 #include "progress.hpp"
 #include "rank_check.hpp"
-#include "ranks.hpp"
 #include "record.hpp"
+#include "shards.hpp"
 #include "table.hpp"
 #include "yardsticks/linear_cross_entropy/compare.hpp"
 #include "yardsticks/linear_cross_entropy/ranks.hpp"
@@ -28,7 +28,7 @@ struct Flags {
   std::string preset = "quick", only_case, lane, results_from, receipt;
   uint64_t seed = 1;
   bool list = false;
-  RankFlags ranks;
+  ShardFlags ranks;
 };
 
 struct Outcome {
@@ -109,7 +109,7 @@ std::vector<ErrorFigure> figures(const testing::CaseOutputs& o, const testing::Y
 
 // The subject alone, or as the ranks of a world, into the same whole outputs.
 testing::Outcome run_subject(const Subject& subject, const testing::Case& c, const Flags& f,
-                             const RankWorld& world) {
+                             const ShardWorld& world) {
   if (world.size() == 1) return testing::run_lane(*subject.place, subject.lane, c);
   testing::Outcome o;
   o.out = c.out;
@@ -124,7 +124,7 @@ testing::Outcome run_subject(const Subject& subject, const testing::Case& c, con
 struct Run {
   Context& context;
   const Flags& flags;
-  const RankWorld& world;
+  const ShardWorld& world;
   std::vector<Outcome> outcomes;
   nlohmann::json cases = nlohmann::json::array();
   std::string trap{};  // what the denominator trap showed
@@ -272,7 +272,7 @@ void execute(Context& context, const Flags& f) {
     for (const CheckCase& c : cases) fmt::print("{}\n", c.name);
     return;
   }
-  const RankWorld world(f.ranks);
+  const ShardWorld world(f.ranks);
   Receipt receipt(ReceiptKind::check, provenance_of(context));
   const auto lanes = subjects(context, f, world.size() > 1);
   Run run{context, f, world, {}, nlohmann::json::array()};

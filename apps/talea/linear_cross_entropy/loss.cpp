@@ -20,7 +20,7 @@ namespace {
 
 struct Flags {
   OptionFlags options;
-  RankFlags ranks;
+  ShardFlags ranks;
   std::string hidden, weight, targets, bias, class_weight, token_weight, token_scale;
   std::string soft_ids, soft_probs, upstream, upstream_lse, upstream_entropy;
   std::string outputs = "loss", main_grad, out, receipt;
@@ -141,7 +141,7 @@ double l2(const Tensor& t) {
 }
 
 lce::CallFacts call_facts(const MeasuredCall& call, const Read& read, const HostOutputs& out,
-                          const RankWorld& world) {
+                          const ShardWorld& world) {
   lce::CallFacts facts;
   facts.problem = call.problem;
   facts.result = call.result;
@@ -164,7 +164,7 @@ lce::CallFacts call_facts(const MeasuredCall& call, const Read& read, const Host
 
 // The library names a tensor; who called it from a shell knows a flag and a file.
 MeasuredCall call_with_files(const Read& read, const lce::ShardedCall& call,
-                             const RankWorld& world) try {
+                             const ShardWorld& world) try {
   return measured_call(call, world);
 } catch (const Error& error) {
   const std::string said = error.what();
@@ -222,7 +222,7 @@ void run(Context& context, const Flags& f) {
   Wanted wanted = parse_outputs(f.outputs);
   check_files(f);
   check_upstream(f, wanted);
-  const RankWorld world(f.ranks);
+  const ShardWorld world(f.ranks);
   Receipt receipt(ReceiptKind::loss, provenance_of(context));
   Read read = read_inputs(f, options);
   require(read.in.hidden.rank == 2 && read.in.weight.rank == 2, ErrorKind::invalid_data,

@@ -14,7 +14,6 @@
 #include "io/receipt_file.hpp"
 #include "memory.hpp"
 #include "ops/mamba3/receipt.hpp"
-#include "options.hpp"
 #include "progress.hpp"
 #include "register.hpp"
 #include "table.hpp"

@@ -9,7 +9,6 @@
 #include "flags.hpp"
 #include "io/host_tensor.hpp"
 #include "io/receipt_file.hpp"
-#include "options.hpp"
 #include "progress.hpp"
 #include "register.hpp"
 #include "table.hpp"

@@ -3,7 +3,6 @@
 // the tensors have addresses nobody reads.
 #include "data.hpp"
 #include "lane_choices.hpp"
-#include "options.hpp"
 #include "register.hpp"
 #include "table.hpp"
 

@@ -10,7 +10,6 @@
 #include <nlohmann/json.hpp>
 
 #include "../memory.hpp"
-#include "../options.hpp"
 #include "../progress.hpp"
 #include "../table.hpp"
 #include "core/fail.hpp"

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "../ranks.hpp"
+#include "context.hpp"
 #include "ops/sparse_attention/receipt.hpp"
 
 namespace talea::cli {

@@ -3,7 +3,6 @@
 // Never: computes.
 #include "sizes.hpp"
 
-#include "../options.hpp"
 #include "core/fail.hpp"
 #include "files.hpp"
 

@@ -31,8 +31,6 @@ struct Wanted {
 };
 Wanted parse_outputs(const std::string& text);
 
-DType parse_dtype(const std::string& text);  // fp32, bf16, fp16, fp64
-
 // A problem without data, for explain and bench.
 struct ShapeFlags {
   int64_t tokens = 1024, hidden = 768, vocab = 32000;

@@ -103,7 +103,8 @@ TEST_P(Large, RowsFurtherApartThan32BitsCanSay) {
 }
 
 // 4.34e9 logits, of which no more than a tile exists. A row says the same alone and in the batch
-// (tests/ops/invariants_test.cpp), so a few rows of their own are the reference, bit for bit.
+// (tests/ops/linear_cross_entropy/invariants_test.cpp), so a few rows of their own are the
+// reference, bit for bit.
 TEST(LargeCpu, MoreThanTwoToThe32Logits) {
   constexpr int64_t vocab = 62003, tokens = 70001, kinds = 7;
   static_assert(vocab * tokens > int64_t{1} << 32);

@@ -103,12 +103,6 @@ Wanted parse_outputs(const std::string& text) {
   return w;
 }
 
-DType parse_dtype(const std::string& text) {
-  for (DType d : {DType::f32, DType::bf16, DType::f16, DType::f64})
-    if (text == name_of(d)) return d;
-  fail(ErrorKind::usage, "--dtype {}: unknown; one of fp32, bf16, fp16, fp64", text);
-}
-
 void ShapeFlags::add(CLI::App& sub) {
   const auto size = CLI::Range(int64_t{0}, int64_t{1} << 40);
   sub.add_option("--tokens", tokens, "rows of hidden")->check(size)->capture_default_str();

@@ -19,6 +19,8 @@ from tools.wheels import inside
 # What manylinux_2_28 and Hugging Face's kernels allow beside glibc's version itself.
 NEWEST = {"GLIBCXX": "3.4.24", "CXXABI": "1.3.11", "GCC": "7.0.0"}
 FLOOR = (2, 28)
+# Of a wheel with CUDA lanes: machine code for Ampere and Hopper, and what later chips compile.
+DEVICE_CODE = {"sm_80", "sm_90a", "compute_80"}
 FOREIGN = ("python", "torch", "cuda", "cublas", "nccl")
 
 
@@ -41,6 +43,9 @@ def library_faults(library: Path, folder: Path, glibc: str) -> list[str]:
     if glibc == ".".join(map(str, FLOOR)):
         file = kernel_abi_check.ObjectFile(library)
         faults += [str(fault) for fault in file.check_manylinux("manylinux_2_28")]
+    if of["device_code_bytes"]:
+        lacking = DEVICE_CODE - set(inside.device_code(library))
+        faults += [f"has no device code for {name}" for name in sorted(lacking)]
     return [f"{library.name}: {fault}" for fault in faults]
 
 

@@ -103,23 +103,11 @@ class Needs:
     def set_version(self, i: int, index: int) -> None:
         struct.pack_into("<H", self.data, self.part[".gnu.version"][0] + 2 * i, index)
 
-    def place(self, version: str, unused: list[int]) -> int:
-        """Offset of the version's text: as it is there, or over texts that nothing needs any more."""
+    def place(self, version: str) -> int:
+        """Offset of the version's text, 0 where the file has none."""
         begin, size = self.part[".dynstr"]
-        there = self.data.find(b"\0" + version.encode() + b"\0", begin, begin + size)
-        if there >= 0:
-            return there + 1 - begin
-        for first in sorted(unused):
-            end, taken = first, []
-            while end in unused and end - first < len(version) + 1:
-                taken.append(end)
-                end += len(self.text(end)) + 1
-            if end - first >= len(version) + 1:
-                for offset in taken:
-                    unused.remove(offset)
-                self.data[begin + first : begin + end] = version.encode().ljust(end - first, b"\0")
-                return first
-        raise FloorError(f"{self.path.name}: no room for the text {version}")
+        found = self.data.find(b"\0" + version.encode() + b"\0", begin, begin + size)
+        return max(0, found + 1 - begin)
 
     def write(self) -> None:
         for _, at, entries in self.files:
@@ -154,29 +142,42 @@ def wanted(needs: Needs, file: list, floor: tuple[int, ...]) -> dict[int, str]:
     return chosen
 
 
+def make_room(path: Path, needs: Needs, versions: set[str]) -> bool:
+    """What the file lacks: libraries that must be loaded, texts of versions. Whether it changed."""
+    libraries = () if needs.threads_apart else MOVED
+    texts = sorted(v for v in versions if not needs.place(v))
+    # The name of a library that is needed no more stays in the file's table of texts.
+    for option, words in (("--add-needed", (*libraries, *texts)), ("--remove-needed", texts)):
+        if words:
+            line = ["patchelf", *(word for name in words for word in (option, name)), str(path)]
+            subprocess.run(line, check=True)
+    return bool(libraries or texts)
+
+
 def lower(path: Path, floor: tuple[int, ...]) -> list[str]:
     """Binds one library to `floor`; returns what changed, as name@version."""
-    needs = Needs(path)
-    chosen = [(file, wanted(needs, file, floor)) for file in needs.files]
-    if not any(names for _, names in chosen):
-        return []
-    if not needs.threads_apart:
-        words = [word for library in MOVED for word in ("--add-needed", library)]
-        subprocess.run(["patchelf", *words, str(path)], check=True)
-        return lower(path, floor)
+    for _ in range(2):
+        needs = Needs(path)
+        chosen = [(file, wanted(needs, file, floor)) for file in needs.files]
+        versions = {version for _, names in chosen for version in names.values()}
+        if not versions:
+            return []
+        if not make_room(path, needs, versions):
+            break
+    else:
+        raise FloorError(f"{path.name}: patchelf left no room for {', '.join(sorted(versions))}")
     changed = []
     for file, names in chosen:
         gone = {index for index, text in file[2] if number(needs.text(text)) > floor}
         spare = sorted(gone)
         kept = [entry for entry in file[2] if entry[0] not in gone]
-        still = {text for other in needs.files for index, text in other[2]
-                 if other is not file or index not in gone}  # fmt: skip
-        unused = [text for index, text in file[2] if index in gone and text not in still]
         by_version = {needs.text(text): index for index, text in kept}
         for i, version in names.items():
             if version not in by_version:
+                if not spare:
+                    raise FloorError(f"{path.name}: no room in the table of versions for {version}")
                 by_version[version] = spare.pop(0)
-                kept.append([by_version[version], needs.place(version, unused)])
+                kept.append([by_version[version], needs.place(version)])
             needs.set_version(i, by_version[version])
             changed.append(f"{needs.symbols[i][0]}@{version}")
         file[2] = kept

@@ -10,8 +10,10 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 import zipfile
@@ -108,13 +110,12 @@ def bill(folder: Path, name: str, version: str) -> str:
 
 
 def device_code(library: Path) -> list[str]:
-    """sm_80, sm_90a, compute_80 and so on: what the device code is for; needs cuobjdump."""
-    found = set(
-        re.findall(r"\.(sm_[0-9]+a?)\.cubin", said("cuobjdump", "--list-elf", str(library)))
-    )
-    found |= {"PTX " + name for name in re.findall(r"\.(sm_[0-9]+a?)\.ptx",
-                                                  said("cuobjdump", "--list-ptx", str(library)))}  # fmt: skip
-    return sorted(found)
+    """What the device code is for: sm_80, sm_90a, and compute_80 of PTX, which later chips compile."""
+    carried = Path(sysconfig.get_path("purelib"), "nvidia/cu13/bin/cuobjdump")  # of tools/wheel.txt
+    cuobjdump = shutil.which("cuobjdump") or str(carried)
+    found = re.findall(r"\.(sm_[0-9]+a?)\.cubin", said(cuobjdump, "--list-elf", str(library)))
+    later = re.findall(r"\.sm_([0-9]+a?)\.ptx", said(cuobjdump, "--list-ptx", str(library)))
+    return sorted(set(found) | {f"compute_{name}" for name in later})
 
 
 def described(wheel: Path) -> dict:

@@ -67,8 +67,8 @@ void Worker::value_gradients(const ChunkAt& at) {
 
 // Rows of dq and dk: their share of turns and decays; turned back.
 void Worker::turn_gradients(float* dq, float* dk, bool last) {
-  std::fill_n(m_.turn, n_ * plan_.columns, 0.0f);
-  std::fill_n(m_.dot, n_, 0.0f);
+  std::fill_n(m_.turn, n_ * plan_.columns, 0.0);
+  std::fill_n(m_.dot, n_, 0.0);
   for (int64_t i = 0; mutant(Mutant::m3_turned_back_forward) && i < n_ * plan_.turned; ++i)
     m_.sine[i] = -m_.sine[i];
   TurnBackJob job;
@@ -97,26 +97,26 @@ void Worker::turn_gradients(float* dq, float* dk, bool last) {
     job.extra = m_.extra;
   }
   if (job.extra && mutant(ScanMutant::m3_final_key_in_decay))
-    m_.dot[n_ - 1] -= m_.extra[0] * m_.k[(rows_ - p_.rank) * lanes()];
+    m_.dot[n_ - 1] -= double{m_.extra[0]} * double{m_.k[(rows_ - p_.rank) * lanes()]};
   turn_back(job);
 }
 
 // What lies behind the last token of the sequence turns it, too: in columns, as all turns are.
 void Worker::last_turns(HeadMemory& u) {
   std::copy_n(m_.anchor, plan_.columns, u.first_anchor);
-  std::fill_n(u.last_turn, plan_.columns, 0.0f);
+  std::fill_n(u.last_turn, plan_.columns, 0.0);
   const States& d = c_.in.d_final_states;
   const int64_t w = lanes();
   for (int64_t i = 0; i < p_.pairs; ++i) {
     int64_t a = 0, b = 0;
     first_pair(i, a, b);
-    u.last_turn[a] = static_cast<float>(get_or(0, d.angle, s_.row, h_, i));
+    u.last_turn[a] = get_or(0, d.angle, s_.row, h_, i);
     for (int64_t r = 0; d.k && r < p_.rank && !mutant(Mutant::m3_final_key_without_turn); ++r) {
       const int64_t row = (rows_ - p_.rank + r) * w;
-      const float left = m_.k[a / w * plan_.room * w + row + a % w];
-      const float right = m_.k[b / w * plan_.room * w + row + b % w];
-      u.last_turn[a] += left * static_cast<float>(get(d.k, s_.row, r, h_, b));
-      u.last_turn[b] += right * static_cast<float>(get(d.k, s_.row, r, h_, a));
+      const double left = m_.k[a / w * plan_.room * w + row + a % w];
+      const double right = m_.k[b / w * plan_.room * w + row + b % w];
+      u.last_turn[a] += left * get(d.k, s_.row, r, h_, b);
+      u.last_turn[b] += right * get(d.k, s_.row, r, h_, a);
     }
   }
 }
@@ -135,7 +135,7 @@ void Worker::token_gradients(HeadMemory& u, int64_t slot) {
   const Gradients& d = c_.out.d;
   const int64_t N = plan_.columns, w = lanes();
   constexpr double pi = two_pi / 2;
-  float* turn = m_.anchor;  // from here on: all that turns with the token
+  double* turn = m_.anchor;  // from here on: all that turns with the token
   for (int64_t n = 0; n < N; ++n) turn[n] = (u.first_anchor[n] - m_.anchor[n]) + u.last_turn[n];
   float* const dangle = p_.sum_angles ? u.dangle + slot * plan_.tokens * plan_.pairs : nullptr;
   double decay = mutant(Mutant::m3_anchor_dropped) ? 0 : energy_;
@@ -156,12 +156,12 @@ void Worker::token_gradients(HeadMemory& u, int64_t slot) {
     for (int64_t i = 0; i < p_.pairs; ++i) {
       int64_t a = 0, b = 0;
       first_pair(i, a, b);
-      const float whole = turn[a] - turn[b];
+      const double whole = turn[a] - turn[b];
       if (!c_.in.angles) continue;
-      by_rate += double{whole} * double{tanh[i]};
+      by_rate += whole * double{tanh[i]};
       if (!d.angles) continue;
-      const float angle = whole * m_.dt[t] * static_cast<float>(pi) *
-                          static_cast<float>(1 - double{tanh[i]} * double{tanh[i]});
+      const double slope = 1 - double{tanh[i]} * double{tanh[i]};
+      const auto angle = static_cast<float>(whole * double{m_.dt[t]} * pi * slope);
       if (p_.sum_angles)
         dangle[t * plan_.pairs + i] = angle;
       else
@@ -241,7 +241,7 @@ void Worker::anchor_turns(const ChunkAt& at) {
   job.pairs = p_.pairs;
   job.halves = rotation().halves;
   job.turn = m_.anchor;
-  std::fill_n(m_.anchor, plan_.columns, 0.0f);
+  std::fill_n(m_.anchor, plan_.columns, 0.0);
   energy_ = anchor(job);
 }
 

@@ -162,14 +162,16 @@ ThreadMemory::ThreadMemory(Arena& arena, const Problem& p, const Plan& plan) {
   high_turn = arena.take<uint32_t>(A), low_turn = arena.take<uint32_t>(A), taint = some_of(A);
   scratch = some_of(std::max(2 * (N + 32), m));
   vt = o = w = w_decay = w_seen = transposed = dy = dv = dz = nullptr;
-  turn = dot = ds = anchor = extra = parameters = sum = nullptr;
+  ds = extra = parameters = sum = nullptr;
+  turn = dot = anchor = nullptr;
   pointers = nullptr;
   if (!p.backward()) return;
   vt = some_of(m * P), o = some_of(m * P);
   w = some_of(m * m), w_decay = some_of(m * m), w_seen = some_of(m * m);
   transposed = some_of(plan.state());
   dy = some_of(m * P), dv = some_of(m * P), dz = some_of(plan.tokens * P);
-  turn = some_of(plan.tokens * N), dot = some_of(C), ds = some_of(C), anchor = some_of(N);
+  turn = arena.take<double>(plan.tokens * N), dot = arena.take<double>(C);
+  anchor = arena.take<double>(N), ds = some_of(C);
   extra = some_of(R * N);
   parameters = some_of(R * (2 * N + 3 * P) + P + 16);
   sum = some_of(std::max(R * N, A));
@@ -189,7 +191,7 @@ HeadMemory::HeadMemory(Arena& arena, const Problem& p, const Plan& plan, bool sa
   gradient = some_of(back ? plan.state() : 0);
   gradients = some_of(back && plan.parallel ? (J + 1) * plan.state() : 0);
   decays = some_of(plan.parallel ? J : 0);
-  first_anchor = some_of(back ? N : 0), last_turn = some_of(back ? N : 0);
+  first_anchor = arena.take<double>(back ? N : 0), last_turn = arena.take<double>(back ? N : 0);
   dq = some_of(back ? J * plan.room * N : 0), dk = some_of(back ? J * plan.room * N : 0);
   dangle = some_of(back && p.sum_angles ? J * plan.tokens * A : 0);
   sums = some_of(back && plan.parallel ? J * plan.parameters() : 0);

@@ -67,7 +67,8 @@ struct ThreadMemory {
   float* scratch;
   // backward
   float *vt, *o, *w, *w_decay, *w_seen, *transposed, *dy, *dv, *dz;
-  float *turn, *dot, *ds, *anchor, *extra, *parameters, *sum;
+  float *ds, *extra, *parameters, *sum;
+  double *turn, *dot, *anchor;  // [tokens, N], [tokens], [N]
   const float** pointers;
 };
 
@@ -95,7 +96,7 @@ struct HeadMemory {
   uint32_t* turns[most_levels];  // beside each state 3 A numbers: high, low, taint
   float *gradient, *gradients;   // behind the chunk at work; of a segment, where it is side by side
   float* decays;                 // [J]
-  float *first_anchor, *last_turn;  // [N]
+  double *first_anchor, *last_turn;  // [N]
   float *dq, *dk, *dangle, *sums;   // of each chunk that is side by side
   ChunkLeft* left;
   double* parameters;

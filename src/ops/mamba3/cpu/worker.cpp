@@ -253,24 +253,26 @@ void Worker::lower(const float* a, const float* b, int64_t columns, float* to) {
   }
 }
 
-// to += a^T b where column j of a begins with its token.
+// to += a^T b where column j of a begins with its token. A key sums over all later rows of its
+// chunk: in parts of 16, so that no chain of roundings is longer.
 void Worker::upper(const float* a, const float* b, int64_t columns, float* to) {
   for (int64_t j = 0; j < rows_; j += 16) {
-    const int64_t from = j / p_.rank * p_.rank;
     TileProduct t;
     t.form = LeftForm::panel_transposed;
-    t.a = a + j * plan_.room + from * lanes();
     t.a_stride = plan_.room * lanes();
-    t.b = b + from * lanes();
     t.b_panel = plan_.room * lanes();
     t.c = to + j * columns;
     t.c_row = columns;
     t.c_panel = lanes();
     t.rows = 16;
     t.panels = columns / lanes();
-    t.depth = rows_ - from;
     t.accumulate = true;
-    multiply(t);
+    for (int64_t from = j / p_.rank * p_.rank; from < rows_; from += t.depth) {
+      t.a = a + j * plan_.room + from * lanes();
+      t.b = b + from * lanes();
+      t.depth = std::min<int64_t>(16, rows_ - from);
+      multiply(t);
+    }
   }
 }
 

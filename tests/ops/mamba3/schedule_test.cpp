@@ -60,15 +60,22 @@ TEST(ScanSchedule, ASmallLimitTakesMoreLevels) {
   Case c = usual(180);
   c.options.chunk = 1;
   const Outcome plain = with(c, Schedule::sequential, 1);
-  EXPECT_EQ(plain.backward.segment_chunks, 14);  // 14 segments of 13 or 14 chunks
+  EXPECT_EQ(plain.backward.segment_chunks, 32);
   Case tight = c;
-  tight.options.workspace_limit_bytes = plain.backward.workspace_bytes - 1;
-  for (const bool save : {false, true}) {
-    const Outcome less = with(tight, Schedule::sequential, 1, save);
-    EXPECT_LT(less.backward.workspace_bytes, plain.backward.workspace_bytes);
-    EXPECT_EQ(less.backward.segment_chunks, 36);  // three levels of 6
-    EXPECT_EQ(same_bits(plain.out, less.out), "");
-    EXPECT_EQ(less.damage, "");
+  int64_t before = plain.backward.workspace_bytes;
+  // As many segments as chunks in each: 14 of 13 or 14; then three levels of 6.
+  for (const int64_t segment : {14, 36}) {
+    tight.options.workspace_limit_bytes = before - 1;
+    for (const bool save : {false, true}) {
+      const Outcome less = with(tight, Schedule::sequential, 1, save);
+      if (!save) {
+        EXPECT_LT(less.backward.workspace_bytes, before);
+      }
+      EXPECT_EQ(less.backward.segment_chunks, segment);
+      EXPECT_EQ(same_bits(plain.out, less.out), "");
+      EXPECT_EQ(less.damage, "");
+      if (!save) before = less.backward.workspace_bytes;
+    }
   }
 }
 
@@ -115,11 +122,13 @@ TEST(ScanSchedule, MemoryIsTheFormula) {
   const int64_t state = 4 * s.P * s.N, turns = 12 * s.A;
   one.size.S = 16;
   const int64_t base = one.backward_bytes();  // of one chunk: J = 1, a checkpoint and two states
-  for (const int64_t S : {16, 17, 64, 1000, 4096, 65536, 65537}) {
+  for (const int64_t S : {16, 17, 64, 512, 513, 1000, 4096, 65536, 65537}) {
     one.size.S = S;
     one.saved = false;
     const int64_t c = (S + 15) / 16;
-    const auto J = static_cast<int64_t>(std::ceil(std::sqrt(static_cast<double>(c))));
+    // A short sequence is one segment.
+    const auto root = static_cast<int64_t>(std::ceil(std::sqrt(static_cast<double>(c))));
+    const int64_t J = std::max(root, std::min<int64_t>(c, 32));
     const int64_t checkpoints = (c + J - 1) / J;
     EXPECT_EQ(one.kept_bytes(), 64 + 4 * s.B * s.H * s.P * s.N * checkpoints) << S;
     const int64_t without = one.backward_bytes();

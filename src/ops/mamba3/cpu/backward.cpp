@@ -79,13 +79,6 @@ void Worker::start_gradients(HeadMemory& u) {
       u.gradient[in_panels(n, p, plan_.columns)] = static_cast<float>(get(d.ssm, s_.row, h_, p, n));
 }
 
-void Worker::first_pair(int64_t i, int64_t& u, int64_t& w) const {
-  if (rotation().halves)
-    u = i, w = i + p_.state_dim / 2;
-  else
-    u = 2 * i, w = 2 * i + 1;
-}
-
 // dy of the chunk's rows, in panels, from d_out; y anew where the finish needs it.
 void Worker::upstream(const float* state) {
   const Inputs& in = c_.in;

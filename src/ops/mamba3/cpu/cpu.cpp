@@ -169,7 +169,8 @@ void Run::record() {
   r.state_dtype = "fp32";
   r.accumulator_angle = "64-bit integers of 2^-64 turn, fp32 increments";
   r.accumulator_decay = "fp64 within a chunk, used as two fp32";
-  r.accumulator_state = r.accumulator_state_gradient = r.accumulator_rows = "fp32";
+  r.accumulator_state = r.accumulator_state_gradient = "fp32";
+  r.accumulator_rows = "fp32; turns and decays of later tokens fp64";
   r.accumulator_parameters = "fp32 within a chunk, fp64 across chunks and sequences";
   r.accumulator_groups = "fp32 in the order of the heads, biases before";
   r.products = products_of(p_, plan_);

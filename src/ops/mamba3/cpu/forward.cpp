@@ -40,7 +40,9 @@ void Worker::start_state(float* state) {
 void Worker::scores() {
   const int64_t stride = up16(plan_.tokens + 1);
   transpose(m_.k, up16(rows_), plan_.columns, plan_.room, m_.kt);
-  pairs(m_.q, m_.kt, plan_.columns, m_.scores);
+  const Tensor& up = c_.in.d_out;  // of backward, which reads it next
+  pairs(m_.q, m_.kt, plan_.columns, m_.scores,
+        rows_ahead(up, up.stride[1], offset_of(up, s_.batch, s_.begin + first_, 0, h_)));
   decay_matrix(m_.high, m_.low, n_, stride, m_.decay);
   for (int64_t t = 0; mutant(ScanMutant::m3_19_masked_by_a_product) && t + 1 < n_; ++t)
     m_.decay[(t + 1) * stride] += 0 * std::exp(m_.high[t] - m_.high[t + 1]);
@@ -61,7 +63,9 @@ void Worker::scores() {
 
 // y = e^L (Q h) + seen V
 void Worker::outputs(const float* state) {
-  whole(m_.q, state, plan_.columns, plan_.columns, plan_.values, m_.y);
+  const Tensor& z = c_.in.z;
+  whole(m_.q, state, plan_.columns, plan_.columns, plan_.values, m_.y,
+        rows_ahead(z, z.stride[1], offset_of(z, s_.batch, s_.begin + first_, h_)));
   scale_rows(m_.y, rows_, plan_.values, m_.left_rows);
   lower(m_.seen, m_.v, plan_.values, m_.y);
 }

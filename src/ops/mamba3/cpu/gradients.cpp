@@ -67,7 +67,7 @@ void Worker::value_gradients(const ChunkAt& at) {
 
 // Rows of dq and dk: their share of turns and decays; turned back.
 void Worker::turn_gradients(float* dq, float* dk, bool last) {
-  std::fill_n(m_.turn, n_ * plan_.columns, 0.0);
+  std::fill_n(m_.turn, n_ * plan_.columns, 0.0f);
   std::fill_n(m_.dot, n_, 0.0);
   for (int64_t i = 0; mutant(Mutant::m3_turned_back_forward) && i < n_ * plan_.turned; ++i)
     m_.sine[i] = -m_.sine[i];
@@ -108,8 +108,7 @@ void Worker::last_turns(HeadMemory& u) {
   const States& d = c_.in.d_final_states;
   const int64_t w = lanes();
   for (int64_t i = 0; i < p_.pairs; ++i) {
-    int64_t a = 0, b = 0;
-    first_pair(i, a, b);
+    const auto [a, b] = pair(i);
     u.last_turn[a] = get_or(0, d.angle, s_.row, h_, i);
     for (int64_t r = 0; d.k && r < p_.rank && !mutant(Mutant::m3_final_key_without_turn); ++r) {
       const int64_t row = (rows_ - p_.rank + r) * w;
@@ -135,13 +134,16 @@ void Worker::token_gradients(HeadMemory& u, int64_t slot) {
   const Gradients& d = c_.out.d;
   const int64_t N = plan_.columns, w = lanes();
   constexpr double pi = two_pi / 2;
-  double* turn = m_.anchor;  // from here on: all that turns with the token
-  for (int64_t n = 0; n < N; ++n) turn[n] = (u.first_anchor[n] - m_.anchor[n]) + u.last_turn[n];
+  // All that turns with the token. Columns u and w are large beside their difference, and sums over
+  // tokens larger still: in fp32 that would be the largest error of d_angles.
+  double* const turn = m_.turned;
+  for (int64_t n = 0; n < N; ++n)
+    turn[n] = (u.first_anchor[n] - double{m_.anchor[n]}) + u.last_turn[n];
   float* const dangle = p_.sum_angles ? u.dangle + slot * plan_.tokens * plan_.pairs : nullptr;
   double decay = mutant(Mutant::m3_anchor_dropped) ? 0 : energy_;
   for (int64_t t = n_ - 1; t >= 0; --t) {
     const int64_t at = s_.begin + first_ + t;
-    for (int64_t n = 0; n < N; ++n) turn[n] += m_.turn[t * N + n];
+    for (int64_t n = 0; n < N; ++n) turn[n] += double{m_.turn[t * N + n]};
     decay += m_.dot[t];
     double same = 0;
     for (int64_t i = t * p_.rank; i < (t + 1) * p_.rank; ++i)
@@ -153,20 +155,17 @@ void Worker::token_gradients(HeadMemory& u, int64_t slot) {
     p.ddt = double{p.lambda} * p.dgamma;
     const float* tanh = m_.tanh + t * plan_.pairs;
     double by_rate = 0;
-    for (int64_t i = 0; i < p_.pairs; ++i) {
-      int64_t a = 0, b = 0;
-      first_pair(i, a, b);
-      const double whole = turn[a] - turn[b];
-      if (!c_.in.angles) continue;
-      by_rate += whole * double{tanh[i]};
-      if (!d.angles) continue;
-      const double slope = 1 - double{tanh[i]} * double{tanh[i]};
-      const auto angle = static_cast<float>(whole * double{m_.dt[t]} * pi * slope);
-      if (p_.sum_angles)
-        dangle[t * plan_.pairs + i] = angle;
-      else
-        set(d.angles, angle, s_.batch, at, h_, i);
+    float* const rates = dangle ? dangle + t * plan_.pairs : m_.rates;
+    const double scale = double{m_.dt[t]} * pi;
+    for (int64_t i = 0; c_.in.angles && i < p_.pairs; ++i) {
+      const auto [a, b] = pair(i);
+      const double whole = turn[a] - turn[b], rate = tanh[i];
+      by_rate += whole * rate;
+      rates[i] = static_cast<float>(whole * scale * (1 - rate * rate));
     }
+    if (d.angles && !dangle)
+      store_row(rates, p_.pairs, d.angles.data, d.angles.dtype,
+                offset_of(d.angles, s_.batch, at, h_), d.angles.stride[3]);
     p.ddt += pi * by_rate;
     if (d.adt) {
       const bool reset = m_.adt[t] <= static_cast<float>(reset_below);
@@ -179,8 +178,7 @@ void Worker::token_gradients(HeadMemory& u, int64_t slot) {
   }
   if (first_ > 0 || !c_.out.d.initial_states.angle) return;
   for (int64_t i = 0; i < p_.pairs; ++i) {
-    int64_t a = 0, b = 0;
-    first_pair(i, a, b);
+    const auto [a, b] = pair(i);
     set(c_.out.d.initial_states.angle, turn[a] - turn[b], s_.row, h_, i);
   }
 }
@@ -239,9 +237,9 @@ void Worker::anchor_turns(const ChunkAt& at) {
   job.room = plan_.columns;
   job.values = plan_.values;
   job.pairs = p_.pairs;
-  job.halves = rotation().halves;
+  job.halves = halves_;
   job.turn = m_.anchor;
-  std::fill_n(m_.anchor, plan_.columns, 0.0);
+  std::fill_n(m_.anchor, plan_.columns, 0.0f);
   energy_ = anchor(job);
 }
 

@@ -31,6 +31,25 @@ HWY_INLINE void Weights(const MaskJob& job, int64_t t, int64_t columns) {
   for (int64_t r = 0; r < job.rank; ++r) to[t * job.rank + r] = job.same ? job.same[t] : 0.0f;
 }
 
+// Rank 1: rows are tokens, and weights need no memory on their way.
+HWY_INLINE void MaskToken(const MaskJob& job, int64_t t, int64_t columns) {
+  const D d;
+  const DI di;
+  const float* decay = job.decay + t * job.decay_stride;
+  const auto row = hn::Set(di, static_cast<int32_t>(t));
+  const V same = hn::Set(d, job.same ? job.same[t] : 0.0f);
+  for (int64_t j = 0; j < columns; j += width) {
+    const int64_t at = j * job.room + t * width;
+    const auto column = hn::Iota(di, static_cast<int32_t>(j));
+    V weight = hn::Load(d, decay + j);
+    if (job.scale) weight = hn::Mul(weight, hn::Load(d, job.scale + j));
+    weight = hn::IfThenElse(hn::RebindMask(d, hn::Eq(column, row)), same, weight);
+    const auto behind = hn::RebindMask(d, hn::Gt(column, row));
+    const V value = hn::Mul(hn::Load(d, job.from + at), weight);
+    hn::Store(hn::IfThenZeroElse(behind, value), d, job.to + at);
+  }
+}
+
 void Mask(const MaskJob& job) {
   const D d;
   const DI di;
@@ -41,8 +60,11 @@ void Mask(const MaskJob& job) {
     const int64_t last_row = HWY_MIN((limit - 1) / 16 * 16 + 15, rows - 1);
     const int64_t read = HWY_MIN((last_row / job.rank + 1) * job.rank, rows);
     const int64_t columns = (read + 15) / 16 * 16;
-    Weights(job, t, columns);
-    for (int64_t i = t * job.rank; i < limit; ++i)
+    if (job.rank == 1)
+      MaskToken(job, t, columns);
+    else
+      Weights(job, t, columns);
+    for (int64_t i = t * job.rank; job.rank > 1 && i < limit; ++i)
       for (int64_t j = 0; j < columns; j += width) {
         const int64_t at = j / width * panel + i * width;
         const auto seen = hn::RebindMask(d, hn::Lt(hn::Iota(di, static_cast<int32_t>(j)),

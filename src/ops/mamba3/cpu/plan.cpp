@@ -17,10 +17,11 @@ int64_t bytes_of(const Problem& p, const Plan& plan, bool saved) {
   return arena.bytes();
 }
 
-// Each stride so many of the next that `levels` of them reach over all chunks.
-void set_levels(Plan& plan, int levels) {
+// Each stride so many of the next, and at least `base`, that `levels` of them reach over all
+// chunks.
+void set_levels(Plan& plan, int levels, int64_t base) {
   plan.levels = levels;
-  plan.base = 1;
+  plan.base = base;
   const auto reach = [&] {
     int64_t all = 1;
     for (int k = 0; k < levels && all < plan.chunks; ++k) all *= plan.base;
@@ -31,21 +32,24 @@ void set_levels(Plan& plan, int levels) {
   for (int k = levels - 2; k >= 0; --k) plan.stride[k] = plan.stride[k + 1] * plan.base;
 }
 
-// As few levels as the limit allows to a backward call on one thread, else those that need the
-// least: forward and backward agree.
+// A short sequence is one segment, and no state is computed twice; a longer one has as many
+// segments as chunks in each. As few levels as the limit allows to a backward call on one thread,
+// else those that need the least: forward and backward agree.
 void choose_levels(Plan& plan, const Problem& p) {
   Problem backward = p;
   backward.pass = Pass::backward;
   backward.sum_angles = true;
   int least = 2;
   int64_t least_bytes = INT64_MAX;
+  set_levels(plan, 2, std::min(plan.chunks, short_chunks));
+  if (bytes_of(backward, plan, false) <= p.options.workspace_limit_bytes) return;
   for (int levels = 2; levels <= most_levels; ++levels) {
-    set_levels(plan, levels);
+    set_levels(plan, levels, 1);
     const int64_t bytes = bytes_of(backward, plan, false);
     if (bytes <= p.options.workspace_limit_bytes) return;
     if (bytes < least_bytes) least = levels, least_bytes = bytes;
   }
-  set_levels(plan, least);
+  set_levels(plan, least, 1);
 }
 
 // Chunks side by side, where heads and sequences are too few for the threads.
@@ -162,16 +166,16 @@ ThreadMemory::ThreadMemory(Arena& arena, const Problem& p, const Plan& plan) {
   high_turn = arena.take<uint32_t>(A), low_turn = arena.take<uint32_t>(A), taint = some_of(A);
   scratch = some_of(std::max(2 * (N + 32), m));
   vt = o = w = w_decay = w_seen = transposed = dy = dv = dz = nullptr;
-  ds = extra = parameters = sum = nullptr;
-  turn = dot = anchor = nullptr;
+  turn = ds = anchor = extra = parameters = sum = nullptr;
+  dot = turned = nullptr;
   pointers = nullptr;
   if (!p.backward()) return;
   vt = some_of(m * P), o = some_of(m * P);
   w = some_of(m * m), w_decay = some_of(m * m), w_seen = some_of(m * m);
   transposed = some_of(plan.state());
   dy = some_of(m * P), dv = some_of(m * P), dz = some_of(plan.tokens * P);
-  turn = arena.take<double>(plan.tokens * N), dot = arena.take<double>(C);
-  anchor = arena.take<double>(N), ds = some_of(C);
+  turn = some_of(plan.tokens * N), ds = some_of(C), anchor = some_of(N);
+  dot = arena.take<double>(C), turned = arena.take<double>(N);
   extra = some_of(R * N);
   parameters = some_of(R * (2 * N + 3 * P) + P + 16);
   sum = some_of(std::max(R * N, A));

@@ -12,7 +12,8 @@ namespace talea::mamba3::cpu {
 
 constexpr int64_t up16(int64_t n) { return (n + 15) / 16 * 16; }
 
-constexpr int most_levels = 6;  // of checkpoints
+constexpr int most_levels = 6;        // of checkpoints
+constexpr int64_t short_chunks = 32;  // in one segment
 
 struct Plan {
   int64_t tokens = 0;   // C of a chunk
@@ -67,8 +68,8 @@ struct ThreadMemory {
   float* scratch;
   // backward
   float *vt, *o, *w, *w_decay, *w_seen, *transposed, *dy, *dv, *dz;
-  float *ds, *extra, *parameters, *sum;
-  double *turn, *dot, *anchor;  // [tokens, N], [tokens], [N]
+  float *turn, *ds, *anchor, *extra, *parameters, *sum;
+  double *dot, *turned;  // [tokens]; [N], summed over later tokens
   const float** pointers;
 };
 
@@ -97,7 +98,7 @@ struct HeadMemory {
   float *gradient, *gradients;   // behind the chunk at work; of a segment, where it is side by side
   float* decays;                 // [J]
   double *first_anchor, *last_turn;  // [N]
-  float *dq, *dk, *dangle, *sums;   // of each chunk that is side by side
+  float *dq, *dk, *dangle, *sums;    // of each chunk that is side by side
   ChunkLeft* left;
   double* parameters;
   Pending pending;

@@ -74,19 +74,6 @@ void RotateRows(const RotateJob& job) {
       hn::Store(hn::Zero(d), d, job.to + n * job.room + i * width);
 }
 
-// A sum of products in fp64: plain loops, which compilers turn into vectors on every target.
-struct Wide {
-  double lane[width] = {};
-  HWY_INLINE void Add(const float* HWY_RESTRICT x, const float* HWY_RESTRICT y) {
-    for (int64_t j = 0; j < width; ++j) lane[j] += double{x[j]} * double{y[j]};
-  }
-  HWY_INLINE double Sum() const {
-    double sum = 0;
-    for (int64_t j = 0; j < width; ++j) sum += lane[j];
-    return sum;
-  }
-};
-
 HWY_INLINE void TurnBackRow(const TurnBackJob& job, int64_t t, int64_t r, float* scratch) {
   const D d;
   const int64_t i = t * job.rank + r;
@@ -95,14 +82,19 @@ HWY_INLINE void TurnBackRow(const TurnBackJob& job, int64_t t, int64_t r, float*
   const float* x = job.x + i * width;
   const float* c = job.rotation.cosine + t * job.rotation.stride;
   const float* s = job.rotation.sine + t * job.rotation.stride;
-  double* turn = job.turn + t * job.padded;
+  float* turn = job.turn + t * job.padded;
   Partner(job.rotation, g, job.padded, other);
-  Wide dot;
+  // <q, dq> and <k, dk> differ by little, and are summed over tokens. Plain loops: compilers make
+  // vectors of them on every target.
+  double dot[width] = {};
   for (int64_t n = 0; n < job.padded; n += width, x += job.room * width) {
-    dot.Add(x, g + n);
-    for (int64_t j = 0; j < width; ++j) turn[n + j] += double{x[j]} * double{other[n + j]};
+    const V own = hn::Load(d, x), across = hn::Load(d, other + n);
+    for (int64_t j = 0; j < width; ++j) dot[j] += double{x[j]} * double{g[n + j]};
+    hn::Store(hn::MulAdd(own, across, hn::Load(d, turn + n)), d, turn + n);
   }
-  job.dot[t] += job.sign * dot.Sum();
+  double sum = 0;
+  for (int64_t j = 0; j < width; ++j) sum += dot[j];
+  job.dot[t] += double{job.sign} * sum;
   if (job.extra && t == job.tokens - 1) {
     for (int64_t n = 0; n < job.padded; n += width)
       hn::Store(hn::Add(hn::Load(d, g + n), hn::Load(d, job.extra + r * job.padded + n)), d, g + n);
@@ -154,6 +146,7 @@ void KeyRows(const KeyJob& job) {
 }
 
 double Anchor(const AnchorJob& job) {
+  const D d;
   double all = 0;
   const int64_t half = job.columns / 2, panel = job.room * width;
   for (int64_t n = 0; n < job.columns; ++n) {
@@ -162,16 +155,18 @@ double Anchor(const AnchorJob& job) {
     const int64_t pair = job.halves ? n % HWY_MAX(half, 1) : n / 2;
     const bool in_pair = pair < job.pairs && (!job.halves || n < 2 * half);
     const int64_t partner = !in_pair ? n : job.halves ? (left ? n + half : n - half) : n ^ 1;
-    Wide own, across;
+    V own = hn::Zero(d), across = hn::Zero(d);
     const float* h = job.h + n * width;
     const float* e = job.e + n * width;
     const float* o = job.e + partner * width;
     for (int64_t p = 0; p < job.values; p += width, h += panel, e += panel, o += panel) {
-      own.Add(h, e);
-      across.Add(h, o);
+      const V x = hn::Load(d, h);
+      own = hn::MulAdd(x, hn::Load(d, e), own);
+      across = hn::MulAdd(x, hn::Load(d, o), across);
     }
-    all += own.Sum();
-    job.turn[n] = in_pair ? across.Sum() : 0;
+    all += hn::GetLane(hn::SumOfLanes(d, own));
+    const float arm = hn::GetLane(hn::SumOfLanes(d, across));
+    job.turn[n] = in_pair ? arm : 0;
   }
   return all;
 }

@@ -27,8 +27,7 @@ struct RotateJob {
 void rotate_rows(const RotateJob& job);
 
 // Gradients of turned rows: what they add to the token's turn and to the decay's gradient; then
-// turned back, summed for the bias. Turns and decays are small differences of large sums: products
-// of fp32 rows are exact in fp64 and stay so.
+// turned back, summed for the bias.
 struct TurnBackJob {
   Rotation rotation{};
   int64_t tokens = 0, rank = 1, padded = 0, room = 0;
@@ -36,7 +35,7 @@ struct TurnBackJob {
   float* gradient = nullptr;     // [tokens R, padded]; on return turned back
   const float* extra = nullptr;  // [R, padded] added to the last token before it is turned back
   float sign = 1;                // of dot
-  double* turn = nullptr;        // [tokens, padded] +=: u g_w in column u, w g_u in column w
+  float* turn = nullptr;         // [tokens, padded] +=: u g_w in column u, w g_u in column w
   double* dot = nullptr;         // [tokens] += sign * <x, gradient>
   float* bias = nullptr;         // [R, padded] +=
   float* scratch = nullptr;      // 2 * (padded + 32)
@@ -90,7 +89,7 @@ struct AnchorJob {
   const float *h = nullptr, *e = nullptr;
   int64_t columns = 0, room = 0, values = 0, pairs = 0;  // N, N up to 16, P up to 16, A
   bool halves = false;
-  double* turn = nullptr;
+  float* turn = nullptr;
 };
 double anchor(const AnchorJob& job);
 

@@ -5,6 +5,7 @@
 
 #include <limits>
 
+#include "device/cpu/fetch.hpp"
 #include "device/cpu/tile_product.hpp"
 
 #undef HWY_TARGET_INCLUDE
@@ -139,7 +140,9 @@ void Turn(const TurnJob& job) {
   const D d;
   const DU du;
   const bool whole = job.pairs % width == 0;
+  talea::cpu::Fetch fetch(job.ahead, job.tokens);
   for (int64_t t = 0; t < job.tokens; ++t) {
+    fetch.Some();
     float* c = job.cosine ? job.cosine + t * job.stride : nullptr;
     float* s = job.sine ? job.sine + t * job.stride : nullptr;
     for (int64_t i = 0; i < job.padded; i += width) {
@@ -181,13 +184,46 @@ void Turn(const TurnJob& job) {
   }
 }
 
+HWY_INLINE V ApartFrom(const float* high, const float* low, int64_t t, int64_t j) {
+  const D d;
+  return hn::Add(hn::Sub(hn::Set(d, high[t]), hn::Load(d, high + j)),
+                 hn::Sub(hn::Set(d, low[t]), hn::Load(d, low + j)));
+}
+
+// Rows [first, first + width) at columns before them: exp(L_t - L_a) exp(L_a - L_j), a the last
+// token before them. Both are at most 1 where L falls, so nothing overflows on the way.
+HWY_INLINE void DecayBlock(const float* high, const float* low, int64_t first, int64_t tokens,
+                           int64_t stride, float* to) {
+  const D d;
+  HWY_ALIGN float since[width];
+  const V minus = hn::Set(d, -1.0f);
+  const V own = hn::Mul(minus, ApartFrom(high, low, first - 1, first));
+  hn::Store(Exp(own), d, since);
+  const int64_t end = HWY_MIN(first + width, tokens);
+  for (int64_t j = 0; j < first; j += width) {
+    const V until = Exp(ApartFrom(high, low, first - 1, j));
+    for (int64_t t = first; t < end; ++t)
+      hn::Store(hn::Mul(hn::Set(d, since[t - first]), until), d, to + t * stride + j);
+  }
+}
+
+HWY_INLINE bool Falls(const float* high, const float* low, int64_t tokens) {
+  bool falls = true;
+  for (int64_t t = 1; t < tokens; ++t)
+    falls = falls && (high[t] - high[t - 1]) + (low[t] - low[t - 1]) <= 0;
+  return falls;
+}
+
 void DecayMatrix(const float* high, const float* low, int64_t tokens, int64_t stride, float* to) {
   const D d;
   const DI di;
+  const bool falls = Falls(high, low, tokens);
   for (int64_t t = 0; t < tokens; ++t) {
     const V h = hn::Set(d, high[t]), l = hn::Set(d, low[t]);
     float* row = to + t * stride;
-    int64_t j = 0;
+    const int64_t first = t / width * width;
+    if (falls && t > 0 && t == first) DecayBlock(high, low, first, tokens, stride, to);
+    int64_t j = falls ? first : 0;
     for (; j < t; j += width) {
       const V apart = hn::Add(hn::Sub(h, hn::Load(d, high + j)), hn::Sub(l, hn::Load(d, low + j)));
       const auto before =

@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "device/cpu/tile_product.hpp"
+
 namespace talea::mamba3::cpu {
 
 // Turns of the pairs of a head: 64-bit integers of 2^-64 turn in two halves, and NaN for the pairs
@@ -24,6 +26,7 @@ struct TurnJob {
   float *cosine = nullptr, *sine = nullptr;
   int64_t stride = 0, columns = 0;
   bool halves = false;
+  talea::cpu::Ahead ahead;
 };
 void turn(const TurnJob& job);
 

@@ -62,6 +62,7 @@ void Worker::begin(const Sequence& sequence, int64_t head) {
   load_parameter(in.mimo_out, P, plan_.values, m_.mimo_out);
   load_parameter(in.norm_weight, P, plan_.values, m_.weight);
   skip_ = static_cast<float>(get_or(0, in.d, h_));
+  halves_ = rotation().halves;
 }
 
 // Steps and decays of the chunk's tokens, and of the one behind them.
@@ -126,6 +127,13 @@ Rotation Worker::rotation() const {
           p_.rotary_pairs == RotaryPairs::halves && p_.state_dim % 2 == 0};
 }
 
+// `first`: the element of the chunk's first token.
+talea::cpu::Ahead Worker::rows_ahead(const Tensor& t, int64_t stride, int64_t first) const {
+  if (!t) return {};
+  const int64_t size = size_of(t.dtype);
+  return {static_cast<const char*>(t.data) + first * size, n_, p_.head_dim * size, stride * size};
+}
+
 void Worker::turns(bool columns) {
   for (int64_t i = 0; mutant(Mutant::m3_16_angle_in_16_bits) && i < plan_.pairs; ++i)
     m_.high_turn[i] &= 0xff000000u;
@@ -147,7 +155,9 @@ void Worker::turns(bool columns) {
     job.sine = m_.sine;
     job.stride = plan_.turned;
     job.columns = p_.state_dim;
-    job.halves = rotation().halves;
+    job.halves = halves_;
+    const Tensor& v = c_.in.v;
+    job.ahead = rows_ahead(v, v.stride[1], offset_of(v, s_.batch, s_.begin + first_, h_));
   } else if (!job.rates) {
     return;
   }
@@ -215,8 +225,9 @@ void Worker::key_and_value() {
 
 // to [rows, columns] = a [rows, depth] b; rows of `to` side by side.
 void Worker::whole(const float* a, const float* b, int64_t depth, int64_t b_rows, int64_t columns,
-                   float* to) {
+                   float* to, const talea::cpu::Ahead& ahead) {
   TileProduct t;
+  t.ahead = ahead;
   t.form = LeftForm::panel;
   t.a = a;
   t.a_stride = plan_.room * lanes();
@@ -277,7 +288,8 @@ void Worker::upper(const float* a, const float* b, int64_t columns, float* to) {
 }
 
 // Scores of the pairs that see each other: to [rows, rows] in panels = a b.
-void Worker::pairs(const float* a, const float* b, int64_t depth, float* to) {
+void Worker::pairs(const float* a, const float* b, int64_t depth, float* to,
+                   const talea::cpu::Ahead& ahead) {
   const int64_t R = p_.rank, b_rows = up16(depth);
   for (int64_t i = 0; i < rows_; i += 16) {
     const int64_t last = std::min(i + 15, rows_ - 1);
@@ -293,6 +305,11 @@ void Worker::pairs(const float* a, const float* b, int64_t depth, float* to) {
     t.rows = 16;
     t.panels = (std::min((last / R + 1) * R, rows_) + lanes() - 1) / lanes();
     t.depth = depth;
+    // Each product fetches its share of the rows.
+    const int64_t from = ahead.rows * i / rows_, end = ahead.rows * (last + 1) / rows_;
+    t.ahead = ahead;
+    t.ahead.first = static_cast<const char*>(ahead.first) + from * ahead.stride_bytes;
+    t.ahead.rows = end - from;
     multiply(t);
   }
 }

@@ -90,19 +90,27 @@ class Worker {
   void token_gradients(HeadMemory& u, int64_t slot);
   void store_token(const Pending& p, double db);
   void store_values();
-  void first_pair(int64_t i, int64_t& u, int64_t& w) const;
+  // Columns u and w of pair i.
+  struct Pair {
+    int64_t u, w;
+  };
+  Pair pair(int64_t i) const {
+    return halves_ ? Pair{i, i + p_.state_dim / 2} : Pair{2 * i, 2 * i + 1};
+  }
   Rotation rotation() const;
 
   // Row i to `to` + i * ranks * padded, filled up with zeros to `padded`.
   void load_rows(const Tensor& t, int64_t first, int64_t stride_rows, int64_t rows, int64_t stride,
                  int64_t n, int64_t padded, float* to, int64_t ranks = 1);
   void load_parameter(const Tensor& t, int64_t n, int64_t padded, float* to);
-  // Products of panels over the rows of the chunk.
+  // Products of panels over the rows of the chunk. ahead: rows of its tokens that are wanted next.
   void whole(const float* a, const float* b, int64_t depth, int64_t b_rows, int64_t columns,
-             float* to);
+             float* to, const talea::cpu::Ahead& ahead = {});
   void lower(const float* a, const float* b, int64_t columns, float* to);
   void upper(const float* a, const float* b, int64_t columns, float* to);
-  void pairs(const float* a, const float* b, int64_t depth, float* to);
+  void pairs(const float* a, const float* b, int64_t depth, float* to,
+             const talea::cpu::Ahead& ahead = {});
+  talea::cpu::Ahead rows_ahead(const Tensor& t, int64_t stride, int64_t first) const;
   void into_state(const float* a, const float* b, float* state);
 
   const Call& c_;
@@ -113,6 +121,7 @@ class Worker {
   int64_t h_ = 0, g_ = 0, T_ = 0;
   int64_t first_ = 0, n_ = 0, rows_ = 0;  // of the loaded chunk: first token, tokens, rows
   float skip_ = 0;
+  bool halves_ = false;
   double sum_skip_ = 0, energy_ = 0;
 };
 

@@ -59,6 +59,33 @@ TEST(Sm90Config, ShortChunksShareTheDeviceLongOnesDoNot) {
   EXPECT_EQ(large.dw_early, 4);  // 128 tiles of dX leave 4 of 66 pairs idle in the second wave
 }
 
+// A weight without a gradient: nothing fills the multiprocessors that a wave of dX leaves.
+Problem frozen(int64_t hidden, int64_t vocab, int64_t limit_mib) {
+  Problem p = training(8192, hidden, vocab, limit_mib);
+  p.wants_dw = false, p.late_factor = p.wants_dx_rest = true;
+  return p;
+}
+
+TEST(Sm90Config, DxAloneTakesTheTileThatLeavesFewerIdle) {
+  const auto c = sm90::config(frozen(4096, 128256, 256), hopper());
+  EXPECT_EQ(c.chunk_rows, 768);
+  EXPECT_EQ(c.dx_tile, sm90::DxTile::tall);  // 64 of 66 pairs instead of 48
+  EXPECT_EQ(c.dx_blocks, 132);
+  Problem p = frozen(4096, 128256, 300);
+  EXPECT_EQ(sm90::config(p, hopper()).chunk_rows, 1024);
+  EXPECT_EQ(sm90::config(p, hopper()).dx_tile, sm90::DxTile::square);  // 64 of 66
+  EXPECT_EQ(sm90::config(training(8192, 4096, 128256, 265), hopper()).dx_tile,
+            sm90::DxTile::square);
+}
+
+// Chunks of 256 rows would leave most of the device idle in every wave of dX.
+TEST(Sm90Config, DxAloneGoesBySlicesWhereChunksAreShort) {
+  const Problem p = frozen(2304, 256000, 256);
+  const auto c = sm90::config(p, hopper());
+  EXPECT_GT(c.slice_words, 0);
+  EXPECT_LE(workspace(p) + p.tokens * p.hidden, int64_t{256} << 20);
+}
+
 TEST(Sm90Config, ChunksOf512RowsRunTheNextLogitsBesideDw) {
   const Problem p = training(8192, 4096, 128256, 135);
   const auto c = sm90::config(p, hopper());

@@ -283,7 +283,7 @@ void dx_of(const Run& r, const Chunk& k, int blocks) {
   DxCall q;
   q.exp = buffer(r, k), q.terms = terms(r), q.weight = r.weight(), q.chunk = k.rows;
   q.rows = r.b.rows.from(k.begin);
-  q.f16 = r.c.f16;
+  q.f16 = r.c.f16, q.tile = r.c.dx_tile;
   q.f32_out = true;
   if (r.c.exchange_dx) {
     q.dx = dx_share(r, k.offset);
@@ -297,7 +297,7 @@ void dx_of(const Run& r, const Chunk& k, int blocks) {
   }
   if (r.c.rank_one) q.smooth_row = r.b.weight_sum, q.smooth_factor = r.b.row_smooth + k.begin;
   q.overlaps = !r.exchanged();
-  if (r.p.wants_dx_rest) q.rest = static_cast<uint8_t*>(r.call.out.dx_rest.data);
+  q.rest = r.dx_rest();
   if (is_followed(r, k.begin)) q.read = r.b.dx_read;
   if (r.multiplies())
     dx_product(q, {r.stream, blocks});

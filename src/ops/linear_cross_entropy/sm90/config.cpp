@@ -29,6 +29,10 @@ constexpr int64_t kAheadRows = 512;  // up to so many a chunk the next chunk's l
 // of them, and dW fills the last wave.
 void share_device(const Problem& p, Config& c) {
   const int64_t pairs = c.blocks / 2;
+  c.dx_blocks = c.blocks;
+  if (p.wants_dx)
+    c.dx_tile = dx_tiles(p, static_cast<double>(pairs), std::min(c.chunk_rows, p.tokens)).tile;
+  if (!p.wants_dx || !p.wants_dw) return;
   const int64_t tiles = (c.chunk_rows + kPairRows - 1) / kPairRows * ((p.hidden + 255) / 256);
   int64_t dx_pairs = pairs, waves = (tiles + pairs - 1) / pairs;
   if (c.chunk_rows <= 1024 && p.world == 1) {  // with more ranks dW waits for dX
@@ -52,7 +56,6 @@ void share_device(const Problem& p, Config& c) {
     }
   }
   c.dx_blocks = static_cast<int>(2 * dx_pairs);
-  if (!p.wants_dx || !p.wants_dw) return;
   // One dX tile against one dW tile: 128 x 256 x vocab and 192 x 128 x rows multiplications. Below
   // some 768 rows a dW tile takes the time of its additions, however few its multiplications.
   const int64_t ahead = p.vocab_local * 256 / (192 * std::max<int64_t>(c.chunk_rows, 768));
@@ -220,7 +223,7 @@ void choose_schedule(const Problem& p, const DeviceFacts& device, Config& c) {
   // Where neither dW nor the states ask for slices, dX keeps its bits over all limits unless much
   // is to be gained.
   const bool gains = kLeastSliced <= p.vocab_local * p.hidden;
-  if (slices_can(p, c) && !p.wants_rest && !p.wants_dx_rest &&
+  if (slices_can(p, c) && !p.wants_rest &&
       (rounds ? p.options.dw_sum == DType::f32 : saved_are_enough(p) || gains))
     if (const auto slices = by_slices(p, device, c)) {
       ways.push_back(*slices);

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "ops/linear_cross_entropy/lane.hpp"
+#include "ops/linear_cross_entropy/sm90/dx_tile.hpp"
 #include "ops/linear_cross_entropy/sm90/rows.hpp"
 
 namespace talea::lce {
@@ -49,6 +50,7 @@ struct Config {
   int blocks = 0;              // of every persistent product
   // Where both gradients are wanted, dW starts on the multiprocessors that dX leaves free.
   int dx_blocks = 0;
+  DxTile dx_tile = DxTile::square;      // tall only where dX is formed alone
   int dw_early = 0, dw_head_start = 0;  // pairs that start first, tiles they take beforehand
   // The logits of the next chunk run beside dW, too: dW has what dX leaves for the whole chunk, and
   // the logits take what dX had. The pairs that start there take so many tiles ahead of the rest.

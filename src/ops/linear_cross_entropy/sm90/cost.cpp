@@ -17,15 +17,23 @@ double bytes_added(const Problem& p, const Config& c, bool first) {
   return first && !p.accumulate_dw ? 4 : 8;
 }
 
-DxTiles dx_tiles(const Problem& p, double pairs, int64_t rows) {
+static DxTiles tiles_of(DxTile tile, const Problem& p, double pairs, int64_t rows) {
   const auto up = [](int64_t a, int64_t b) { return static_cast<double>((a + b - 1) / b); };
-  const double tiles = up(rows, 256) * up(p.hidden, 256);
-  const double one = 2 * 256.0 * 256.0 * static_cast<double>(p.vocab_local);
-  DxTiles t;
+  const int64_t height = dx_tile_rows(tile), width = dx_tile_columns(tile);
+  const double tiles = up(rows, height) * up(p.hidden, width);
+  const double one = 2 * static_cast<double>(height * width) * static_cast<double>(p.vocab_local);
+  DxTiles t{.tile = tile};
   t.waves = std::ceil(tiles / pairs);
   t.busy = tiles / (t.waves * pairs);
   t.wave_ms = one * pairs / kRates.flops * (0.78 + 0.22 * t.busy);
   return t;
+}
+
+DxTiles dx_tiles(const Problem& p, double pairs, int64_t rows) {
+  const DxTiles square = tiles_of(DxTile::square, p, pairs, rows);
+  if (p.wants_dw || p.world > 1) return square;
+  const DxTiles tall = tiles_of(DxTile::tall, p, pairs, rows);
+  return tall.waves * tall.wave_ms < square.waves * square.wave_ms ? tall : square;
 }
 
 namespace {

@@ -21,10 +21,12 @@ struct Rates {
 };
 constexpr Rates kRates;
 
-// How the tiles of a dX product of so many rows fill the device.
+// How the tiles of a dX product of so many rows fill the device; of the shape that takes less time
+// where nothing runs beside them, else square.
 struct DxTiles {
   double waves = 0, busy = 0;  // of them, the share of the multiprocessors at work
   double wave_ms = 0;          // fewer at work run faster: the chip is bound by its power
+  DxTile tile = DxTile::square;
 };
 DxTiles dx_tiles(const Problem& p, double pairs, int64_t rows);
 

@@ -8,9 +8,13 @@
 namespace talea::lce::sm90 {
 namespace {
 
-template <bool kF16, bool kF32Out>
+template <bool kF16>
+using Square = Shape<128, 256, 4, false, Major::k, Major::mn, kF16>;
+template <bool kF16>
+using Tall = Shape<192, 128, 5, true, Major::k, Major::mn, kF16>;
+
+template <class S, bool kF32Out>
 void run(const DxCall& c, const Launch& launch) {
-  using S = Shape<128, 256, 4, false, Major::k, Major::mn, kF16>;
   DxParams p;
   p.rows = c.rows;
   p.dx = c.dx.data;
@@ -30,19 +34,24 @@ void run(const DxCall& c, const Launch& launch) {
   e.rows_in_use = c.chunk.in_use;
   e.rows_begin = c.chunk.begin;
   e.terms = c.terms.count, e.term_offset = c.terms.offset;
-  launch_gemm<S, DxEpilogue<kF16, kF32Out>>(
+  launch_gemm<S, DxEpilogue<S::kF16, kF32Out>>(
       {c.exp.data, c.exp.rows, c.exp.columns, c.exp.stride},
       {c.weight.data, c.weight.rows, c.weight.columns, c.weight.stride}, e, p, launch.blocks,
       c.overlaps, launch.stream);
 }
 
+template <bool kF16>
+void of_dtype(const DxCall& c, const Launch& launch) {
+  if (c.tile == DxTile::tall)
+    c.f32_out ? run<Tall<kF16>, true>(c, launch) : run<Tall<kF16>, false>(c, launch);
+  else
+    c.f32_out ? run<Square<kF16>, true>(c, launch) : run<Square<kF16>, false>(c, launch);
+}
+
 }  // namespace
 
 void dx_product(const DxCall& call, const Launch& launch) {
-  if (call.f16)
-    call.f32_out ? run<true, true>(call, launch) : run<true, false>(call, launch);
-  else
-    call.f32_out ? run<false, true>(call, launch) : run<false, false>(call, launch);
+  call.f16 ? of_dtype<true>(call, launch) : of_dtype<false>(call, launch);
 }
 
 }  // namespace talea::lce::sm90

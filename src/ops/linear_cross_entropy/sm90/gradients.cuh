@@ -73,8 +73,7 @@ struct DxEpilogue : WaitsFirst {
     if (kF16 || r.rest < 0 || c >= p.hidden) return pack<kF16>(x.x, x.y);
     uint32_t low, high;
     const uint32_t both = Pair<8>::part(x, low, high);
-    *reinterpret_cast<uint16_t*>(p.rest + r.rest + c) =
-        static_cast<uint16_t>(low >> 8 | (high & 0xff00u));
+    *reinterpret_cast<uint16_t*>(p.rest + r.rest + c) = Pair<8>::bytes(low, high);
     return both;
   }
 

@@ -3,6 +3,7 @@
 // Never changes the order of the rows.
 #include "core/kernel_mutant.hpp"
 #include "device/sm90/follow.cuh"
+#include "ops/linear_cross_entropy/sm90/pair.cuh"
 #include "ops/linear_cross_entropy/sm90/target_rule.cuh"
 
 namespace talea::lce {
@@ -124,11 +125,16 @@ __global__ void end_rows_kernel(EndRowsParams p) {
       const float2 w = load_pair<false>(p.weight, word + d);
       x.x = fmaf(factor, w.x, x.x), x.y = fmaf(factor, w.y, x.y);
     }
-    if (p.to.dtype == DType::f32)
+    if (p.to.dtype == DType::f32) {
       *reinterpret_cast<float2*>(static_cast<float*>(p.to.data) + to + d) = x;
-    else
-      *reinterpret_cast<uint32_t*>(static_cast<uint16_t*>(p.to.data) + to + d) =
-          pack<false>(x.x, x.y);
+      continue;
+    }
+    uint32_t low, high;
+    *reinterpret_cast<uint32_t*>(static_cast<uint16_t*>(p.to.data) + to + d) =
+        sm90::Pair<8>::part(x, low, high);
+    if (p.rest)
+      *reinterpret_cast<uint16_t*>(p.rest + p.rows.index[row] * p.hidden + d) =
+          sm90::Pair<8>::bytes(low, high);
   }
 }
 

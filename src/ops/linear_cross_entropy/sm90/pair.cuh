@@ -44,6 +44,12 @@ struct Pair {
     return place < kShift ? (rest & kMask) >> (kShift - place) : (rest & kMask) << (place - kShift);
   }
 
+  // What part() left, as a byte each: how dX keeps it.
+  static __device__ __forceinline__ uint16_t bytes(uint32_t low, uint32_t high) {
+    static_assert(kBits == 8);
+    return static_cast<uint16_t>(low >> 8 | (high & 0xff00u));
+  }
+
  private:
   static __device__ __forceinline__ uint32_t left(float x, uint32_t rounded) {
     if constexpr (kBits == 0) return 0;

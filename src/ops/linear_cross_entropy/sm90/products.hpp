@@ -4,6 +4,7 @@
 #pragma once
 #include <cuda_runtime.h>
 
+#include "ops/linear_cross_entropy/sm90/dx_tile.hpp"
 #include "ops/linear_cross_entropy/sm90/rows.hpp"
 #include "ops/linear_cross_entropy/sm90/split.hpp"
 
@@ -67,6 +68,7 @@ struct WideLogitsCall {
 void wide_logits_product(const WideLogitsCall& call, const Launch& launch);
 
 struct DxCall {
+  DxTile tile = DxTile::square;
   Matrix exp, weight, dx;
   Terms terms;
   bool f16 = false;      // the operands' dtype

@@ -53,6 +53,10 @@ struct Run {
     if (!c.split_dw) return {};
     return {p.wants_rest ? call.out.dw_rest.data : b.rest, c.rest_bits, p.hidden};
   }
+  // What rounding a bf16 dX leaves; null: nobody keeps it.
+  uint8_t* dx_rest() const {
+    return p.wants_dx_rest ? static_cast<uint8_t*>(call.out.dx_rest.data) : nullptr;
+  }
   // Where blanks and rows of dX go: the caller's, or, sequence parallel, all ranks' in fp32.
   device::View dx() const {
     if (!c.gather_tokens) return device::View(call.out.dx);

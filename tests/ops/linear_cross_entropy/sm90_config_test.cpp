@@ -78,6 +78,13 @@ TEST(Sm90Config, DxAloneTakesTheTileThatLeavesFewerIdle) {
             sm90::DxTile::square);
 }
 
+// A third of the rows of 384 would be multiplied for nothing.
+TEST(Sm90Config, DxAloneOfShortChunksStaysWithSquareTiles) {
+  const auto c = sm90::config(frozen(2880, 201088, 256), hopper());
+  EXPECT_EQ(c.chunk_rows, 512);
+  EXPECT_EQ(c.dx_tile, sm90::DxTile::square);
+}
+
 // Chunks of 256 rows would leave most of the device idle in every wave of dX.
 TEST(Sm90Config, DxAloneGoesBySlicesWhereChunksAreShort) {
   const Problem p = frozen(2304, 256000, 256);

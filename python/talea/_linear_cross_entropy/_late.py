@@ -22,11 +22,10 @@ from ._tensors import GRADIENTS, NO_GRADIENT, PER_TOKEN, Described, _key_of, kee
 from ._tensors import run as run_described
 
 _SMALL_BYTES = 32 << 20
-RESTS = ("dx_rest", "dw_rest")
 
 
 def forward(config: Config, inputs, need, receipts=None):
-    """The described forward call, and what it made, by name.
+    """The described forward call, and what it made, in the order of its names.
 
     The gradients that `need` names are formed where nothing but a factor can come later and where
     the workspace limit has room for what has to be kept; else the row states that backward needs.
@@ -36,8 +35,7 @@ def forward(config: Config, inputs, need, receipts=None):
     if described is None:
         described = _describe(config, inputs, need)
         keep(key, bits, described)
-    made = run_described(described, inputs, None, addresses, receipts)
-    return described, dict(zip(described.names, made, strict=True))
+    return described, run_described(described, inputs, None, addresses, receipts)
 
 
 def factor_of(config: Config, need) -> str | None:
@@ -154,7 +152,8 @@ def multiply(kept: dict, inputs, factor: torch.Tensor, stream=None) -> dict:
             tensors[f"{name}_sum"] = sums
     if not factor.is_cuda:
         return _multiply_on_host(kept, made, factor)
-    tensors.update((n, kept[n]) for n in RESTS if n in kept)
+    if "rests" in kept:
+        tensors.update(kept["rests"]())
     if "dx" in made or "dw" in made:
         _late(tensors, stream)
     if "db" in made:

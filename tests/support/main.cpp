@@ -17,6 +17,7 @@
 #include "ops/sparse_attention/mutants.hpp"
 #include "support/hold.hpp"
 #include "yardsticks/linear_cross_entropy/compare.hpp"
+#include "yardsticks/linear_cross_entropy/generate.hpp"
 #include "yardsticks/linear_cross_entropy/run.hpp"
 
 namespace {
@@ -144,7 +145,12 @@ int main(int argc, char** argv) {
       talea::cpu::limit_isa(talea::cpu::IsaLimit::avx2);
       continue;
     }
-    if (arg.substr(0, 8) == "--force=" && talea::lce::force(arg.substr(8))) continue;
+    if (arg.substr(0, 8) == "--force=" && talea::lce::force(arg.substr(8))) {
+      // More elements than a weight for which lane sm90 keeps two terms by itself.
+      if (!talea::lce::forced.two_terms.value_or(true))
+        talea::testing::least_weight = (int64_t{1} << 17) + 1;
+      continue;
+    }
     if (arg.substr(0, 9) == "--mutant=" && plant(arg.substr(9))) continue;
     std::fprintf(stderr, "%s: not an option, a way to force, or a mutant of this build\n", argv[i]);
     return 2;

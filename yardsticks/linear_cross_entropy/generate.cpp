@@ -27,7 +27,11 @@ class Builder {
         n_(s.tokens),
         d_(s.hidden),
         v_(s.vocab),
-        row_(s.types == Types::f64 ? DType::f64 : DType::f32) {}
+        row_(s.types == Types::f64 ? DType::f64 : DType::f32) {
+    if (d_ == 0 || v_ == 0 || d_ * v_ >= least_weight) return;
+    d_ += 128;
+    v_ += (least_weight + d_ - 1) / d_;
+  }
 
   Case build() {
     options();

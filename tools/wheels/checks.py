@@ -14,7 +14,7 @@ from pathlib import Path
 
 import kernel_abi_check
 
-from tools.wheels import inside
+from tools.wheels import floor, inside
 
 # What manylinux_2_28 and Hugging Face's kernels allow beside glibc's version itself.
 NEWEST = {"GLIBCXX": "3.4.24", "CXXABI": "1.3.11", "GCC": "7.0.0"}
@@ -43,6 +43,9 @@ def library_faults(library: Path, folder: Path, glibc: str) -> list[str]:
     if glibc == ".".join(map(str, FLOOR)):
         file = kernel_abi_check.ObjectFile(library)
         faults += [str(fault) for fault in file.check_manylinux("manylinux_2_28")]
+    # Until glibc 2.30 such a name is an error where the library is loaded.
+    moved = floor.misplaced(library, tuple(map(int, glibc.split("."))))
+    faults += [f"seeks {name} in libc, where it was not yet" for name in moved]
     if of["device_code_bytes"]:
         lacking = DEVICE_CODE - set(inside.device_code(library))
         faults += [f"has no device code for {name}" for name in sorted(lacking)]

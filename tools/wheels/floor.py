@@ -1,6 +1,8 @@
 """What: binds a shared library to the versions of glibc's functions that an older glibc has, too.
 Why: linked on Debian 12, `exp` means exp@GLIBC_2.29 although exp@GLIBC_2.2.5 would do; the newer
-glibc still has the older one, so that the choice can be made after linking.
+glibc still has the older one, so that the choice can be made after linking. What was a function of
+libpthread or libdl then loses its version instead: until 2.30 a version was looked for in the one
+library that the file names beside it, which is libc today.
 Never: changes what a name means: a version is taken only from the glibc of this machine, and a name
 that the older glibc lacks is an error.
 
@@ -16,6 +18,8 @@ from elftools.elf.elffile import ELFFile
 
 # Until 2.34 these were libraries of their own; where they still are, they must be loaded.
 MOVED = ("libpthread.so.0", "libdl.so.2", "librt.so.1")
+# A name without a version finds this one where there is one (glibc's ld.so), else the default.
+FIRST, ANY, LIBC = "GLIBC_2.2.5", 1, "libc.so.6"
 HEADER, ENTRY = struct.Struct("<HHIII"), struct.Struct("<IHHII")
 
 
@@ -57,6 +61,12 @@ def defined(library: str) -> dict[str, list[str]]:
                 if number(text):
                     names.setdefault(symbol.name, []).append(text)
     return {name: sorted(set(found), key=number) for name, found in names.items()}
+
+
+def unversioned(versions: list[str], floor: tuple[int, ...]) -> bool:
+    """Whether the name alone finds what it should: the first version of all, or the only default."""
+    old = [v for v in versions if number(v) <= floor]
+    return old == [FIRST] or FIRST not in old
 
 
 class Needs:
@@ -121,7 +131,10 @@ class Needs:
 
 
 def wanted(needs: Needs, file: list, floor: tuple[int, ...]) -> dict[int, str]:
-    """Of one library's names: the older version of each that is too new, by its place in .dynsym."""
+    """Of one library's names: the older version of each that is too new, by its place in .dynsym.
+
+    "": none, because the name was not libc's then.
+    """
     library, _, entries = file
     too_new = {
         index: needs.text(text) for index, text in entries if number(needs.text(text)) > floor
@@ -132,14 +145,33 @@ def wanted(needs: Needs, file: list, floor: tuple[int, ...]) -> dict[int, str]:
     for i, (name, undefined) in enumerate(needs.symbols):
         index = needs.version_of(i) & 0x7FFF
         if undefined and index in too_new:
-            old = [v for v in host.get(name, []) if number(v) <= floor]
-            if old:
-                chosen[i] = old[-1]
-            else:
+            versions = host.get(name, [])
+            old = [v for v in versions if number(v) <= floor]
+            if not old or (library == LIBC and not unversioned(versions, floor)):
                 lacking.append(f"{name}@{too_new[index]}")
+            else:
+                chosen[i] = "" if library == LIBC else old[-1]
     if lacking:
         raise FloorError(f"{needs.path.name}: no older version of {', '.join(lacking)}")
     return chosen
+
+
+def misplaced(path: Path, floor: tuple[int, ...]) -> list[str]:
+    """Names that the file seeks in libc under a version that another library had at the floor."""
+    needs, host = Needs(path), defined(LIBC)
+    old = {
+        index
+        for library, _, entries in needs.files
+        for index, text in entries
+        if library == LIBC and number(needs.text(text)) <= floor
+    }
+    return [
+        name
+        for i, (name, undefined) in enumerate(needs.symbols)
+        if undefined
+        and needs.version_of(i) & 0x7FFF in old
+        and number(host.get(name, ["GLIBC_0"])[-1]) > floor
+    ]
 
 
 def make_room(path: Path, needs: Needs, versions: set[str]) -> bool:
@@ -159,9 +191,9 @@ def lower(path: Path, floor: tuple[int, ...]) -> list[str]:
     for _ in range(2):
         needs = Needs(path)
         chosen = [(file, wanted(needs, file, floor)) for file in needs.files]
-        versions = {version for _, names in chosen for version in names.values()}
-        if not versions:
+        if not any(names for _, names in chosen):
             return []
+        versions = {version for _, names in chosen for version in names.values() if version}
         if not make_room(path, needs, versions):
             break
     else:
@@ -173,12 +205,12 @@ def lower(path: Path, floor: tuple[int, ...]) -> list[str]:
         kept = [entry for entry in file[2] if entry[0] not in gone]
         by_version = {needs.text(text): index for index, text in kept}
         for i, version in names.items():
-            if version not in by_version:
+            if version and version not in by_version:
                 if not spare:
                     raise FloorError(f"{path.name}: no room in the table of versions for {version}")
                 by_version[version] = spare.pop(0)
                 kept.append([by_version[version], needs.place(version)])
-            needs.set_version(i, by_version[version])
+            needs.set_version(i, by_version[version] if version else ANY)
             changed.append(f"{needs.symbols[i][0]}@{version}")
         file[2] = kept
     needs.write()

@@ -12,7 +12,8 @@
 namespace talea::mamba3 {
 
 std::span<const Lane> Operator::lanes() {
-  static const std::array<Lane, 3> table = {cpu_lane(), unfused_lane(), reference_lane()};
+  static const std::array<Lane, 4> table = {cuda_lane(), cpu_lane(), unfused_lane(),
+                                            reference_lane()};
   return table;
 }
 

@@ -52,39 +52,65 @@ TEST_P(ScanMuseum, AStepTakesOneToken) {
   }
 }
 
-// Tokens of k and v lie 2^31 and 2^32 elements apart, in address space that nobody pays for.
+// Memory as large as it is called, and untouched: of the host, that nobody pays for, or a device's.
+class FarMemory {
+ public:
+  FarMemory(testing::Place* place, size_t bytes) : place_(place), bytes_(bytes) {
+    if (place_)
+      data_ = place_->allocate(static_cast<int64_t>(bytes));
+    else
+      data_ = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  }
+  ~FarMemory() {
+    if (!place_) munmap(data_, bytes_);
+  }
+  FarMemory(const FarMemory&) = delete;
+  FarMemory& operator=(const FarMemory&) = delete;
+  void* data() const { return data_; }
+  bool made() const { return data_ != MAP_FAILED; }
+  void put(int64_t at, const float* from, int64_t count) {
+    const int64_t bytes = count * static_cast<int64_t>(sizeof(float));
+    float* to = static_cast<float*>(data_) + at;
+    if (place_)
+      place_->upload(to, from, bytes);
+    else
+      std::memcpy(to, from, static_cast<size_t>(bytes));
+  }
+
+ private:
+  testing::Place* place_;
+  size_t bytes_;
+  void* data_ = nullptr;
+};
+
+// Tokens of k and v lie 2^31 and 2^32 elements apart.
 TEST_P(ScanMuseum, TokensFurtherApartThan32BitsCanSay) {
   constexpr int64_t apart = (int64_t{1} << 32) + 16;
   const size_t bytes = static_cast<size_t>(apart) * 2 * sizeof(float) + 4096;
   const Case c = usual(3);
   const Outcome near = run(lane(), c, {.backward = false, .only = {"out"}});
+  testing::Place* const place = place_of(lane());
   auto inputs = inputs_of(c.in, false);
-  void* memory[2];
-  int64_t at = 0;
-  for (Tensor* t : {&inputs.k, &inputs.v}) {
-    void*& room = memory[at++];
-    room = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
-                -1, 0);
-    ASSERT_NE(room, MAP_FAILED) << "this machine cannot map " << bytes << " bytes";
-    const int64_t row = t->elements() / 3;
-    for (int64_t token = 0; token < 3; ++token)
-      std::memcpy(static_cast<float*>(room) + token * apart,
-                  static_cast<const float*>(t->data) + token * row,
-                  static_cast<size_t>(row) * sizeof(float));
-    t->data = room;
-    t->stride[1] = apart;
-  }
   HostTensor far(DType::f32, shape_of(c, "out"));
   talea::mamba3::Outputs out;
   out.out = far.view();
-  auto options = c.options;
-  options.lane = lane();
-  const int64_t needed =
-      workspace_bytes(describe(talea::mamba3::Pass::forward, inputs, out, options));
-  std::vector<std::byte> room(static_cast<size_t>(needed));
-  talea::mamba3::forward(inputs, out, options, {room.data(), needed});
+  FarMemory k(place, bytes), v(place, bytes);
+  ASSERT_TRUE(k.made() && v.made()) << "this machine cannot map " << bytes << " bytes";
+  for (auto& [t, memory] : {std::pair{&inputs.k, &k}, std::pair{&inputs.v, &v}}) {
+    const int64_t row = t->elements() / 3;
+    for (int64_t token = 0; token < 3; ++token)
+      memory->put(token * apart, static_cast<const float*>(t->data) + token * row, row);
+    t->data = memory->data();
+    t->stride[1] = apart;
+  }
+  Errand errand(lane(), talea::mamba3::Pass::forward, inputs, out, c.options);
+  for (const auto& [name, tensor] : c.in) errand.bring(const_cast<HostTensor&>(tensor).bytes());
+  errand.bring(far.bytes());
+  std::vector<std::byte> room(static_cast<size_t>(errand.workspace_bytes()));
+  errand.bring(room);
+  errand.run({room.data(), static_cast<int64_t>(room.size())});
   EXPECT_EQ(far.values(), near.out.at("out").values());
-  for (void* m : memory) munmap(m, bytes);
 }
 
 // ---- Properties of section 11.

@@ -252,7 +252,7 @@ TEST_P(ScanRanks, BadWorldsAreNamed) {
   });
 }
 
-TALEA_EVERY_SCAN_LANE(ScanRanks);
+TALEA_SCAN_LANES(ScanRanks, host_lanes());
 
 }  // namespace
 }  // namespace talea::yardsticks::mamba3

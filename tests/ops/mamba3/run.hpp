@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include "ops/mamba3/errand.hpp"
 #include "yardsticks/mamba3/draw.hpp"
 #include "yardsticks/mamba3/judge.hpp"
 
@@ -30,9 +31,6 @@ Outcome run(const std::string& lane, const Case& c, const How& how = {});
 // Runs one step on the case (S = 1) whose initial states are the caches; `out` also has "state_*".
 Outcome run_step(const std::string& lane, const Case& c, const std::vector<int64_t>& slots);
 
-// Lanes of this build that take host tensors and are no yardstick.
-std::vector<std::string> host_lanes();
-
 // Judged against the oracle and lane unfused. Empty: right.
 std::string verify(const std::string& lane, Case c, const How& how = {});
 
@@ -41,6 +39,9 @@ std::string same_bits(const Tensors& a, const Tensors& b);
 
 class ScanLane : public ::testing::TestWithParam<std::string> {
  protected:
+  void SetUp() override {
+    if (const std::string why = missing(lane()); !why.empty()) GTEST_SKIP() << why;
+  }
   const std::string& lane() const { return GetParam(); }
   // The lane's chunk where the recurrence has one, else none.
   void chunk(Case& c, int64_t tokens) const {
@@ -48,9 +49,9 @@ class ScanLane : public ::testing::TestWithParam<std::string> {
   }
 };
 
-#define TALEA_EVERY_SCAN_LANE(suite)                                                       \
-  INSTANTIATE_TEST_SUITE_P(Lanes, suite,                                                   \
-                           ::testing::ValuesIn(::talea::yardsticks::mamba3::host_lanes()), \
+#define TALEA_SCAN_LANES(suite, lanes)                                                            \
+  INSTANTIATE_TEST_SUITE_P(Lanes, suite, ::testing::ValuesIn(::talea::yardsticks::mamba3::lanes), \
                            [](const auto& info) { return info.param; })
+#define TALEA_EVERY_SCAN_LANE(suite) TALEA_SCAN_LANES(suite, tested_lanes())
 
 }  // namespace talea::yardsticks::mamba3

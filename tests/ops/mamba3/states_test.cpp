@@ -93,7 +93,7 @@ TEST_P(ScanStates, PackedIsEachSequenceAlone) {
       for (const char* prefix : {"initial_", "d_final_"})
         fill(packed, prefix + std::string(s), DType::f32, 3);
     const Outcome all = run(lane(), packed);
-    EXPECT_EQ(all.forward.padding_tokens, 4);
+    EXPECT_EQ(all.forward.padding_tokens, counts_on_device(lane()) ? -1 : 4);
     for (size_t n = 0; n + 1 < ends.size(); ++n) {
       Case one = tokens_of(c, ends[n], ends[n + 1]);
       const auto row = static_cast<int64_t>(n);

@@ -1,0 +1,105 @@
+// What: what the kernels of lane cuda are given: sizes, views of every tensor, places of buffers.
+// Why: plain values, passed to a kernel as they are; the same code reads them on a host in a test.
+// Never: owns memory.
+#pragma once
+
+#include <cstdint>
+
+#include "talea/tensor.hpp"
+
+namespace talea::mamba3::cuda {
+
+// Strides count elements; an absent tensor has no address.
+struct View {
+  void* data = nullptr;
+  int64_t stride[5] = {0, 0, 0, 0, 0};
+  DType dtype = DType::f32;
+};
+
+struct StateViews {
+  View angle, ssm, k, v;
+};
+
+struct GradientViews {
+  View q, k, v, z, adt, dt, trap, angles;
+  View q_bias, k_bias, d, mimo_v, mimo_z, mimo_out, norm_weight;
+  StateViews initial;
+};
+
+struct Sizes {
+  int64_t batch = 0, tokens = 0, sequences = 0, state_rows = 0;
+  int heads = 0, groups = 0, heads_per_group = 1, head_offset = 0;
+  int rank = 1, columns = 0, values = 0, pairs = 0;  // R, N, P, A
+  bool halves = false, head_norm = false, reduce = true, packed = false, step = false;
+  bool backward = false, sum_angles = false, accumulate = false;
+  float eps = 0;
+  int chunk = 1;        // C tokens
+  int64_t segment = 1;  // J chunks between two kept states
+};
+
+// What the kernels of a call share. Tensors have their full number of axes (lane.hpp).
+struct Args {
+  Sizes size;
+  View q, k, v, z, adt, dt, trap, angles, q_bias, k_bias, d, mimo_v, mimo_z, mimo_out, norm_weight;
+  View d_out, out;
+  StateViews initial, last;  // last: final states of forward, their gradients in backward
+  GradientViews grad;
+  float* saved = nullptr;         // checkpoints: written by forward, read by backward
+  const int64_t* ends = nullptr;  // [n + 1] tokens of packed sequences; a step: the row of each
+  const int64_t* kept = nullptr;  // [n + 1] packed: checkpoints of the sequences before
+};
+
+// Where an array of a chunk lies: bytes from the block's shared memory, or, where negative, from
+// the scratch of the block in the workspace.
+struct Place {
+  int64_t at = 0;
+};
+
+// The arrays of a chunk. M, Np, Pp: its rows, N and P, each up to 16. Operands have the type that
+// is multiplied; `wide` are fp32. Rows are filled up so that a warp meets every bank.
+struct ChunkPlaces {
+  Place tokens, turns, angle, tainted;  // [12, C + 1]; [A] now, [C, A] of tokens, [A] flags
+  Place q, k, v, scaled, seen, state;   // [M, Np] [M, Np] [M, Pp] [M, Pp] [M, M] [Pp, Np]
+  Place y, wide_state;                  // wide [M, Pp], [Pp, Np]
+  Place sums;                           // reductions
+  Place d_y, weights;                   // backward: [M, Pp] dO, [M, M]
+  Place scores, products, gradient;     // wide [M, M], [M, M]; [M, Np] in the place of both
+  Place tanh, turn, row_sums;           // wide [C, A], [C, A], [8, M]
+  Place upstream, wide_upstream;        // [Pp, Np] E
+  int64_t shared_bytes = 0, scratch_bytes = 0;
+  int rows = 0, padded_columns = 0, padded_values = 0;  // M, Np, Pp
+  int pad = 0;                                          // elements behind a row of operands
+};
+
+// What backward keeps of a head of a sequence from launch to launch.
+struct Pending {
+  double ddt = 0, dgamma = 0;
+  float lambda = 0, other = 0, dt = 0;
+  int waits = 0;
+};
+
+struct UnitBuffers {
+  float* states = nullptr;    // [units, segments, Pp, Np] before each segment
+  uint64_t* turns = nullptr;  // [units, segments, A]
+  int* taints = nullptr;      // the same
+  float* inner = nullptr;     // [units, J + 1, Pp, Np] of the segment at work
+  uint64_t* inner_turns = nullptr;
+  int* inner_taints = nullptr;
+  float* upstream = nullptr;           // [units, Pp, Np] E
+  float* ends = nullptr;               // [units, 2, A]: first anchor, turn of what lies behind
+  Pending* pending = nullptr;          // [units]
+  double* parameters = nullptr;        // [units, parameter_count]
+  float *dq = nullptr, *dk = nullptr;  // [sequences of a wave, tokens of a slice, R, H, N]
+  float* dangles = nullptr;            // [the same, H, A]
+};
+
+// Sequences [first, last) at work, and which of their chunks.
+struct Wave {
+  int64_t first = 0, last = 0;
+  int64_t segments = 1;  // that a unit has room for
+  int64_t segment = 0;   // number of the one at work
+  int64_t slice = 0;     // first chunk of the slice within the segment
+  int64_t slice_chunks = 1;
+};
+
+}  // namespace talea::mamba3::cuda

@@ -1,0 +1,263 @@
+// What: sizes of lane cuda: chunk, segments, slices, and where each piece lies.
+// Why: a pure function of problem and device; the workspace formula is this layout without memory.
+// Never: reads a tensor, or lets a limit change a bit of a result.
+#include "ops/mamba3/cuda/plan.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/arena.hpp"
+
+namespace talea::mamba3::cuda {
+namespace {
+
+constexpr int64_t plain_rows = 64;        // of a chunk that nobody asked for
+constexpr int64_t reserved_bytes = 1024;  // of shared memory, for sums over a block
+constexpr int64_t most_slice = 8;
+
+int64_t up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+
+// Places arrays one behind the other: in shared memory while there is room.
+class Room {
+ public:
+  explicit Room(int64_t budget) : budget_(budget) {}
+  Place take(int64_t bytes) {
+    bytes = up(bytes, 128);
+    Place p;
+    if (shared + bytes <= budget_) {
+      p.at = shared;
+      shared += bytes;
+    } else {
+      p.at = -1 - scratch;
+      scratch += bytes;
+    }
+    return p;
+  }
+  int64_t shared = 0, scratch = 0;
+
+ private:
+  int64_t budget_;
+};
+
+Place behind(Place p, int64_t bytes) { return {p.at >= 0 ? p.at + bytes : p.at - bytes}; }
+
+enum class Work { forward, states, backward };
+
+ChunkPlaces places_of(const Problem& p, const Plan& plan, const DeviceFacts& device, Work work) {
+  ChunkPlaces c;
+  const bool narrow = plan.engine == Engine::bf16;
+  const int64_t size = narrow ? 2 : 4, pad = narrow ? 8 : 4, C = plan.chunk, A = p.pairs;
+  const int64_t M = up(C * p.rank, 16), N = up(p.state_dim, 16), P = up(p.head_dim, 16);
+  c.rows = static_cast<int>(M);
+  c.padded_columns = static_cast<int>(N);
+  c.padded_values = static_cast<int>(P);
+  c.pad = static_cast<int>(pad);
+  Room room(std::max<int64_t>(device.shared_bytes - reserved_bytes, 0));
+  const auto operand = [&](int64_t rows, int64_t columns) {
+    return room.take(rows * (columns + pad) * size);
+  };
+  const auto wide = [&](int64_t rows, int64_t columns) {
+    return room.take(rows * (columns + 4) * 4);
+  };
+  const bool back = work == Work::backward, rows = work != Work::states;
+  c.tokens = room.take(12 * (C + 1) * 4);
+  c.turns = room.take(A * 8);
+  c.tainted = room.take(2 * A * 4);
+  c.sums = room.take(std::max(M, 4 * A) * 4);
+  c.k = operand(M, N);
+  c.v = operand(M, P);
+  c.scaled = operand(M, P);
+  if (rows) {
+    c.q = operand(M, N);
+    c.seen = operand(M, M);
+  }
+  if (!back && !narrow) c.state = c.wide_state = wide(P, N);
+  if (rows && (back || narrow)) c.state = operand(P, N);
+  if (back) {
+    c.row_sums = room.take(8 * M * 4);
+    c.d_y = operand(M, P);
+    c.weights = operand(M, M);
+    if (narrow)
+      c.upstream = operand(P, N);
+    else
+      c.upstream = c.wide_upstream = wide(P, N);
+    c.scores = c.gradient = room.take(std::max(2 * M * (M + 4), M * (std::max(N, P) + 4)) * 4);
+    c.products = behind(c.scores, M * (M + 4) * 4);
+  }
+  if (rows) c.y = wide(M, P);
+  c.angle = room.take(C * A * 8);
+  if (!back && narrow) c.wide_state = wide(P, N);
+  if (back) {
+    c.turn = room.take(C * A * 4);
+    c.tanh = room.take(C * A * 4);
+    if (narrow) c.wide_upstream = wide(P, N);
+  }
+  c.shared_bytes = room.shared;
+  c.scratch_bytes = room.scratch;
+  return c;
+}
+
+// bf16 rows that fill tiles of 16 are multiplied as they are; others cost little, and one product
+// of tf32 rounds them less. States of fp16 rows leave its range, and one product of tf32 would lose
+// digits that the rows have.
+Engine engine_of(const Problem& p) {
+  if (p.dtype != DType::bf16) return Engine::three_tf32;
+  const bool fills = p.state_dim % 16 == 0 && p.head_dim % 16 == 0;
+  return fills ? Engine::bf16 : Engine::tf32;
+}
+
+// Tensor cores read bf16 operands from shared memory alone.
+bool operands_fit(const ChunkPlaces& c) {
+  for (const Place p : {c.q, c.k, c.v, c.scaled, c.seen, c.state, c.d_y, c.weights, c.upstream})
+    if (p.at < 0) return false;
+  return true;
+}
+
+void place_all(Plan& plan, const Problem& p, const DeviceFacts& device) {
+  plan.forward = places_of(p, plan, device, Work::forward);
+  plan.states = places_of(p, plan, device, Work::states);
+  plan.backward = places_of(p, plan, device, Work::backward);
+}
+
+int64_t scratch_of(const Plan& plan, const Problem& p) {
+  if (!p.backward()) return plan.forward.scratch_bytes;
+  return std::max(plan.states.scratch_bytes, plan.backward.scratch_bytes);
+}
+
+int64_t units_of(const Problem& p) {
+  return (p.pass == Pass::step ? p.batch : p.sequences) * p.heads;
+}
+
+// The least memory that side by side keeps the multiprocessors busy, within the limit.
+void choose_wave(Plan& plan, const Problem& p, const DeviceFacts& device) {
+  const int64_t limit = p.options.workspace_limit_bytes, n = p.sequences;
+  const int64_t target = 4 * std::max(device.sm_count, 1);
+  const auto fits = [&] { return workspace_of(p, plan) <= limit; };
+  plan.wave = std::min(n, (target + p.heads - 1) / std::max<int64_t>(p.heads, 1));
+  while (plan.wave > 1 && !fits()) --plan.wave;
+  while (plan.blocks > 1 && !fits()) plan.blocks = (plan.blocks + 1) / 2;
+  // Waves of one size, and as many chunks of rows by head as fit.
+  if (plan.wave > 0) {
+    const int64_t waves = (n + plan.wave - 1) / plan.wave;
+    plan.wave = (n + waves - 1) / waves;
+  }
+  while (plan.slice < std::min(plan.segment, most_slice)) {
+    ++plan.slice;
+    if (fits()) continue;
+    --plan.slice;
+    break;
+  }
+}
+
+}  // namespace
+
+const char* name_of(Engine engine) {
+  switch (engine) {
+    case Engine::three_tf32:
+      return "fp32 as three products of tf32";
+    case Engine::tf32:
+      return "one product of tf32";
+    case Engine::bf16:
+      break;
+  }
+  return "bf16";
+}
+
+Plan make_plan(const Problem& p, const DeviceFacts& device) {
+  Plan plan;
+  plan.engine = engine_of(p);
+  plan.chunk = p.options.chunk > 0 ? p.options.chunk : std::max<int64_t>(plain_rows / p.rank, 1);
+  plan.chunk = std::min(plan.chunk, std::max<int64_t>(most_rows / p.rank, 1));
+  plan.chunks = (p.tokens + plan.chunk - 1) / plan.chunk;
+  plan.segment = std::max<int64_t>(
+      1, static_cast<int64_t>(std::ceil(std::sqrt(static_cast<double>(plan.chunks)))));
+  plan.segments = (plan.chunks + plan.segment - 1) / plan.segment;
+  place_all(plan, p, device);
+  const bool fits = p.backward() ? operands_fit(plan.backward) : operands_fit(plan.forward);
+  if (plan.engine == Engine::bf16 && !fits) {
+    plan.engine = Engine::tf32;
+    place_all(plan, p, device);
+  }
+  plan.blocks = std::min<int64_t>(units_of(p), int64_t{1} << 30);
+  if (scratch_of(plan, p) > 0)
+    plan.blocks = std::min<int64_t>(plan.blocks, 2 * std::max(device.sm_count, 1));
+  if (p.backward()) {
+    choose_wave(plan, p, device);
+  } else {
+    while (plan.blocks > 1 && workspace_of(p, plan) > p.options.workspace_limit_bytes)
+      plan.blocks = (plan.blocks + 1) / 2;
+  }
+  return plan;
+}
+
+Sizes sizes_of(const Problem& p, const Plan& plan) {
+  Sizes s;
+  s.batch = p.batch;
+  s.tokens = p.tokens;
+  s.sequences = p.pass == Pass::step ? p.batch : p.sequences;
+  s.state_rows = p.state_rows;
+  s.heads = static_cast<int>(p.heads);
+  s.groups = static_cast<int>(p.groups);
+  s.heads_per_group = static_cast<int>(p.heads_per_group);
+  s.head_offset = static_cast<int>(p.head_offset);
+  s.rank = static_cast<int>(p.rank);
+  s.columns = static_cast<int>(p.state_dim);
+  s.values = static_cast<int>(p.head_dim);
+  s.pairs = static_cast<int>(p.pairs);
+  s.halves = p.rotary_pairs == RotaryPairs::halves && p.state_dim % 2 == 0;
+  s.head_norm = p.options.head_norm;
+  s.reduce = p.reduce;
+  s.packed = p.packed;
+  s.step = p.pass == Pass::step;
+  s.backward = p.backward();
+  s.sum_angles = p.sum_angles;
+  s.accumulate = p.out.d.accumulate_parameters;
+  s.eps = static_cast<float>(p.options.norm_eps);
+  s.chunk = static_cast<int>(plan.chunk);
+  s.segment = plan.segment;
+  return s;
+}
+
+Buffers lay_out(Arena& arena, const Problem& p, const Plan& plan) {
+  Buffers b;
+  const bool step = p.pass == Pass::step;
+  b.ends = arena.take<int64_t>(step ? p.batch : p.packed ? p.sequences + 1 : 0);
+  b.kept = arena.take<int64_t>(p.packed ? p.sequences + 1 : 0);
+  b.status = arena.take<int64_t>(4);
+  b.scratch = arena.take<char>(plan.blocks * scratch_of(plan, p));
+  if (!p.backward()) return b;
+  const int64_t units = plan.wave * p.heads, A = p.pairs, J = plan.segment;
+  const int64_t size = int64_t{plan.backward.padded_columns} * plan.backward.padded_values;
+  const int64_t count = p.rank * (2 * p.state_dim + 3 * p.head_dim) + p.head_dim + 1;
+  const int64_t rows = plan.wave * plan.slice * plan.chunk * p.heads;
+  UnitBuffers& u = b.units;
+  b.totals = arena.take<double>(p.heads * count);
+  u.states = arena.take<float>(units * plan.segments * size);
+  u.turns = arena.take<uint64_t>(units * plan.segments * A);
+  u.taints = arena.take<int>(units * plan.segments * A);
+  u.inner = arena.take<float>(units * (J + 1) * size);
+  u.inner_turns = arena.take<uint64_t>(units * J * A);
+  u.inner_taints = arena.take<int>(units * J * A);
+  u.upstream = arena.take<float>(units * size);
+  u.ends = arena.take<float>(units * 2 * A);
+  u.pending = arena.take<Pending>(units);
+  u.parameters = arena.take<double>(units * count);
+  u.dq = arena.take<float>(p.out.d.q ? rows * p.rank * p.state_dim : 0);
+  u.dk = arena.take<float>(p.out.d.k ? rows * p.rank * p.state_dim : 0);
+  u.dangles = arena.take<float>(p.sum_angles ? rows * A : 0);
+  return b;
+}
+
+int64_t workspace_of(const Problem& p, const Plan& plan) {
+  Arena arena;
+  lay_out(arena, p, plan);
+  return arena.bytes();
+}
+
+int64_t saved_of(const Problem& p, const Plan& plan) {
+  if (p.pass == Pass::step) return 0;
+  const int64_t kept = p.packed ? plan.segments + 2 * p.sequences : p.sequences * plan.segments;
+  return 4 * p.heads * p.head_dim * p.state_dim * kept;
+}
+
+}  // namespace talea::mamba3::cuda

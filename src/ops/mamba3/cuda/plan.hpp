@@ -1,0 +1,48 @@
+// What: sizes of lane cuda: chunk, segments, slices, and where each piece lies.
+// Why: a pure function of problem and device; the workspace formula is this layout without memory.
+// Never: reads a tensor, or lets a limit change a bit of a result.
+#pragma once
+
+#include "core/device_facts.hpp"
+#include "ops/mamba3/cuda/args.hpp"
+#include "talea/mamba3.hpp"
+
+namespace talea {
+class Arena;
+}
+
+namespace talea::mamba3::cuda {
+
+// In what rows are multiplied: fp32 as three products of tf32, one product of tf32, bf16.
+enum class Engine : int32_t { three_tf32 = 0, tf32 = 1, bf16 = 2 };
+const char* name_of(Engine engine);
+
+inline constexpr int most_rows = 128;
+
+struct Plan {
+  Engine engine = Engine::three_tf32;
+  int64_t chunk = 1;     // C tokens
+  int64_t chunks = 0;    // of the longest sequence there could be
+  int64_t segment = 1;   // J
+  int64_t segments = 0;  // of the longest sequence
+  int64_t wave = 0;      // sequences whose heads go through backward side by side
+  int64_t slice = 1;     // chunks whose rows by head exist at a time
+  int64_t blocks = 0;    // of the largest launch
+  ChunkPlaces forward, states, backward;
+};
+Plan make_plan(const Problem& p, const DeviceFacts& device);
+
+Sizes sizes_of(const Problem& p, const Plan& plan);
+
+struct Buffers {
+  int64_t *ends = nullptr, *kept = nullptr, *status = nullptr;
+  double* totals = nullptr;
+  char* scratch = nullptr;
+  UnitBuffers units;
+};
+Buffers lay_out(Arena& arena, const Problem& p, const Plan& plan);
+int64_t workspace_of(const Problem& p, const Plan& plan);
+// Checkpoints of all sequences; of packed ones the bound.
+int64_t saved_of(const Problem& p, const Plan& plan);
+
+}  // namespace talea::mamba3::cuda

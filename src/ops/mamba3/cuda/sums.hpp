@@ -1,0 +1,191 @@
+// What: what lies beside the chunks of heads: sequences, padding, sums over heads, parameters.
+// Why: one thread an element, in a fixed order; the same text runs on a host in a test.
+// Never: sums with atomics; an order is a function of the problem alone.
+#pragma once
+
+#include "ops/mamba3/cuda/numbers.hpp"
+
+namespace talea::mamba3::cuda {
+
+// What reads the entries of cu_seqlens or the slots of a step.
+struct Sequences {
+  View cu_seqlens, slots, status;
+  int64_t* ends = nullptr;  // [n + 1]; a step: [B] rows, -1 for none
+  int64_t* kept = nullptr;  // [n + 1] checkpoints before each
+};
+
+TALEA_SCAN void put_status(const View& v, int64_t bad, int64_t place, int64_t value,
+                           int64_t bad_slots) {
+  auto* status = static_cast<int64_t*>(v.data);
+  if (!status) return;
+  const int64_t each = v.stride[0];
+  status[0] = bad, status[each] = place, status[2 * each] = value, status[3 * each] = bad_slots;
+}
+
+// Cut to [entry before, S]; what was cut is counted.
+template <class Team>
+TALEA_SCAN void read_entries(Team& team, const Sizes& s, const Sequences& q) {
+  const auto* from = static_cast<const int32_t*>(q.cu_seqlens.data);
+  team.each(s.sequences + 1, [&](int64_t i) { q.ends[i] = from[i * q.cu_seqlens.stride[0]]; });
+  team.sync();
+  team.each(1, [&](int64_t) {
+    int64_t before = 0, bad = 0, place = -1, value = 0, kept = 0;
+    for (int64_t first = 0; first <= s.sequences; first += 16) {
+      int64_t some[16];
+      for (int j = 0; j < 16; ++j) some[j] = first + j <= s.sequences ? q.ends[first + j] : 0;
+      for (int j = 0; j < 16 && first + j <= s.sequences; ++j) {
+        int64_t end = some[j] < before ? before : some[j];
+        end = end > s.tokens ? s.tokens : end;
+        if (end != some[j] && bad++ == 0) place = first + j, value = some[j];
+        if (first + j > 0) kept += (chunks_of(s, end - before) + s.segment - 1) / s.segment;
+        q.ends[first + j] = end;
+        if (q.kept) q.kept[first + j] = kept;
+        before = end;
+      }
+    }
+    put_status(q.status, bad, place, value, 0);
+  });
+  team.sync();
+}
+
+// A row beyond the cache, or one that an earlier entry names, is no row and counted.
+template <class Team>
+TALEA_SCAN void read_slots(Team& team, const Sizes& s, const Sequences& q) {
+  const auto* from = static_cast<const int32_t*>(q.slots.data);
+  const int64_t stride = q.slots.stride[0];
+  const double bad = team.sum(static_cast<int>(s.batch), 1, [&](int i, int) {
+    int64_t row = from ? from[i * stride] : i;
+    bool wrong = row < -1 || row >= s.state_rows;
+    for (int64_t j = 0; from && row >= 0 && j < i; ++j) wrong = wrong || from[j * stride] == row;
+    q.ends[i] = wrong ? -1 : row;
+    return wrong ? 1.0 : 0.0;
+  });
+  team.each(1, [&](int64_t) { put_status(q.status, 0, -1, 0, static_cast<int64_t>(bad)); });
+  team.sync();
+}
+
+TALEA_SCAN void clear_tokens(const View& v, int64_t batch, int64_t token, const int64_t* shape,
+                             int64_t at) {
+  if (!v.data) return;
+  int64_t count = shape[0] * shape[1] * shape[2], place = batch * v.stride[0] + token * v.stride[1];
+  if (at >= count) return;
+  for (int axis = 2; axis >= 0; --axis) {
+    place += at % shape[axis] * v.stride[2 + axis];
+    at /= shape[axis];
+  }
+  store(v, place, 0.0f);
+}
+
+template <class Team>
+TALEA_SCAN void read_sequences(Team& team, const Sizes& s, const Sequences& q) {
+  if (s.step) return read_slots(team, s, q);
+  if (s.packed) return read_entries(team, s, q);
+  team.each(1, [&](int64_t) { put_status(q.status, 0, -1, 0, 0); });
+}
+
+// Elements of a token that belongs to no sequence become 0; item: of `clear_items`.
+TALEA_SCAN int64_t clear_width(const Sizes& s) {
+  int64_t width = int64_t{s.rank} * s.groups * s.columns;
+  const int64_t values = int64_t{s.rank} * s.heads * s.values, pairs = int64_t{s.heads} * s.pairs;
+  width = width > values ? width : values;
+  width = width > pairs ? width : pairs;
+  return width > s.heads ? width : s.heads;
+}
+TALEA_SCAN bool is_padding(const Args& a, int64_t batch, int64_t token) {
+  if (a.size.step) return a.ends[batch] < 0;
+  return token < a.ends[0] || token >= a.ends[a.size.sequences];
+}
+TALEA_SCAN void clear_token(const Args& a, int64_t batch, int64_t token, int64_t at) {
+  const Sizes& s = a.size;
+  const GradientViews& d = a.grad;
+  const int64_t rows[3] = {s.rank, s.groups, s.columns};
+  const int64_t out[3] = {s.reduce ? 1 : s.rank, s.heads, s.values};
+  const int64_t values[3] = {s.heads, s.values, 1},
+                pairs[3] = {s.sum_angles ? 1 : s.heads, s.pairs, 1};
+  clear_tokens(a.out, batch, token, out, at);
+  clear_tokens(d.q, batch, token, rows, at);
+  clear_tokens(d.k, batch, token, rows, at);
+  clear_tokens(d.v, batch, token, values, at);
+  clear_tokens(d.z, batch, token, values, at);
+  clear_tokens(d.angles, batch, token, pairs, at);
+  if (at >= s.heads) return;
+  if (d.adt.data) store(d.adt, cuda::at(d.adt, batch, at, token), 0.0f);
+  if (d.dt.data) store(d.dt, cuda::at(d.dt, batch, at, token), 0.0f);
+  if (d.trap.data) store(d.trap, cuda::at(d.trap, batch, at, token), 0.0f);
+}
+
+// A token of the slice: its number within its sequence, or -1. place: as Backward::row_of.
+struct SliceToken {
+  int64_t batch = 0, token = -1;
+};
+TALEA_SCAN SliceToken slice_token(const Args& a, const Wave& w, int64_t place) {
+  const Sizes& s = a.size;
+  const int64_t in_slice = place % (w.slice_chunks * s.chunk);
+  const int64_t sequence = w.first + place / (w.slice_chunks * s.chunk);
+  if (w.slice + in_slice / s.chunk >= s.segment) return {};  // of the next segment
+  const int64_t token = (w.segment * s.segment + w.slice) * s.chunk + in_slice;
+  const int64_t begin = s.packed ? a.ends[sequence] : 0;
+  const int64_t tokens = s.packed ? a.ends[sequence + 1] - begin : s.tokens;
+  if (token >= tokens) return {};
+  return {s.packed ? 0 : sequence, begin + token};
+}
+
+// Column c of row r of group g: the sum over its heads, biases taken before.
+TALEA_SCAN void sum_heads(const Args& a, const Wave& w, const View& to, const float* from,
+                          int64_t place, int r, int g, int c) {
+  const Sizes& s = a.size;
+  const SliceToken token = slice_token(a, w, place);
+  if (token.token < 0) return;
+  int first = g * s.heads_per_group - s.head_offset, last = first + s.heads_per_group;
+  first = first < 0 ? 0 : first;
+  last = last < s.heads ? last : s.heads;
+  const float* row = from + (place * s.rank + r) * s.heads * s.columns + c;
+  float sum = 0;
+  for (int h = first; h < last; ++h) sum += row[int64_t{h} * s.columns];
+  store(to, cuda::at(to, token.batch, token.token, r, g, c), sum);
+}
+
+TALEA_SCAN void sum_angles(const Args& a, const Wave& w, const float* from, int64_t place, int i) {
+  const Sizes& s = a.size;
+  const SliceToken token = slice_token(a, w, place);
+  if (token.token < 0) return;
+  const float* row = from + place * s.heads * s.pairs + i;
+  float sum = 0;
+  for (int h = 0; h < s.heads; ++h) sum += row[int64_t{h} * s.pairs];
+  store(a.grad.angles, cuda::at(a.grad.angles, token.batch, token.token, 0, i), sum);
+}
+
+// Element i of the parameters of a head, over the sequences of the wave.
+TALEA_SCAN void add_parameters(const Args& a, const Wave& w, const double* from, double* totals,
+                               int head, int i) {
+  const int count = parameter_count(a.size);
+  double sum = totals[int64_t{head} * count + i];
+  for (int64_t n = 0; n < w.last - w.first; ++n) sum += from[(n * a.size.heads + head) * count + i];
+  totals[int64_t{head} * count + i] = sum;
+}
+
+TALEA_SCAN void add_or_store(const Args& a, const View& v, int64_t place, double x) {
+  if (!v.data) return;
+  if (a.size.accumulate) x += static_cast<double>(load(v, place));
+  store(v, place, static_cast<float>(x));
+}
+TALEA_SCAN void store_parameter(const Args& a, const double* totals, int h, int i) {
+  const Sizes& s = a.size;
+  const GradientViews& d = a.grad;
+  const double x = totals[int64_t{h} * parameter_count(s) + i];
+  const int rn = s.rank * s.columns, rp = s.rank * s.values;
+  if (i < 2 * rn) {
+    const View& v = i < rn ? d.q_bias : d.k_bias;
+    return add_or_store(a, v, cuda::at(v, h, i % rn / s.columns, i % s.columns), x);
+  }
+  i -= 2 * rn;
+  if (i < 3 * rp) {
+    const View& v = i < rp ? d.mimo_v : i < 2 * rp ? d.mimo_z : d.mimo_out;
+    return add_or_store(a, v, cuda::at(v, h, i % rp / s.values, i % s.values), x);
+  }
+  i -= 3 * rp;
+  if (i < s.values) return add_or_store(a, d.norm_weight, cuda::at(d.norm_weight, h, i), x);
+  add_or_store(a, d.d, cuda::at(d.d, h), x);
+}
+
+}  // namespace talea::mamba3::cuda

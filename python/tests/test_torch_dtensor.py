@@ -73,8 +73,8 @@ def own_tokens(mesh):
     for words in (51, 5):
         _, w, b, _ = _case(words, mesh.device_type)
         x, y = torch.randn(size, 4, WIDTH), torch.randint(0, words, (size, 4))
-        dist.broadcast(x, 0), dist.broadcast(y, 0)
         scale = torch.linspace(0.5, 2, 4 * size).reshape(size, 4)
+        x, y, scale = (t.to(mesh.device_type) for t in (x, y, scale))
         whole = [t.clone().requires_grad_() for t in (x, w, b)]
         flat = whole[0].flatten(0, 1)
         each = eager(flat, whole[1], y.flatten(), bias=whole[2], reduction="none")
@@ -100,6 +100,7 @@ def fsdp(mesh):
     torch.manual_seed(0)
     body, head = torch.nn.Linear(WIDTH, WIDTH), torch.nn.Linear(WIDTH, 50, bias=False)
     x, y = torch.randn(size * 4, WIDTH), torch.randint(0, 50, (size * 4,))
+    body, head, x, y = (t.to(mesh.device_type) for t in (body, head, x, y))
     eager(body(x).tanh(), head.weight, y).backward()
     want = [body.weight.grad.clone(), head.weight.grad.clone()]
     body.zero_grad(), head.zero_grad()
@@ -133,13 +134,17 @@ def refusals(mesh):
     refused("Shard of a dimension of tokens", input=distribute_tensor(x, mesh, [Shard(2)]))
     whole = distribute_tensor(x, mesh, [Replicate()])
     refused("the placement of input", input=whole, sequence_parallel=True)
-    refused("tokens on the ranks", input=torch.randn(4 + rank, WIDTH), sequence_parallel=True)
+    uneven = torch.randn(9 + rank, WIDTH, device=mesh.device_type)
+    refused("tokens on the ranks", input=uneven, sequence_parallel=True)
 
 
-def _world(rank, path, size):
+def _world(rank, path, size, device):
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=size)
-    mesh = dist.init_device_mesh("cpu", (size,))
+    if device == "cuda":
+        torch.cuda.set_device(rank)
+    backend = "nccl" if device == "cuda" else "gloo"
+    dist.init_process_group(backend, init_method=f"file://{path}", rank=rank, world_size=size)
+    mesh = dist.init_device_mesh(device, (size,))
     for test in (tensor_parallel, own_tokens, fsdp, refusals):
         test(mesh)
     dist.destroy_process_group()
@@ -148,4 +153,9 @@ def _world(rank, path, size):
 @pytest.mark.parametrize("size", [2, 3])
 def test_dtensor(tmp_path, size):
     """Both kinds of parallelism over gloo; a failing rank fails the test. Of 3 ranks some are empty."""
-    mp.spawn(_world, args=(tmp_path / "store", size), nprocs=size)
+    mp.spawn(_world, args=(tmp_path / "store", size, "cpu"), nprocs=size)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="NCCL needs a CUDA device a rank")
+def test_dtensor_nccl(tmp_path):
+    mp.spawn(_world, args=(tmp_path / "store", 2, "cuda"), nprocs=2)

@@ -2,6 +2,7 @@
 // Why: they are pure functions of (problem, device facts) and need no GPU to be tested.
 // Never: launches a kernel.
 #ifdef TALEA_WITH_CUDA
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include "ops/linear_cross_entropy/forced.hpp"
@@ -284,6 +285,38 @@ TEST(Sm90Config, RanksCutTheCallAlike) {
     p.vocab_local = p.vocab_stored = local;
     EXPECT_EQ(sm90::config(p, hopper()).chunk_rows, even.chunk_rows) << local << " local words";
   }
+}
+
+// Worlds larger than any that was there: shards that no tile divides, tokens of every rank in one
+// call; the plan keeps its limit and gives every rank the same chunks.
+TEST(Sm90Config, LargeWorldsKeepTheirLimitAndCutAlike) {
+  struct Shape {
+    int64_t tokens, hidden, vocab;
+  };
+  for (const Shape& s :
+       {Shape{8192, 4096, 128256}, Shape{8192, 2304, 256000}, Shape{16384, 8192, 152064}})
+    for (const int world : {8, 16, 64})
+      for (const bool sequence : {false, true})
+        for (const bool main_grad : {false, true}) {
+          Problem p = training(s.tokens, s.hidden, s.vocab, 530);
+          p.world = world, p.sequence_parallel = sequence;
+          p.dw_dtype = main_grad ? DType::f32 : DType::bf16, p.accumulate_dw = main_grad;
+          const int64_t even = (s.vocab + world - 1) / world;
+          p.vocab_local = p.vocab_stored = even;
+          const auto c = sm90::config(p, hopper());
+          const std::string at =
+              fmt::format("{} ranks, {} x {} x {}, sequence {}, main_grad {}", world, s.tokens,
+                          s.hidden, s.vocab, sequence, main_grad);
+          const int64_t gathered =
+              sequence ? (2 + 4) * s.tokens * s.hidden : 0;  // all tokens, and their fp32 dX
+          if (gathered < p.options.workspace_limit_bytes) {
+            EXPECT_LE(workspace(p), p.options.workspace_limit_bytes) << at;
+            EXPECT_LE(c.chunks, 8) << at;
+          }
+          p.vocab_local = p.vocab_stored =
+              s.vocab - (world - 1) * (even - 1);  // a last, uneven one
+          EXPECT_EQ(sm90::config(p, hopper()).chunk_rows, c.chunk_rows) << at;
+        }
 }
 
 TEST(Sm90Config, RanksSumDxInHalvesWhereTheProductsTakeNoMoreWaves) {

@@ -5,6 +5,8 @@
 need PyTorch and import it on first use; `talea.arrays` needs NumPy only.
 """
 
+from __future__ import annotations
+
 import importlib
 
 from ._abi import CONTRACT_VERSION, DataError, Error, UnavailableError, UsageError, lib

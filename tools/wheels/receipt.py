@@ -22,7 +22,9 @@ def main(argv: list[str]) -> int:
     notes = [f"{told['wheel']}: {told['bytes']} bytes, SHA-256 {told['sha256']}"]
     notes += [f"made of {part}" for part in told["made_of"]]
     notes += [f"{size} bytes: {name}" for name, size in told["files"].items()]
-    check = {"preset": "wheel", "lanes": ["cpu"], "cases": cases, "passed": len(cases), "failed": 0,
+    device = any(of["device_code_bytes"] for of in told["libraries"])
+    lanes = [*(["sm90", "cuda"] if device else []), "cpu"]
+    check = {"preset": "wheel", "lanes": lanes, "cases": cases, "passed": len(cases), "failed": 0,
              "bytes": told["bytes"], "files": len(told["files"])}  # fmt: skip
     write_receipt(out, "check", f"What {told['wheel']} holds", True,
                   {"check": check, "notes": [*argv[2:], *notes]}, start,

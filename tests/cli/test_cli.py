@@ -629,11 +629,6 @@ class Others(Case):
         listed = self.talea("--help").stdout.split("Subcommands:")[1]
         return re.findall(r"^ +([a-z]+) {2,}", listed, re.M)
 
-    def test_the_page_lists_every_subcommand(self):
-        page = pathlib.Path(__file__).parents[2] / "docs" / "cli.md"
-        table = re.findall(r"^\| `([a-z]+)` \|", page.read_text(), re.M)
-        self.assertEqual(sorted(table), sorted(self.subcommands()))
-
     def test_no_letter_is_both_a_flag_and_a_tensor(self):
         # CLI11 from 2.4 on counts -q and --q as one name, and then no subcommand starts.
         for name in self.subcommands():

@@ -305,6 +305,31 @@ class Failures(Case):
         self.talea("check", "--lane", "sm90", code=3)
         self.talea("explain", "--lane", "sm90", code=3)
 
+    def test_device(self):
+        """Where there is none it is named; where there is one, its files are the host's."""
+        for word in ("gpu", "cuda:", "cuda:x", "cuda1"):
+            self.assertIn(f"--device {word}: one of", self.loss("--device", word, code=2).stderr)
+        here = self.loss("--lane", "cuda", "--device", "cpu", code=2).stderr
+        self.assertIn("lane cuda runs on a GPU", here)
+        there = self.loss("--lane", "cpu", "--device", "cuda:1", code=2).stderr
+        self.assertIn("lane cpu runs on the host", there)
+        lanes = json.loads(self.talea("doctor", "--json").stdout)["lanes"]
+        if not next(x["state"] for x in lanes if x["subject"] == "cuda").startswith("on"):
+            self.assertIn("--device cuda", self.loss("--device", "cuda", code=3).stderr)
+            return
+        self.assertIn("--ranks 2", self.loss("--device", "cuda", "--ranks", "2", code=2).stderr)
+        wanted = ["--outputs", "loss,lse,argmax,dx,dw,db", "--json", "--out"]
+        host = json.loads(self.loss(*wanted, "h.safetensors").stdout)["calls"][0]["values"]["loss"]
+        for where in (["--lane", "cuda"], ["--device", "cuda:0"]):
+            device = json.loads(self.loss(*wanted, "d.safetensors", *where).stdout)
+            self.assertAlmostEqual(device["calls"][0]["values"]["loss"], host, places=5)
+            self.assertTrue(device["provenance"]["device"]["name"])
+            found = safetensors(self.at("d.safetensors"))
+            for name, (shape, values) in safetensors(self.at("h.safetensors")).items():
+                self.assertEqual(found[name][0], shape)
+                for mine, theirs in zip(found[name][1], values, strict=True):
+                    self.assertAlmostEqual(mine, theirs, places=5, msg=name)
+
     def test_run_time(self):
         done = self.loss("--out", "missing/o.safetensors", code=4)
         self.assertIn("missing/o.safetensors", done.stderr)

@@ -12,6 +12,7 @@
 #include "core/fail.hpp"
 #include "core/receipt.hpp"
 #include "io/receipt_file.hpp"
+#include "on_device.hpp"
 #include "ops/linear_cross_entropy/receipt.hpp"
 #include "progress.hpp"
 #include "table.hpp"
@@ -191,21 +192,6 @@ nlohmann::json clocks_json(const std::vector<DeviceClocks>& all) {
       {"power_limit_watts", all.back().power_limit_watts},
       {"throttle_reasons", reasons},
       {"read", "after each sample"}};
-}
-
-DeviceProvenance device_provenance(DeviceSession& session, const std::vector<DeviceClocks>& all) {
-  std::vector<double> sm;
-  std::string reasons;
-  for (const DeviceClocks& c : all) {
-    sm.push_back(c.sm_mhz);
-    if (reasons.find(c.throttle_reasons) == std::string::npos)
-      reasons += (reasons.empty() ? "" : "; ") + c.throttle_reasons;
-  }
-  std::sort(sm.begin(), sm.end());
-  return {session.name(), all.back().driver, session.runtime(),
-          fmt::format("SM {:.0f} to {:.0f} MHz, median {:.0f}, memory {} MHz", sm.front(),
-                      sm.back(), sm[sm.size() / 2], all.back().memory_mhz),
-          reasons};
 }
 
 Receipt make_receipt(DeviceSession& session, Data& data, Provenance provenance,

@@ -12,6 +12,7 @@
 #include "io/read_tensor.hpp"
 #include "io/receipt_file.hpp"
 #include "memory.hpp"
+#include "on_device.hpp"
 #include "ops/linear_cross_entropy/receipt.hpp"
 #include "table.hpp"
 
@@ -23,7 +24,7 @@ struct Flags {
   ShardFlags ranks;
   std::string hidden, weight, targets, bias, class_weight, token_weight, token_scale;
   std::string soft_ids, soft_probs, upstream, upstream_lse, upstream_entropy;
-  std::string outputs = "loss", main_grad, out, receipt;
+  std::string outputs = "loss", device = "auto", main_grad, out, receipt;
 };
 
 struct Read {
@@ -141,7 +142,7 @@ double l2(const Tensor& t) {
 }
 
 lce::CallFacts call_facts(const MeasuredCall& call, const Read& read, const HostOutputs& out,
-                          const ShardWorld& world) {
+                          const ShardWorld& world, const Device& device) {
   lce::CallFacts facts;
   facts.problem = call.problem;
   facts.result = call.result;
@@ -153,7 +154,11 @@ lce::CallFacts call_facts(const MeasuredCall& call, const Read& read, const Host
   }
   facts.inputs = read.facts;
   facts.measured_peak_extra_bytes = call.peak_extra_bytes;
-  if (memory_is_measured()) facts.measured_by = "every heap allocation of the process counted";
+  if (device.session)
+    facts.measured_by =
+        "the workspace given, and the device's free memory before and after the call";
+  else if (memory_is_measured())
+    facts.measured_by = "every heap allocation of the process counted";
   facts.full_logits_measured = call.full_logits_excluded() || call.result.full_logits_tensor;
   facts.time = time_stats({call.ms});
   for (const io::NamedTensor& t : out.named)
@@ -164,7 +169,8 @@ lce::CallFacts call_facts(const MeasuredCall& call, const Read& read, const Host
 
 // The library names a tensor; who called it from a shell knows a flag and a file.
 MeasuredCall call_with_files(const Read& read, const lce::ShardedCall& call,
-                             const ShardWorld& world) try {
+                             const ShardWorld& world, Device& device) try {
+  if (device.session) return call_on_device(device, call.in, call.out, call.options);
   return measured_call(call, world);
 } catch (const Error& error) {
   const std::string said = error.what();
@@ -223,7 +229,13 @@ void run(Context& context, const Flags& f) {
   check_files(f);
   check_upstream(f, wanted);
   const ShardWorld world(f.ranks);
-  Receipt receipt(ReceiptKind::loss, provenance_of(context));
+  Device device = open_device(f.device, options.lane);
+  require(!device.session || world.size() == 1, ErrorKind::usage,
+          "--ranks {}: on the host only; over GPUs, ranks are processes of your own", world.size());
+  Provenance provenance = provenance_of(context);
+  if (device.session)
+    provenance.device = device_provenance(*device.session, {device.session->clocks()});
+  Receipt receipt(ReceiptKind::loss, provenance);
   Read read = read_inputs(f, options);
   require(read.in.hidden.rank == 2 && read.in.weight.rank == 2, ErrorKind::invalid_data,
           "--{}: shape {} where two dimensions are needed",
@@ -231,11 +243,12 @@ void run(Context& context, const Flags& f) {
           io::shape_text(read.in.hidden.rank == 2 ? read.in.weight : read.in.hidden));
   wanted.main_grad = read_main_grad(f, wanted, read);
   const HostOutputs out = allocate_outputs(wanted, read.in, options);
-  const MeasuredCall call =
-      call_with_files(read, {read.in, out.views, options, f.ranks.sequence_parallel}, world);
+  const MeasuredCall call = call_with_files(
+      read, {read.in, out.views, options, f.ranks.sequence_parallel}, world, device);
   check_interrupt();
   if (!world.speaks()) return;
-  receipt.call(lce::call_json(call_facts(call, read, out, world))).verdict(Verdict::not_checked);
+  receipt.call(lce::call_json(call_facts(call, read, out, world, device)))
+      .verdict(Verdict::not_checked);
   if (!f.out.empty()) {
     std::vector<io::NamedTensor> shaped = out.named;
     for (io::NamedTensor& t : shaped)
@@ -277,6 +290,9 @@ void register_loss(CLI::App& app, Context& context) {
   f->ranks.add_dx_sum(*sub);
   sub->add_option("--outputs", f->outputs,
                   "loss,lse,target_logprob,entropy,argmax,accuracy,topk:K,dx,dw,db")
+      ->capture_default_str();
+  sub->add_option("--device", f->device,
+                  "where the call runs: cpu, cuda or cuda:1; auto: where the lane named does")
       ->capture_default_str();
   sub->add_option("--main-grad", f->main_grad,
                   "[vocab, hidden] fp32: dw is this sum plus the gradient of the weight");

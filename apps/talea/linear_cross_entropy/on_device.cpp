@@ -45,8 +45,8 @@ DeviceKind device_of_lane(const std::string& lane) {
 
 Device open_device(const std::string& device, const std::string& lane) {
   const bool named = lane != "auto";
-  const DeviceKind of_lane = device_of_lane(lane);
-  const std::string word = device != "auto" ? device : of_lane == DeviceKind::cpu ? "cpu" : "cuda";
+  const DeviceKind kind = device_of_lane(lane);
+  const std::string word = device != "auto" ? device : kind == DeviceKind::cpu ? "cpu" : "cuda:0";
   Device found;
   const bool on_host = word == "cpu";
   if (!on_host) {
@@ -59,7 +59,7 @@ Device open_device(const std::string& device, const std::string& lane) {
     require(right, ErrorKind::usage, "--device {}: one of auto, cpu, cuda, cuda:0, cuda:1, ...",
             word);
   }
-  require(!named || on_host == (of_lane == DeviceKind::cpu), ErrorKind::usage,
+  require(!named || on_host == (kind == DeviceKind::cpu), ErrorKind::usage,
           "--device {}: lane {} runs on {}", word, lane, on_host ? "a GPU" : "the host");
   if (on_host) return found;
   std::string why;

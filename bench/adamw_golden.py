@@ -8,22 +8,15 @@ import struct
 import sys
 
 import torch
+from counter import key_of, mix
 
-MASK = (1 << 64) - 1
 SIZES = [1, 7, 129]
 STEPS = [1, 100, 1000]
 LR, DECAY = 1e-3, 0.01
 
 
-def mix(x):
-    x = (x + 0x9E3779B97F4A7C15) & MASK
-    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & MASK
-    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & MASK
-    return x ^ (x >> 31)
-
-
 def gradients(size, step):
-    key = mix(mix(size) ^ ((3 * 0xD1342543DE82EF95) & MASK))
+    key = key_of(size)
     values = []
     for i in range(size):
         steps = (mix(key ^ mix(step * size + i)) >> 44) - 524288

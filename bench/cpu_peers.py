@@ -6,12 +6,9 @@
 #        [--tokens 1024 --hidden 768 --vocab 32000 --dtype float32 --repeats 3]
 #        [--receipt FILE --tool build/bin/talea]
 import argparse
-import ctypes
 import datetime
-import gc
 import json
 import os
-import re
 import statistics
 import subprocess
 import sys
@@ -22,28 +19,7 @@ import warnings
 import talea.functional
 import torch
 import torch.nn.functional as F
-
-LIBC = ctypes.CDLL(None)
-
-
-def status_bytes(field):
-    with open("/proc/self/status") as f:
-        return int(re.search(rf"{field}:\s+(\d+) kB", f.read()).group(1)) << 10
-
-
-class Peak:
-    """The kernel's high-water mark of resident memory while open, above the level at entry."""
-
-    def __enter__(self):
-        gc.collect()
-        LIBC.malloc_trim(0)
-        with open("/proc/self/clear_refs", "w") as f:
-            f.write("5")
-        self.before = status_bytes("VmRSS")
-        return self
-
-    def __exit__(self, *_):
-        self.bytes = status_bytes("VmHWM") - self.before
+from samples import Peak, time_stats
 
 
 def torch_modes():
@@ -128,25 +104,14 @@ def measure(calls, x, w, y, repeats):
     return times, ratios, to_talea, limits
 
 
-def quantile(values, share):
-    values = sorted(values)
-    place = share * (len(values) - 1)
-    low = int(place)
-    high = min(low + 1, len(values) - 1)
-    return values[low] + (place - low) * (values[high] - values[low])
-
-
-def time_of(values):
-    ms = {"median_ms": statistics.median(values), "p20_ms": quantile(values, 0.2)}
-    return ms | {"p80_ms": quantile(values, 0.8), "n": len(values)}
-
-
 def runs_of(a, figures, peaks, losses, refused):
     times, ratios, to_talea, limits = figures
     case = f"{a.tokens}x{a.hidden}x{a.vocab} {a.dtype}"
-    runs = [{"name": "three plain products", "case": case, "time": time_of(limits), "ratio": 1.0}]
+    runs = [
+        {"name": "three plain products", "case": case, "time": time_stats(limits), "ratio": 1.0}
+    ]
     for name in times:
-        run = {"name": name, "case": case, "time": time_of(times[name])}
+        run = {"name": name, "case": case, "time": time_stats(times[name])}
         run |= {"ratio": statistics.median(ratios[name]), "extra_bytes": max(0, peaks[name])}
         run |= {"ratio_to_first": statistics.median(to_talea[name]), "loss": losses[name]}
         runs.append(run)

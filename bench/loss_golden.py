@@ -10,8 +10,8 @@ import sys
 
 import torch
 import torch.nn.functional as F
+from counter import key_of, mix
 
-MASK = (1 << 64) - 1
 TOKENS, HIDDEN, VOCAB = 6, 4, 9
 UPSTREAM = 0.75
 # name, reduction, smoothing, class weights, probability targets, ignored rows, ignore_index
@@ -28,16 +28,8 @@ for reduction in ("mean", "sum", "none"):
     CASES.append((reduction, 0.125, True, False, "all", -100))
 
 
-def mix(x):
-    x = (x + 0x9E3779B97F4A7C15) & MASK
-    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & MASK
-    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & MASK
-    return x ^ (x >> 31)
-
-
 def draw(seed, counter):
-    key = mix(mix(seed) ^ ((3 * 0xD1342543DE82EF95) & MASK))
-    return mix(key ^ mix(counter))
+    return mix(key_of(seed) ^ mix(counter))
 
 
 def values(seed, count):

@@ -8,41 +8,18 @@ Never: one side tuned: both see the same tensors and threads; values are compare
 from __future__ import annotations
 
 import argparse
-import ctypes
-import gc
 import math
-import re
 import statistics
 import sys
 import time
 
 import talea
 import torch
+from samples import Peak
 from talea._receipt import now, write_receipt
 
-LIBC = ctypes.CDLL(None)
 PROBLEMS = {"SISO": (1024, 8, 1, 64), "MIMO R 4": (512, 8, 4, 16)}  # tokens, heads, rank, chunk
 NAMES = ("q", "k", "v", "adt", "dt", "trap", "angles")
-
-
-def status_bytes(field):
-    with open("/proc/self/status") as f:
-        return int(re.search(rf"{field}:\s+(\d+) kB", f.read()).group(1)) << 10
-
-
-class Peak:
-    """The kernel's high-water mark of resident memory while open, above the level at entry."""
-
-    def __enter__(self):
-        gc.collect()
-        LIBC.malloc_trim(0)
-        with open("/proc/self/clear_refs", "w") as f:
-            f.write("5")
-        self.before = status_bytes("VmRSS")
-        return self
-
-    def __exit__(self, *_):
-        self.bytes = status_bytes("VmHWM") - self.before
 
 
 def draw(tokens, heads, rank, cols=128, head_dim=64):

@@ -18,6 +18,7 @@ import time
 import torch
 from peer_contenders import LANES, PEERS, TUNING_CALLS, Peer, Talea
 from peer_truth import confident, confident_truth, reference, relative_l2
+from samples import time_stats
 from talea._receipt import device_name, now, write_receipt
 
 MIB = 1 << 20
@@ -159,23 +160,6 @@ def measure(contenders, products, samples, missing, end, keep):
             before = after
         if sample:
             keep(limits, times, ratios, seen)
-
-
-def quantile(values, share):
-    values = sorted(values)
-    place = share * (len(values) - 1)
-    low = int(place)
-    high = min(low + 1, len(values) - 1)
-    return values[low] + (place - low) * (values[high] - values[low])
-
-
-def time_stats(ms):
-    return {
-        "median_ms": quantile(ms, 0.5),
-        "p20_ms": quantile(ms, 0.2),
-        "p80_ms": quantile(ms, 0.8),
-        "n": len(ms),
-    }
 
 
 def device_facts(seen):

@@ -8,14 +8,13 @@ usage: sparse_peers.py RECEIPT [THREADS] [REPEATS]
 
 from __future__ import annotations
 
-import statistics
 import sys
 import time
 
 import talea
 import torch
 import torch.nn.functional as F
-from cpu_peers import Peak
+from samples import Peak, time_stats
 from talea import _receipt
 from torch.utils.checkpoint import checkpoint
 
@@ -97,10 +96,9 @@ def runs_of(case, figures, best_of):
     times, peaks = figures
     rows = []
     for name, ms in times.items():
-        cuts = statistics.quantiles(ms, n=5, method="inclusive")
-        rows.append({"case": case, "name": name, "extra_bytes": peaks[name],
-                     "time": {"median_ms": statistics.median(ms), "p20_ms": cuts[0],
-                              "p80_ms": cuts[3], "n": len(ms)}})  # fmt: skip
+        rows.append(
+            {"case": case, "name": name, "extra_bytes": peaks[name], "time": time_stats(ms)}
+        )
     peers = [r for r in rows if r["name"] != "talea" and r["name"] in best_of]
     fastest = min(peers, key=lambda r: r["time"]["median_ms"])
     mine = next(r for r in rows if r["name"] == "talea")

@@ -20,9 +20,9 @@ import time
 
 import torch
 import torch.nn.functional as F
+from counter import key_of, mix
 from safetensors.torch import load_file
 
-MASK = (1 << 64) - 1
 HIDDEN, HEADS, LAYERS, ACCUM = 64, 4, 2, 8
 EPOCH_TOKENS = 131072
 ULP32 = 6e-8  # as in src/train/step_checks.cpp: a drift below it is no drift
@@ -30,16 +30,9 @@ BANDS = 4  # as there: candidate and twins are single draws of one noise
 TO_FP64 = 2.0**-29  # 2^-53 / 2^-24: the same noise in fp64
 
 
-def mix(x):
-    x = (x + 0x9E3779B97F4A7C15) & MASK
-    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & MASK
-    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & MASK
-    return x ^ (x >> 31)
-
-
 def windows(count, seed, epoch):
     """The text's windows in the order in which an epoch draws them."""
-    key = mix(mix(seed) ^ (((10 + 100 * epoch) * 0xD1342543DE82EF95) & MASK))
+    key = key_of(seed, 10 + 100 * epoch)
     order = list(range(count))
     for i in range(count - 1, 0, -1):
         j = int((mix(key ^ mix(i)) >> 11) * 2.0**-53 * (i + 1))

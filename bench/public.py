@@ -48,7 +48,8 @@ MODES = {
     "frozen head, late vector": {**plain(256, reduction="none"), "late": "vector", "frozen": True},
     "smoothing, z-loss, softcap": plain(**OPTIONS),
     "loss only": {**plain(), "loss_only": True},
-    "cuda, 530 MiB": plain(530, lane="cuda"),
+    "cuda, default": plain(lane="cuda"),
+    "cuda, main_grad, 530 MiB": {**plain(530, lane="cuda", grad_scale=1.0), "main": True},
 }
 
 

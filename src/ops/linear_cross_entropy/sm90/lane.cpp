@@ -46,8 +46,9 @@ void report(const Run& r) {
   said.upstream_handling =
       r.c.from_saved ? "exact vector, with lse and target_logprob of an earlier call; one pass"
                      : "exact vector, applied per row in the same pass";
-  if (r.c.slice_words > 0)
-    said.notes.push_back(fmt::format("{}; {} words a slice", schedule_of(r.c), r.c.slice_words));
+  const std::string slices =
+      r.c.slice_words > 0 ? fmt::format(", {} words a slice", r.c.slice_words) : "";
+  said.notes.push_back(fmt::format("{}{}; predicted {:.4g} ms", schedule_of(r.c), slices, r.c.ms));
   said.merges = r.exchanged() ? "partial sums on the device, ranks by all_gather of the row states"
                               : "partial sums merged in a fixed order on the device";
   if (r.c.slice_words > 0 && !r.c.from_saved)  // the logits twice
@@ -111,7 +112,8 @@ std::vector<std::string> details(const Problem& p, const Planned& planned) {
                                                  : "folded"),
           fmt::format("logits tile = {} x {} x 64, ping-pong, {} stages", few ? 64 : 128,
                       c.tile_columns, few && c.tile_columns == kLogitsTile ? 6 : 5),
-          "dx tile = 128 x 256 x 64, cooperative, 4 stages",
+          c.dx_tile == DxTile::tall ? "dx tile = 192 x 128 x 64, ping-pong, 5 stages"
+                                    : "dx tile = 128 x 256 x 64, cooperative, 4 stages",
           "dw tile = 192 x 128 x 64, ping-pong, 5 stages, reduce-add",
           fmt::format("buffer = {} bytes of {}", c.chunk_rows * c.exp_stride * 2,
                       c.wide              ? "fp32 logits, then their gradient"

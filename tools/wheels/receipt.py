@@ -24,7 +24,12 @@ def main(argv: list[str]) -> int:
     notes += [f"{size} bytes: {name}" for name, size in told["files"].items()]
     device = any(of["device_code_bytes"] for of in told["libraries"])
     lanes = [*(["sm90", "cuda"] if device else []), "cpu"]
-    check = {"preset": "wheel", "lanes": lanes, "cases": cases, "passed": len(cases), "failed": 0,
+    own = max(told["libraries"], key=lambda of: of["file"].endswith("libtalea.so"))
+    of_own = {
+        "glibc": own["newest"]["GLIBC"],
+        "device_code": ", ".join(own.get("device_code", ["none"])),
+    }
+    check = {"preset": "wheel", "lanes": lanes, **of_own, "cases": cases, "passed": len(cases), "failed": 0,
              "bytes": told["bytes"], "files": len(told["files"])}  # fmt: skip
     write_receipt(out, "check", f"What {told['wheel']} holds", True,
                   {"check": check, "notes": [*argv[2:], *notes]}, start,

@@ -5,17 +5,37 @@
 
 #include <fuzzer/FuzzedDataProvider.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <memory>
 #include <string>
 
+#include "talea/call.hpp"
 #include "talea/tensor.hpp"
 
 namespace talea::fuzz {
 
 constexpr int64_t most_bytes = 1 << 16;
+
+// The workspace of a call, not a byte more, filled with 0xFF.
+class Room {
+ public:
+  static constexpr int64_t most = 1 << 24;
+  explicit Room(int64_t bytes)
+      : bytes_(bytes), memory_(std::malloc(std::max<size_t>(1, static_cast<size_t>(bytes)))) {
+    std::memset(memory_, 0xff, static_cast<size_t>(bytes));
+  }
+  Room(const Room&) = delete;
+  Room& operator=(const Room&) = delete;
+  ~Room() { std::free(memory_); }
+  Workspace get() const { return {memory_, bytes_}; }
+
+ private:
+  int64_t bytes_;
+  void* memory_;
+};
 
 class Input {
  public:

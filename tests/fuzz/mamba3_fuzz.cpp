@@ -2,7 +2,6 @@
 // outputs. Why: what a caller can say ends in an Error, or in a call that stays within its tensors.
 // Never: gives a tensor a byte more than its view reaches: the address sanitizer is the judge.
 #include <cstdlib>
-#include <memory>
 
 #include "bent_tensors.hpp"
 #include "ops/mamba3/contract.hpp"
@@ -84,24 +83,15 @@ Tensor twin(Input& in, const Tensor& t) {
 void run(Input& in, const m3::Problem& p, const m3::Inputs& x, const m3::Outputs& out,
          const Tensor& slots) {
   const DeviceFacts device;
-  const m3::Lane lane = m3::reference_lane();
+  const m3::Lane lane = in.maybe() ? m3::cpu_lane() : m3::reference_lane();
   if (!in.may_run() || lane.decline(p, device)) return;
   const Planned plan = lane.plan(p, device);
   if (plan.workspace_bytes < 0) std::abort();
-  if (plan.workspace_bytes > (int64_t{1} << 24)) return;
-  std::unique_ptr<char[]> room(new char[static_cast<size_t>(plan.workspace_bytes)]);
+  if (plan.workspace_bytes > fuzz::Room::most) return;
+  const fuzz::Room room(plan.workspace_bytes);
   const m3::FullAxes full = m3::full_axes(p, x, out);
   m3::Result result;
-  lane.run({p,
-            device,
-            full.in,
-            full.out,
-            slots,
-            {room.get(), plan.workspace_bytes},
-            {},
-            nullptr,
-            result},
-           plan);
+  lane.run({p, device, full.in, full.out, slots, room.get(), {}, nullptr, result}, plan);
   if (result.padding_tokens < 0 || result.padding_tokens > std::max<int64_t>(p.tokens, 0))
     std::abort();
 }

@@ -2,7 +2,6 @@
 // Why: what a caller can say ends in an Error, or in a call that stays within its tensors.
 // Never: gives a tensor a byte more than its view reaches: the address sanitizer is the judge.
 #include <cstdlib>
-#include <memory>
 
 #include "bent_tensors.hpp"
 #include "ops/sparse_attention/contract.hpp"
@@ -33,16 +32,19 @@ void fill_indices(Input& in, const Tensor& t, int64_t keys) {
   }
 }
 
-void run(const sa::CheckedCall& c) {
+void run(Input& in, const sa::CheckedCall& c) {
   sa::Result result;
   const DeviceFacts device;
-  const sa::Lane lane = sa::reference_lane();
+  const sa::Lane lane = in.maybe() ? sa::cpu_lane() : sa::reference_lane();
   if (lane.decline(c.problem, device)) return;
+  const Planned plan = lane.plan(c.problem, device);
+  if (plan.workspace_bytes < 0) std::abort();
+  if (plan.workspace_bytes > fuzz::Room::most) return;
+  const fuzz::Room room(plan.workspace_bytes);
   sa::check_data(c.problem, c.args);
   sa::add_to_status(c.args.status, sa::examine(c.problem, c.args), 0);
   Communicator& self = self_communicator();
-  lane.run({c.problem, device, c.args, {}, self, self, self, nullptr, result},
-           lane.plan(c.problem, device));
+  lane.run({c.problem, device, c.args, room.get(), self, self, self, nullptr, result}, plan);
 }
 
 struct Sizes {
@@ -98,13 +100,17 @@ void attend(Input& in, const Sizes& n) {
   }
   const sa::CheckedCall c =
       sa::checked(backward ? sa::Pass::backward : sa::Pass::forward, x, y, o, {});
-  if (in.may_run()) run(c);
+  if (in.may_run()) run(in, c);
 }
 
 void index(Input& in, const Sizes& n) {
   sa::SelectInputs x;
-  x.index_q = in.tensor(DType::f32, {n.b, n.s, n.h, n.d});
-  x.index_k = in.tensor(DType::f32, {n.b, n.keys, n.d});
+  const DType types[] = {DType::f32, DType::bf16, DType::f16, DType::f8_e4m3};
+  const DType own = types[in.of(0, 3)];
+  x.index_q = in.tensor(own, {n.b, n.s, n.h, n.d});
+  x.index_k = in.tensor(own, {n.b, n.keys, n.d});
+  if (own == DType::f8_e4m3) x.index_q_scale = in.tensor(DType::f32, {n.b, n.s, n.h});
+  if (own == DType::f8_e4m3) x.index_k_scale = in.tensor(DType::f32, {n.b, n.keys});
   x.index_weights = in.tensor(DType::f32, {n.b, n.s, n.h});
   if (in.maybe()) x.begin = in.tensor(DType::i32, {n.b, n.s});
   if (in.maybe()) x.end = in.tensor(DType::i32, {n.b, n.s});
@@ -117,7 +123,38 @@ void index(Input& in, const Sizes& n) {
   o.key_stride = in.of(0, 3);
   o.q_position_base = in.of(-1, INT32_MAX);
   const sa::CheckedCall c = sa::checked(x, y, o, {});
-  if (in.may_run()) run(c);
+  if (in.may_run()) run(in, c);
+}
+
+void index_loss(Input& in, const Sizes& n) {
+  sa::IndexLossInputs x;
+  x.index_q = in.tensor(DType::f32, {n.b, n.s, n.h, n.d});
+  x.index_k = in.tensor(DType::f32, {n.b, n.keys, n.d});
+  x.index_weights = in.tensor(DType::f32, {n.b, n.s, n.h});
+  x.q = in.tensor(DType::f32, {n.b, n.s, n.g, n.d});
+  x.kv = in.tensor(DType::f32, {n.b, n.keys, n.d});
+  sa::IndexLossOptions o;
+  o.keys = in.option(sa::LossKeys::dense);
+  if (o.keys == sa::LossKeys::sparse) {
+    x.indices = in.tensor(in.maybe() ? DType::i32 : DType::i64, {n.b, n.s, n.k});
+    fill_indices(in, x.indices, n.keys);
+    if (in.maybe()) x.topk_length = in.tensor(DType::i32, {n.b, n.s});
+  } else {
+    if (in.maybe()) x.begin = in.tensor(DType::i32, {n.b, n.s});
+    if (in.maybe()) x.end = in.tensor(DType::i32, {n.b, n.s});
+  }
+  if (in.maybe()) x.lse = in.tensor(DType::f32, {n.b, n.s, n.g});
+  if (in.maybe()) x.row_weight = in.tensor(DType::f32, {n.b, n.s});
+  sa::IndexLossOutputs y;
+  if (in.maybe()) y.loss = in.tensor(DType::f32, {});
+  if (in.maybe()) y.dindex_q = in.tensor(DType::f32, {n.b, n.s, n.h, n.d});
+  if (in.maybe()) y.dindex_k = in.tensor(DType::f32, {n.b, n.keys, n.d});
+  if (in.maybe()) y.dindex_weights = in.tensor(DType::f32, {n.b, n.s, n.h});
+  o.causal = in.maybe();
+  o.denominator = in.option(sa::LossDenominator::given);
+  o.denominator_value = static_cast<double>(in.of(-1, 4));
+  const sa::CheckedCall c = sa::checked(x, y, o, {});
+  if (in.may_run()) run(in, c);
 }
 
 void mask_and_rows(Input& in, const Sizes& n) {
@@ -138,9 +175,21 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   Input in(data, size);
   const Sizes n = {in.of(0, 2), in.of(0, 3), in.of(0, 6), in.of(0, 4),
                    in.of(1, 2), in.of(0, 7), in.of(0, 5), in.of(0, 5)};
-  const auto kind = in.of(0, 5);
+  const auto kind = in.of(0, 6);
   try {
-    kind == 0 ? index(in, n) : kind == 1 ? mask_and_rows(in, n) : attend(in, n);
+    switch (kind) {
+      case 0:
+        index(in, n);
+        break;
+      case 1:
+        mask_and_rows(in, n);
+        break;
+      case 2:
+        index_loss(in, n);
+        break;
+      default:
+        attend(in, n);
+    }
   } catch (const Error& error) {
     if (error.kind() == ErrorKind::runtime) std::abort();
   }

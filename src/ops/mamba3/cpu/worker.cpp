@@ -131,7 +131,8 @@ Rotation Worker::rotation() const {
 talea::cpu::Ahead Worker::rows_ahead(const Tensor& t, int64_t stride, int64_t first) const {
   if (!t) return {};
   const int64_t size = size_of(t.dtype);
-  return {static_cast<const char*>(t.data) + first * size, n_, p_.head_dim * size, stride * size};
+  const int64_t step = n_ > 1 ? stride * size : 0;  // the stride of one row may be anything
+  return {static_cast<const char*>(t.data) + first * size, n_, p_.head_dim * size, step};
 }
 
 void Worker::turns(bool columns) {

@@ -1,5 +1,5 @@
-// What: one process of the MPI tests: the option matrix, or one bad rank of a world.
-// Why: ranks as processes must give what ranks as threads give, and must never hang.
+// What: one process of the MPI tests: the option matrix, or one bad rank of a world of any
+// operator. Why: ranks as processes must give what ranks as threads give, and must never hang.
 // Never: judges by itself whether a fault was named in time; mpi_test.py does.
 #include <unistd.h>
 
@@ -10,6 +10,7 @@
 #include <string>
 #include <thread>
 
+#include "dist/mpi_calls.hpp"
 #include "yardsticks/linear_cross_entropy/ranks.hpp"
 
 namespace talea::testing {
@@ -36,8 +37,10 @@ int run_matrix(Communicator& c) {
   return wrong > 0;
 }
 
-// The rank `culprit` goes bad after two good calls; the others report what they are told.
-void good_call(Communicator& c, const Case& whole) {
+// One call of an operator by one rank; a bad one has another option than the others.
+void call_loss(Communicator& c, bool bad) {
+  Case whole = rank_matrix()[0].second;
+  if (bad) whole.options.label_smoothing = 0.25;
   const Layout shards = layout("even", whole.vocab(), c.size());
   LinearCrossEntropyRanks ranks;
   ranks.vocab = &c;
@@ -45,13 +48,19 @@ void good_call(Communicator& c, const Case& whole) {
   run_rank(shard_case(whole, shards[c.rank()], false, c.rank(), c.size()), "cpu", ranks);
 }
 
+void call(const std::string& op, Communicator& c, bool bad) {
+  if (op == "attention") return call_attention(c, bad);
+  op == "scan" ? call_scan(c, bad) : call_loss(c, bad);
+}
+
 [[noreturn]] void leave(int status) {
   std::fflush(stdout);
   std::_Exit(status);
 }
 
+// The rank `culprit` goes bad after two good calls; the others report what they are told.
 int run_fault(const std::string& kind, int culprit, double timeout_s,
-              const std::string& presence_dir) {
+              const std::string& presence_dir, const std::string& op) {
   auto start = std::chrono::steady_clock::now();
   const int launcher_rank = std::atoi(std::getenv("OMPI_COMM_WORLD_RANK"));
   const auto report = [&](int rank, const Error& e) {
@@ -73,15 +82,13 @@ int run_fault(const std::string& kind, int culprit, double timeout_s,
     options.launcher_size = std::atoi(std::getenv("OMPI_COMM_WORLD_SIZE"));
     options.presence_dir = presence_dir;
     const auto c = make_mpi_communicator(options);
-    Case whole = rank_matrix()[0].second;
-    for (int i = 0; i < 2; ++i) good_call(*c, whole);
+    for (int i = 0; i < 2; ++i) call(op, *c, false);
     start = std::chrono::steady_clock::now();
     if (c->rank() == culprit) {
       if (kind == "dies") std::raise(SIGKILL);
       if (kind == "stops") std::raise(SIGSTOP);
-      if (kind == "disagrees") whole.options.label_smoothing = 0.25;
     }
-    good_call(*c, whole);
+    call(op, *c, kind == "disagrees" && c->rank() == culprit);
   } catch (const Error& e) {
     report(launcher_rank, e);
   }
@@ -96,7 +103,8 @@ int main(int argc, char** argv) {
   using namespace talea;
   const std::string mode = argc > 1 ? argv[1] : "matrix";
   if (mode != "matrix")
-    return testing::run_fault(mode, std::atoi(argv[2]), std::atof(argv[3]), argv[4]);
+    return testing::run_fault(mode, std::atoi(argv[2]), std::atof(argv[3]), argv[4],
+                              argc > 5 ? argv[5] : "loss");
   const auto c = make_mpi_communicator();
   return testing::run_matrix(*c);
 }

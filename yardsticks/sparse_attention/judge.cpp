@@ -78,7 +78,7 @@ std::string compare(const Compared& t) {
   return "";
 }
 
-std::string judge(const Case& c, const Outcome& ours) {
+std::string judge(const Case& c, const Outcome& ours, bool one_order) {
   const Numbers right = truth(c), rough = eager(c);
   const DType in = size_of(c.q.dtype()) == 1 ? DType::bf16 : c.q.dtype();
   const double growth = std::ldexp(right.largest_logit, -22);
@@ -115,7 +115,7 @@ std::string judge(const Case& c, const Outcome& ours) {
                          .row = c.dim(),
                          .dtype = in,
                          .growth = growth,
-                         .term = right.dq_term,
+                         .term = one_order ? 0 : right.dq_term,
                          .stored = &stored.dq});
   complaints += compare({.name = "dkv",
                          .ours = &ours.dkv,
@@ -124,7 +124,7 @@ std::string judge(const Case& c, const Outcome& ours) {
                          .row = c.dim(),
                          .dtype = in,
                          .growth = growth,
-                         .term = right.dkv_term,
+                         .term = one_order ? 0 : right.dkv_term,
                          .stored = &stored.dkv});
   if (!c.sink) return complaints;
   // Units of o's last place.

@@ -153,8 +153,12 @@ void gradients(const Case& c, const std::vector<Weighed>& keys, const std::vecto
                bool stored_o) {
   const auto d = static_cast<size_t>(c.dim()), v = static_cast<size_t>(c.value_dim());
   double delta = 0;
-  for (size_t x = 0; x < v; ++x)
-    delta += (stored_o ? rounded(c.o_dtype, r.o[x]) : r.o[x]) * r.d_o[x];
+  for (size_t x = 0; x < v; ++x) {
+    double o = r.o[x];
+    if (stored_o) o = rounded(c.o_dtype, o);
+    if (stored_o && c.residual) o += rounded(c.o_dtype, r.o[x] - o);
+    delta += o * r.d_o[x];
+  }
   for (size_t i = 0; i < keys.size(); ++i) {
     double dp = 0;
     for (size_t x = 0; x < v; ++x) dp += r.d_o[x] * rows[i * d + x];
@@ -221,7 +225,7 @@ Numbers truth(const Case& c, bool stored_o) {
           for (size_t x = 0; x < v && c.d_o; ++x)
             r.d_o[x] = c.d_o.get(b, s, h, static_cast<int64_t>(x));
           gradients(c, keys, rows, r, c.d_lse ? c.d_lse.get(b, s, h) : 0, g, n.dq.data() + at * d,
-                    n, h, stored_o && c.saved && !c.residual);
+                    n, h, stored_o && c.saved);
         }
       }
   if (c.accumulate) {

@@ -17,7 +17,7 @@ struct Numbers {
 };
 
 // Dense over keys: each weighs as often as valid slots name it.
-// stored_o: with Delta from o as it is stored, where backward gets no more than that.
+// stored_o: with Delta from o (and its residual) as they are stored, where backward gets them.
 Numbers truth(const Case& c, bool stored_o = false);
 // Gathered, fp32 scores and softmax; P, dS, o, dq, dkv each rounded once to the input's dtype.
 Numbers eager(const Case& c);

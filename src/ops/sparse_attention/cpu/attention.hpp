@@ -46,6 +46,7 @@ class Attention {
   void write_heads(const Cursor& at, const ThreadBuffers& w) const;
 
   void backward_query(Cursor at, int64_t place, const ThreadBuffers& w) const;
+  void deltas(int64_t heads, const ThreadBuffers& w, float* delta) const;
   void prepare_heads(const Cursor& at, int64_t place, const ThreadBuffers& w) const;
   void keep_weights(const Cursor& at, int64_t list, int64_t first, int64_t n,
                     const ThreadBuffers& w) const;

@@ -21,6 +21,30 @@ float* numbers(const ThreadBuffers& w, int64_t padded, int64_t which) {
 
 }  // namespace
 
+// Delta of each head by the product that forms dP: the same terms in the same order, so that
+// nothing is left of dP - Delta where a row attends to one key. Only the diagonal of heads x heads
+// is used.
+void Attention::deltas(int64_t heads, const ThreadBuffers& w, float* delta) const {
+  const int64_t lanes = talea::cpu::lanes(), v = p_.value_dim;
+  const float* rows[talea::cpu::max_lanes];
+  float squares[talea::cpu::max_lanes * talea::cpu::max_lanes];
+  for (int64_t first = 0; first < heads; first += lanes) {
+    const int64_t n = std::min(lanes, heads - first);
+    for (int64_t i = 0; i < n; ++i) rows[i] = w.o + (first + i) * v;
+    talea::cpu::GatherProduct t;
+    t.a = rows;
+    t.b = w.d_o + first * v;
+    t.b_panel = v * lanes;
+    t.c = squares;
+    t.c_row = lanes;
+    t.rows = n;
+    t.panels = 1;
+    t.depth = v;
+    talea::cpu::multiply(t);
+    for (int64_t i = 0; i < n; ++i) delta[first + i] = squares[i * lanes + i];
+  }
+}
+
 // lse, Lt, Delta of each head, panels of d_o, and what the sink takes.
 void Attention::prepare_heads(const Cursor& at, int64_t place, const ThreadBuffers& w) const {
   const int64_t heads = at.count(), wide = padded(at), v = p_.value_dim;
@@ -43,13 +67,14 @@ void Attention::prepare_heads(const Cursor& at, int64_t place, const ThreadBuffe
   } else {
     std::fill_n(w.d_o, wide * v, 0.0f);
   }
+  if (a_.d_o) deltas(heads, w, delta);
   for (int64_t i = 0; i < heads; ++i) {
     const int64_t h = at.heads.first + i;
     const double sink = a_.sink ? a_.sink.get(h) : -INFINITY;
     const double all = log_add(static_cast<double>(lse[i]), sink);
     const double d = a_.d_o ? dot(w.o + i * v, rows[i], v) : 0;
     whole[i] = mutant(Mutant::sa22_sink_missing_backward) ? lse[i] : static_cast<float>(all);
-    delta[i] = static_cast<float>(d);
+    if (!a_.d_o) delta[i] = 0;
     d_lse[i] = a_.d_lse ? static_cast<float>(a_.d_lse.get(at.b, at.s, h)) : 0;
     const bool none = lse[i] == INFINITY || sink == -INFINITY;
     layout_.chunk.sink[place * p_.heads + h] =

@@ -30,7 +30,7 @@ set_target_properties(talea_internal PROPERTIES CUDA_RUNTIME_LIBRARY Static
 set(talea_cuda_options -DTALEA_WITH_CUDA -isystem ${CUDAToolkit_INCLUDE_DIRS})
 set(talea_cuda_hosts ${talea_sources})
 list(FILTER talea_cuda_hosts INCLUDE REGEX
-     "/src/ops/.*/(cuda|sm90)/|/src/device/(common|sm90)/|/src/dist/nccl|/src/core/(device_facts|device_session_absent|provenance).cpp$")
+     "/src/ops/.*/(cuda|sm90|rows)/|/src/device/(common|sm90)/|/src/dist/nccl|/src/core/(device_facts|device_session_absent|provenance).cpp$")
 set_property(SOURCE ${talea_cuda_hosts} APPEND PROPERTY COMPILE_OPTIONS ${talea_cuda_options})
 target_link_libraries(talea_internal PUBLIC $<LINK_ONLY:CUDA::cudart_static> ${CMAKE_DL_LIBS})
 

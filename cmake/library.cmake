@@ -7,7 +7,7 @@ if(TALEA_CUDA)
   list(FILTER talea_sources EXCLUDE REGEX
        "linear_cross_entropy/not_built.cpp$|/not_built_cuda.cpp$")
 else()
-  list(FILTER talea_sources EXCLUDE REGEX "/src/.*/(cuda|sm90)/|/src/device/(common|sm90)/")
+  list(FILTER talea_sources EXCLUDE REGEX "/src/.*/(cuda|sm90|rows)/|/src/device/(common|sm90)/")
 endif()
 list(FILTER talea_sources EXCLUDE REGEX "src/dist/mpi.cpp$")  # a plug-in of its own
 list(FILTER talea_sources EXCLUDE REGEX "src/core/fmt.cpp$")

@@ -3,14 +3,10 @@
 // Never: computes a logit.
 #pragma once
 
-#include <cmath>
-
 #include "ops/linear_cross_entropy/lane.hpp"
+#include "ops/linear_cross_entropy/rows/rule.hpp"
 
 namespace talea::lce {
-
-// Lanes compute in fp32: a factor beyond its normal numbers would become 0 or infinite there.
-inline bool is_normal_fp32(double x) { return std::isnormal(static_cast<float>(x)); }
 
 // Shapes, dtypes, options, overlap: all that needs no data. Throws Error.
 Problem describe(const Inputs& in, const Outputs& out, const Options& options, const Ranks& ranks);
@@ -22,8 +18,6 @@ struct TargetFacts {
   double valid_weight = 0;      // sum of c_y over valid rows (rows with soft targets)
   double weighted = 0;          // the same times the token weight
 };
-
-enum class RowKind : int8_t { valid, ignored, poisoned };
 
 // Row t of host targets. Rows without targets are valid.
 RowKind row_kind(const Problem& p, const Inputs& in, int64_t t);

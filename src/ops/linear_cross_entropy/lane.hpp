@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "core/operator.hpp"
-#include "ops/linear_cross_entropy/finish.hpp"
+#include "ops/linear_cross_entropy/rows/finish.hpp"
 #include "talea/linear_cross_entropy.hpp"
 
 namespace talea::lce {

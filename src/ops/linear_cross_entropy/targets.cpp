@@ -1,8 +1,6 @@
 // What: the checks that need data, and what the targets say about the batch.
 // Why: ignored, out-of-range and empty batches mean the same in every lane.
 // Never: reads hidden, weight or bias.
-#include <cmath>
-
 #include "core/fail.hpp"
 #include "core/half.hpp"
 #include "core/mutant.hpp"
@@ -14,8 +12,8 @@ namespace {
 void check_weights(const char* name, const Tensor& t) {
   for (int64_t v = 0; t && v < t.shape[0]; ++v) {
     const double c = at(t, v);
-    require(c >= 0 && std::isfinite(c), ErrorKind::invalid_data,
-            "{}[{}] = {}: must be finite and >= 0", name, v, c);
+    require(is_class_weight(c), ErrorKind::invalid_data, "{}[{}] = {}: must be finite and >= 0",
+            name, v, c);
   }
 }
 
@@ -23,7 +21,7 @@ void check_scales(const Tensor& t, double logit_scale) {
   for (int64_t i = 0; t && i < t.shape[0]; ++i) {
     const double s = at(t, i);
     require(
-        is_normal_fp32(s) && is_normal_fp32(s * logit_scale), ErrorKind::invalid_data,
+        is_scale(s, logit_scale), ErrorKind::invalid_data,
         "token_scale[{}] = {}: must be finite and not 0, within fp32, also times logit_scale {}", i,
         s, logit_scale);
   }
@@ -32,24 +30,10 @@ void check_scales(const Tensor& t, double logit_scale) {
 }  // namespace
 
 RowKind row_kind(const Problem& p, const Inputs& in, int64_t t) {
-  const int64_t ignore = p.options.ignore_index;
-  const int64_t end = mutant(Mutant::b8_sentinel_matches_padding) ? p.vocab_stored : p.vocab;
-  auto inside = [&](int64_t id) { return id >= 0 && id < end; };
-  if (p.has_targets) {
-    const int64_t y = index_at(in.targets, t);
-    if (y == ignore) return RowKind::ignored;
-    return inside(y) ? RowKind::valid : RowKind::poisoned;
-  }
-  if (p.soft_targets != SoftTargets::sparse || p.soft_k == 0) return RowKind::valid;
-  // A sparse row is ignored as a whole: every id is ignore_index.
-  bool all_ignored = true, all_inside = true;
-  for (int64_t j = 0; j < p.soft_k; ++j) {
-    const int64_t id = index_at(in.soft_target_ids, t, j);
-    all_ignored = all_ignored && id == ignore;
-    all_inside = all_inside && inside(id);
-  }
-  if (all_ignored) return RowKind::ignored;
-  return all_inside ? RowKind::valid : RowKind::poisoned;
+  const IdRule ids = id_rule(p);
+  if (p.has_targets) return kind_of_id(ids, index_at(in.targets, t));
+  const int64_t listed = p.soft_targets == SoftTargets::sparse ? p.soft_k : 0;
+  return kind_of_ids(ids, listed, [&](int64_t j) { return index_at(in.soft_target_ids, t, j); });
 }
 
 TargetFacts examine(const Problem& p, const Inputs& in) {
@@ -62,6 +46,7 @@ TargetFacts examine(const Problem& p, const Inputs& in) {
     for (int64_t v = 0; v < p.vocab; ++v) f.class_weight_sum += at(in.class_weight, v);
   }
   const bool checked = p.options.target_check != TargetCheck::poison;
+  const Columns shard{p.vocab_begin, p.vocab_local};
   for (int64_t t = 0; t < p.tokens; ++t) {
     const RowKind kind = row_kind(p, in, t);
     if (kind == RowKind::ignored) {
@@ -73,25 +58,22 @@ TargetFacts examine(const Problem& p, const Inputs& in) {
         fail(ErrorKind::invalid_data, "targets[{}] = {}: outside [0, {}) and not ignore_index {}",
              t, index_at(in.targets, t), p.vocab, p.options.ignore_index);
       if (checked) {
-        const auto foreign = [&](int64_t id) { return id < 0 || id >= p.vocab; };
         int64_t j = 0;
-        while (!foreign(index_at(in.soft_target_ids, t, j))) ++j;
+        while (is_inside({p.vocab, 0}, index_at(in.soft_target_ids, t, j))) ++j;
         fail(ErrorKind::invalid_data, "soft_target_ids[{}, {}] = {}: outside [0, {})", t, j,
              index_at(in.soft_target_ids, t, j), p.vocab);
       }
-      ++f.out_of_range;
-      if (mutant(Mutant::b24_invalid_leaves_denominator)) continue;
-    } else {
-      ++f.valid;
     }
+    ++(kind == RowKind::valid ? f.valid : f.out_of_range);
     double c = 1;
     if (p.has_targets && kind == RowKind::valid) {
       const int64_t y = index_at(in.targets, t);
       if (in.class_weight) c = at(in.class_weight, y);
-      if (y >= p.vocab_begin && y < p.vocab_begin + p.vocab_local) ++f.in_partition;
+      f.in_partition += shard.of(y) >= 0;
     }
-    f.valid_weight += c;
-    f.weighted += c * (in.token_weight ? at(in.token_weight, t) : 1.0);
+    const double counted = counted_weight(kind, c);
+    f.valid_weight += counted;
+    f.weighted += counted * (in.token_weight ? at(in.token_weight, t) : 1.0);
   }
   return f;
 }
@@ -104,28 +86,16 @@ Normaliser normaliser(const Problem& p, const TargetFacts& facts, Communicator& 
   if (global) batch.all_reduce_sum(sums, 3, DType::f64, nullptr);
   Normaliser m;
   m.empty = sums[2] == 0;
-  if (p.options.reduction != Reduction::mean) return m;
-  switch (p.options.denominator) {
-    case Denominator::valid:
-      m.denominator = sums[0];
-      break;
-    case Denominator::weighted:
-      m.denominator = sums[1];
-      break;
-    case Denominator::given:
-      m.denominator = mutant(Mutant::b23_mean_of_means) ? sums[0] : p.options.denominator_value;
-      break;
-  }
+  MeanRule mean = mean_rule(p.options);
+  if (mutant(Mutant::b23_mean_of_means) && mean.denominator == Denominator::given)
+    mean.denominator = Denominator::valid;
+  m.denominator = denominator_of(mean, sums[0], sums[1]);
   m.inverse = 1.0 / m.denominator;
   return m;
 }
 
 double reduce_loss(const Problem& p, const Normaliser& m, double sum) {
-  if (p.options.reduction == Reduction::sum) return sum;
-  // A given denominator makes the mean of nothing 0 / M, which is 0; only a counted one is empty.
-  if (m.empty && p.options.denominator != Denominator::given)
-    return p.options.on_empty == OnEmpty::nan ? NAN : 0.0;
-  return sum / m.denominator;
+  return reduced(mean_rule(p.options), sum, m.denominator, m.empty);
 }
 
 double upstream_at(const Inputs& in, int64_t t) {

@@ -6,43 +6,21 @@
 #include <cuda_runtime_api.h>
 
 #include "algebra/top_k.hpp"
-#include "device/common/view.cuh"
-#include "ops/linear_cross_entropy/finish.hpp"
-#include "talea/linear_cross_entropy.hpp"
+#include "ops/linear_cross_entropy/rows/tokens.hpp"
 
 namespace talea::lce::cuda {
-
-using device::View;
 
 inline constexpr int64_t part_columns = 16384;  // of a row, reduced by one block
 inline constexpr int64_t examined_rows = 256;   // of the targets, by one block
 
-// What the targets say about the batch. The first four words are the ones a caller may read.
-struct Totals {
-  int64_t valid, ignored, out_of_range, in_partition;
-  int64_t first_bad;         // token of the first target out of range, or INT64_MAX
-  int64_t first_bad_value;   // its target
-  int64_t first_bad_scale;   // token whose scale is 0 or not finite, or INT64_MAX
-  int64_t first_bad_weight;  // class whose weight is negative or not finite, or INT64_MAX
-  double valid_weight, weighted, present;  // present: rows that are not ignored, as a double
-  double class_weight_sum, class_weight_max;
-};
-
 struct TargetPartial {
-  int64_t valid, ignored, out_of_range, in_partition, first_bad, first_bad_scale;
-  double valid_weight, weighted;
+  TokenSums sums;
   int64_t offset;  // of this block's first valid row in the order
 };
 
-struct Terms {
-  LossTerms<double> loss;
-  double denominator;
-  int32_t empty;
-};
-
-// Row r of a chunk is token order[begin + r], where begin + r < totals->valid; beyond: nothing.
+// Row r of a chunk is token order[begin + r], where begin + r < facts->valid; beyond: nothing.
 struct ChunkRows {
-  const Totals* totals;
+  const BatchFacts* facts;
   const int64_t* order;
   int64_t begin, rows;
 };
@@ -65,31 +43,28 @@ struct RowFactors {
 
 // Everything of the problem that kernels read; copied into each launch.
 struct Shape {
-  int64_t tokens, hidden, vocab, vocab_begin, vocab_local, vocab_stored;
-  int64_t logits_stride, parts, kept, top_k, soft_k, ignore_index;
+  int64_t tokens, hidden, vocab, vocab_begin, vocab_local;
+  int64_t logits_stride, parts, kept, soft_k;
   float softcap, cap_exponent;  // cap_exponent: 2 log2(e) / softcap
-  double logit_scale, label_smoothing, z_loss, denominator_value;
-  Reduction reduction;
-  Denominator denominator;
-  OnEmpty on_empty;
+  double logit_scale;
   SoftTargets soft;
-  int32_t has_targets, scaled_rows;
+  int32_t scaled_rows;
   int32_t fast_exp;  // 16-bit problems: exp to 2^-22, below the rounding of their operands
   int32_t fast_cap;  // 16-bit problems with a cap up to 256
   const float *bias, *class_weight;  // fp32, local columns; null: none
-  View targets, class_weights, token_weight, token_scale, soft_ids, soft_probs;
-  View upstream, upstream_lse, upstream_entropy;
-  View loss, lse, logprob, entropy, argmax, accuracy, topk_values, topk_ids, topk_logprobs;
+  TokenRule rule;
+  TokenTerms terms;
+  TokenOutputs out;
+  MeanRule mean;
+  LossTerms<double> loss_terms;
+  View class_weights, soft_probs;
+  View loss, accuracy;  // scalars
 };
 
 // targets.cu
-void examine_targets(const Shape& s, Totals* totals, TargetPartial* partials, int8_t* kind,
+void examine_targets(const Shape& s, BatchFacts* facts, TargetPartial* partials, RowKind* kind,
                      int64_t* order, cudaStream_t stream);
-void examine_class_weights(const Shape& s, Totals* totals, cudaStream_t stream);
-void form_terms(const Shape& s, const Totals* totals, Terms* terms, cudaStream_t stream);
-void write_blank_rows(const Shape& s, const int8_t* kind, double* row_loss, int8_t* hit,
-                      cudaStream_t stream);
-void write_scalars(const Shape& s, const Totals* totals, const Terms* terms, const double* row_loss,
+void write_scalars(const Shape& s, const BatchFacts* facts, const double* row_loss,
                    const int8_t* hit, cudaStream_t stream);
 
 // states.cu: also the best candidates of every part, where `best` is given.
@@ -110,7 +85,7 @@ struct Finished {
   double* row_loss;
   int8_t* hit;
 };
-void finish_rows(const Shape& s, const ChunkRows& c, const Terms* terms, int64_t parts,
+void finish_rows(const Shape& s, const ChunkRows& c, const LossTerms<double>* terms, int64_t parts,
                  int64_t best_parts, const RowState<double>* states, const Candidate<float>* best,
                  const Finished& out, cudaStream_t stream);
 // fp16: the power of two of each row of x, and {alpha, beta} of dW.
@@ -134,7 +109,6 @@ void add_bias_gradient(const Shape& s, const ChunkRows& c, const Gradient& g,
                        const RowFactors* factors, double* db, cudaStream_t stream);
 
 // move.cu
-void convert_vector(const View& from, int64_t first, float* to, int64_t count, cudaStream_t stream);
 // Rows of `from` by the order, zero beyond the valid rows; order null: row r is token begin + r.
 void gather_rows(const ChunkRows& c, const View& from, int64_t hidden, DType compute, void* to,
                  int64_t stride, cudaStream_t stream);
@@ -142,8 +116,6 @@ void scale_rows(const ChunkRows& c, const RowFactors* factors, int64_t hidden, v
                 int64_t stride, cudaStream_t stream);
 void scatter_dx(const ChunkRows& c, const RowFactors* factors, const float* from, int64_t stride,
                 int64_t hidden, const View& to, cudaStream_t stream);
-void blank_dx(int64_t tokens, int64_t hidden, const int8_t* kind, bool poison, const View& to,
-              cudaStream_t stream);
 void copy_matrix(const float* from, int64_t stride, int64_t rows, int64_t columns, const View& to,
                  cudaStream_t stream);
 // Rows >= `local` of the gradient are padding: 0 unless accumulating.

@@ -91,7 +91,7 @@ void report(const Call& call, const Plan& plan, const Buffers& b, int64_t chunks
         p.weight_row_stride, p.weight_col_stride));
   if (counted) return;
   const auto offset =
-      reinterpret_cast<const char*>(b.totals) - static_cast<const char*>(call.workspace.data);
+      reinterpret_cast<const char*>(b.facts) - static_cast<const char*>(call.workspace.data);
   r.notes.push_back(fmt::format(
       "token counts stay on the device: int64 valid, ignored, out_of_range, in_partition at "
       "workspace byte {}, readable once the stream has run",

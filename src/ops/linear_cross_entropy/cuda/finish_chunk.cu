@@ -79,43 +79,16 @@ __global__ void collapse_kernel(Shape s, ChunkRows c, int64_t parts, int64_t bes
   }
 }
 
-__device__ RowTerms<double> own_terms(const Shape& s, int64_t t) {
-  RowTerms<double> own;
-  own.soft = s.soft != SoftTargets::none;
-  if (s.has_targets && s.class_weights)
-    own.class_weight = s.class_weights.load(s.targets.load_index(t));
-  if (s.token_weight) own.token_weight = s.token_weight.load(t);
-  if (s.upstream) own.upstream = s.upstream.load(t);
-  if (s.upstream_lse) own.upstream_lse = s.upstream_lse.load(t);
-  if (s.upstream_entropy) own.upstream_entropy = s.upstream_entropy.load(t);
-  if (!s.has_targets && !own.soft) own.upstream = 0;
-  return own;
-}
-
-// fp16 ends at 65504 and thins out below 6e-5: the row is stored times the power of two that
-// brings its largest possible element to 2^11..2^12.
-__device__ double storage_factor(const Shape& s, const ChunkRows& c, const RowState<double>& state,
-                                 const RowResult<double>& g, double own_scale) {
-  if (!s.scaled_rows) return 1;
-  const double weight = c.totals->class_weight_max;
-  const double bound =
-      fabs(own_scale) * (fabs(g.prob) + fabs(g.target) + fabs(g.smooth) * weight +
-                         fabs(g.soft) * fmax(weight, fabs(state.soft_mass)) +
-                         fabs(g.entropy_up) * (1 + log(static_cast<double>(s.vocab))));
-  constexpr int widest = 120;
-  if (bound == 0) return ldexp(1.0, widest);  // a row of zeros never holds the other rows down
-  if (!(bound > 0) || isinf(bound)) return 1;
-  int exponent = 0;
-  frexp(bound, &exponent);  // bound < 2^exponent
-  exponent = 12 - exponent;
-  return ldexp(1.0, exponent < -widest ? -widest : exponent > widest ? widest : exponent);
-}
-
 __device__ RowFactors factors_of(const Shape& s, const ChunkRows& c, int64_t t,
                                  const RowState<double>& state, const RowSummary<double>& row,
                                  const RowResult<double>& g) {
-  const double own_scale = s.token_scale ? s.token_scale.load(t) : 1.0;
-  const double power = storage_factor(s, c, state, g, own_scale);
+  const double own_scale = read(s.rule.token_scale, t, 1);
+  double power = 1;
+  if (s.scaled_rows) {
+    const double largest = largest_element(g, state.soft_mass, c.facts->class_weight_max,
+                                           static_cast<double>(s.vocab), own_scale);
+    power = ldexp(1.0, storage_exponent(largest, 120));
+  }
   RowFactors f;
   f.max = static_cast<float>(state.max);
   f.inverse_sum = static_cast<float>(1.0 / row.sum);
@@ -129,30 +102,12 @@ __device__ RowFactors factors_of(const Shape& s, const ChunkRows& c, int64_t t,
   f.dx = static_cast<float>(s.logit_scale / power);
   f.x = static_cast<float>(power);
   f.db = static_cast<float>(1.0 / (power * own_scale));
-  f.target_column = static_cast<int32_t>(target_column(s, t));
+  f.target_column = static_cast<int32_t>(target_column(s.rule, t));
   return f;
 }
 
-// What the user sees of a row; called by one lane.
-__device__ void report(const Shape& s, int64_t t, const RowSummary<double>& row, double loss) {
-  if (s.loss && s.reduction == Reduction::none) s.loss.store(t, loss);
-  if (s.lse) s.lse.store(t, row.lse);
-  if (s.logprob) s.logprob.store(t, row.logp_target);
-  if (s.entropy) s.entropy.store(t, row.entropy);
-}
-
-__device__ void report_candidate(const Shape& s, int64_t t, int64_t j, const Best& b, double lse) {
-  const bool ranked = !isnan(lse);
-  if (j == 0 && s.argmax) s.argmax.store(t, ranked ? static_cast<double>(b.id) : -1.0);
-  if (j >= s.top_k) return;
-  if (s.topk_values) s.topk_values.store(t, j, ranked ? b.value : static_cast<double>(NAN));
-  if (s.topk_ids) s.topk_ids.store(t, j, ranked ? static_cast<double>(b.id) : -1.0);
-  if (s.topk_logprobs)
-    s.topk_logprobs.store(t, j, ranked ? b.value - lse : static_cast<double>(NAN));
-}
-
 // One warp a row: lane 0 does the arithmetic, all lanes look through the candidates.
-__global__ void finish_kernel(Shape s, ChunkRows c, const Terms* terms, int64_t parts,
+__global__ void finish_kernel(Shape s, ChunkRows c, const LossTerms<double>* terms, int64_t parts,
                               int64_t best_parts, const RowState<double>* states, const Best* best,
                               Finished out) {
   const int64_t r = (blockIdx.x * int64_t{blockDim.x} + threadIdx.x) / warp_size;
@@ -163,9 +118,11 @@ __global__ void finish_kernel(Shape s, ChunkRows c, const Terms* terms, int64_t 
   const RowState<double> state = merged(states, parts, c.rows, r);
   if (lane == 0) {
     const RowSummary<double> row = summarise(state);
-    const RowResult<double> g = finish_row(state, row, terms->loss, own_terms(s, t));
+    const View& targets = s.rule.targets;
+    const double class_weight = targets ? read(s.class_weights, targets.load_index(t), 1) : 1.0;
+    const RowResult<double> g = finish_row(state, row, *terms, row_terms(s.terms, t, class_weight));
     lse = row.lse;
-    report(s, t, row, g.loss);
+    write_row(s.out, t, row, g.loss);
     if (out.row_loss) out.row_loss[t] = g.loss;
     out.factors[r] = factors_of(s, c, t, state, row, g);
   }
@@ -174,9 +131,9 @@ __global__ void finish_kernel(Shape s, ChunkRows c, const Terms* terms, int64_t 
   for (int64_t j = 0; j < s.kept; ++j) {
     last = next_of(best, best_parts, s.kept, c.rows, r, last);
     if (lane != 0) continue;
-    report_candidate(s, t, j, last, lse);
+    write_candidate(s.out, t, j, last.value, last.id, lse);
     if (j == 0 && out.hit)
-      out.hit[t] = s.has_targets && !isnan(lse) && last.id == s.targets.load_index(t) ? 1 : 0;
+      out.hit[t] = s.rule.targets && !isnan(lse) && last.id == s.rule.targets.load_index(t) ? 1 : 0;
   }
 }
 
@@ -206,7 +163,7 @@ void collapse(const Shape& s, const ChunkRows& c, int64_t parts, int64_t best_pa
   device::check_launch("collapse");
 }
 
-void finish_rows(const Shape& s, const ChunkRows& c, const Terms* terms, int64_t parts,
+void finish_rows(const Shape& s, const ChunkRows& c, const LossTerms<double>* terms, int64_t parts,
                  int64_t best_parts, const RowState<double>* states, const Best* best,
                  const Finished& out, cudaStream_t stream) {
   finish_kernel<<<warps_for(c.rows), 256, 0, stream>>>(s, c, terms, parts, best_parts, states, best,

@@ -188,18 +188,11 @@ __global__ void sparse_kernel(Shape s, ChunkRows c, T* dz, T* rest, const float*
   if (!is_row(c, r)) return;
   const int64_t t = c.order[c.begin + r];
   T* out = dz + r * s.logits_stride;
+  const SparseRow listed{s.rule.soft_ids, s.soft_probs, s.soft_k, t, s.rule.shard};
   for (int64_t j = threadIdx.x % device::warp_size; j < s.soft_k; j += device::warp_size) {
-    const int64_t id = s.soft_ids.load_index(t, j);
-    const int64_t column = id - s.vocab_begin;
-    if (column < 0 || column >= s.vocab_local) continue;
+    const int64_t column = listed.column(j);
     double q = 0;
-    bool first = true;
-    for (int64_t i = 0; i < s.soft_k && first; ++i) {
-      if (s.soft_ids.load_index(t, i) != id) continue;
-      first = i >= j;
-      q += s.soft_probs.load(t, i);
-    }
-    if (!first) continue;
+    if (column < 0 || !listed.is_first(j, q)) continue;
     const float da = general_gradient<sizeof(T) == 2>(
         s, factors[r], sparse_logits[r * s.soft_k + j], static_cast<int>(column),
         s.class_weight ? s.class_weight[column] : 1.0f, static_cast<float>(q));
@@ -217,7 +210,7 @@ __global__ void bias_kernel(Shape s, ChunkRows c, const T* dz, const T* rest,
   __shared__ float sums[db_groups][db_columns];
   const int x = threadIdx.x % db_columns, group = threadIdx.x / db_columns;
   const int64_t column = int64_t{blockIdx.x} * db_columns + x;
-  const int64_t valid = c.totals->valid - c.begin;
+  const int64_t valid = c.facts->valid - c.begin;
   const int64_t rows = valid < c.rows ? valid : c.rows;
   float sum = 0;
   if (column < s.vocab_local)
@@ -237,7 +230,8 @@ __global__ void bias_kernel(Shape s, ChunkRows c, const T* dz, const T* rest,
 template <typename T>
 void form(const Shape& s, const ChunkRows& c, const Gradient& g, const float* sparse_logits,
           const RowFactors* factors, cudaStream_t stream) {
-  const bool general = s.class_weight || s.soft != SoftTargets::none || s.upstream_entropy.data;
+  const bool general =
+      s.class_weight || s.soft != SoftTargets::none || s.terms.upstream_entropy.data;
   auto* kernel = general         ? gradient_kernel<T, Mode::general>
                  : s.softcap > 0 ? gradient_kernel<T, Mode::capped>
                                  : gradient_kernel<T, Mode::plain>;

@@ -10,13 +10,6 @@
 namespace talea::lce::cuda {
 namespace {
 
-// A communicator of more than one rank must speak to device memory.
-void require_device(const Communicator& c, const char* name) {
-  require(c.size() == 1 || c.device() == DeviceKind::cuda, ErrorKind::usage,
-          "{} ranks: engine {} exchanges host memory; device tensors need a device communicator",
-          name, c.engine());
-}
-
 class Run {
  public:
   Run(const Call& call, const Plan& plan)
@@ -31,8 +24,7 @@ class Run {
         chunks_(plan_.chunks) {}
 
   void operator()() {
-    require_device(c_.vocab, "vocabulary");
-    require_device(c_.batch, "batch");
+    require_device(c_);
     prepare();
     if (p_.options.target_check == TargetCheck::checked) check_data();
     for (int64_t i = 0; i < chunks_; ++i) chunk(i);
@@ -43,53 +35,36 @@ class Run {
  private:
   void prepare() {
     if (plan_.gather_tokens) gather_tokens();
-    examine_targets(s_, b_.totals, b_.partials, b_.kind, b_.order, stream_);
-    if (p_.has_class_weight) examine_class_weights(s_, b_.totals, stream_);
+    examine_targets(s_, b_.facts, b_.partials, b_.kind, b_.order, stream_);
+    if (p_.has_class_weight) sum_class_weights(s_.class_weights, p_.vocab, b_.facts, stream_);
     if (p_.options.denominator_scope == DenominatorScope::global && c_.batch.size() > 1) {
       if (plan_.gather_tokens) c_.vocab.join(c_.stream);  // one engine at a time
-      c_.batch.all_reduce_sum(&b_.totals->valid_weight, 3, DType::f64, c_.stream);
+      c_.batch.all_reduce_sum(&b_.facts->valid_weight, 3, DType::f64, c_.stream);
     }
-    form_terms(s_, b_.totals, b_.terms, stream_);
-    write_blank_rows(s_, b_.kind, b_.row_loss, b_.hit, stream_);
+    end_facts({s_.mean, s_.loss_terms, b_.facts, b_.terms}, stream_);
+    blank();
     if (p_.has_bias && p_.vocab_local > 0)
-      convert_vector(View(c_.in.bias), 0, b_.bias, p_.vocab_local, stream_);
+      convert_vector(View(c_.in.bias), 0, p_.vocab_local, b_.bias, stream_);
     if (p_.has_class_weight && p_.vocab_local > 0)
-      convert_vector(s_.class_weights, p_.vocab_begin, b_.class_weight, p_.vocab_local, stream_);
+      convert_vector(s_.class_weights, p_.vocab_begin, p_.vocab_local, b_.class_weight, stream_);
     multiply_.prepare();
     if (!plan_.gather_tokens) x_ = View(c_.in.hidden);
     if (mutant(Mutant::b3_transposed_as_contiguous)) x_.stride1 = 1;
-    if (p_.wants_dx)
-      blank_dx(p_.tokens, p_.hidden, b_.kind, !plan_.gather_tokens || p_.rank == 0, dx_target(),
-               stream_);
     if (plan_.gather_tokens) c_.vocab.join(c_.stream);
   }
 
-  // The one synchronisation of TargetCheck::checked.
   void check_data() {
-    require(!device::capturing(stream_), ErrorKind::usage,
-            "target_check = checked: needs a synchronisation, impossible while the stream is "
-            "captured");
-    Totals t;
-    device::check(cudaMemcpyAsync(&t, b_.totals, sizeof(t), cudaMemcpyDeviceToHost, stream_),
-                  "reading the target counts");
-    device::check(cudaStreamSynchronize(stream_), "target_check = checked");
-    const auto data = ErrorKind::invalid_data;
-    require(t.first_bad_weight == INT64_MAX, data, "class_weight[{}]: must be finite and >= 0",
-            t.first_bad_weight);
-    require(t.first_bad_scale == INT64_MAX, data, "token_scale[{}]: must be finite and not 0",
-            t.first_bad_scale);
-    if (t.first_bad != INT64_MAX && p_.has_targets)
-      fail(data, "targets[{}] = {}: outside [0, {}) and not ignore_index {}", t.first_bad,
-           t.first_bad_value, p_.vocab, p_.options.ignore_index);
-    require(t.first_bad == INT64_MAX, data, "soft_target_ids[{}]: an id outside [0, {})",
-            t.first_bad, p_.vocab);
-    Result& r = c_.result;
-    r.valid_tokens = t.valid;
-    r.ignored_tokens = t.ignored;
-    r.out_of_range_tokens = t.out_of_range;
-    r.targets_in_partition = t.in_partition;
+    const BatchFacts f = checked_facts(c_, b_.facts);
     counted_ = true;
-    chunks_ = (t.valid + plan_.chunk_rows - 1) / plan_.chunk_rows;
+    chunks_ = (f.valid + plan_.chunk_rows - 1) / plan_.chunk_rows;
+  }
+
+  // What ignored and poisoned tokens show.
+  void blank() {
+    const bool poison_dx = !plan_.gather_tokens || p_.rank == 0;  // the ranks' rows are summed
+    blank_tokens({p_.tokens, s_.rule, b_.kind, s_.out, b_.row_loss, b_.hit,
+                  p_.wants_dx ? dx_target() : View(), p_.hidden, poison_dx},
+                 stream_);
   }
 
   // Sequence parallel: the rows of all ranks, dense. They travel beside what the targets ask for.
@@ -118,10 +93,10 @@ class Run {
   void chunk(int64_t i) {
     const int64_t begin = i * plan_.chunk_rows, g = plan_.granule_rows;
     const int64_t left = (p_.tokens - begin + g - 1) / g * g;
-    const ChunkRows rows{b_.totals, b_.order, begin, std::min(plan_.chunk_rows, left)};
+    const ChunkRows rows{b_.facts, b_.order, begin, std::min(plan_.chunk_rows, left)};
     gather_rows(rows, x_, p_.hidden, plan_.compute, b_.x, plan_.x_stride, stream_);
     for (const Piece& each : pieces(plan_, rows.rows, buffer_rows(plan_, plan_.chunk_rows)))
-      piece(each, {b_.totals, b_.order, begin + each.begin, each.rows});
+      piece(each, {b_.facts, b_.order, begin + each.begin, each.rows});
     if (p_.backward()) gradients(rows, i + 1 == chunks_);
   }
 
@@ -237,7 +212,7 @@ class Run {
       store_db(b_.db, local, p_.vocab_stored, c_.out.accumulate_db, View(c_.out.db), stream_);
     }
     if (p_.wants_loss || p_.wants_accuracy)
-      write_scalars(s_, b_.totals, b_.terms, b_.row_loss, b_.hit, stream_);
+      write_scalars(s_, b_.facts, b_.row_loss, b_.hit, stream_);
   }
 
   const Call& c_;

@@ -3,13 +3,14 @@
 // Never: stores it.
 #pragma once
 
-#include "core/mutant.hpp"
 #include "ops/linear_cross_entropy/cuda/chunk.hpp"
+#include "ops/linear_cross_entropy/rows/tokens.cuh"
 
 namespace talea::lce::cuda {
 
 __device__ inline float row_scale(const Shape& s, int64_t t) {
-  return static_cast<float>(s.token_scale ? s.logit_scale * s.token_scale.load(t) : s.logit_scale);
+  return static_cast<float>(s.rule.token_scale ? s.logit_scale * s.rule.token_scale.load(t)
+                                               : s.logit_scale);
 }
 
 // The logit before the softcap; bias 0 where there is none. Written out, so that every pass rounds
@@ -74,14 +75,7 @@ __device__ __forceinline__ float logit_of(const Shape& s, float product, float s
 
 // Row r of the chunk, if it is one.
 __device__ inline bool is_row(const ChunkRows& c, int64_t r) {
-  return r < c.rows && c.begin + r < c.totals->valid;
-}
-
-// The target's column among the local ones, or -1.
-__device__ inline int64_t target_column(const Shape& s, int64_t t) {
-  if (!s.has_targets) return -1;
-  const int64_t column = s.targets.load_index(t) - s.vocab_begin;
-  return column >= 0 && column < s.vocab_local ? column : -1;
+  return r < c.rows && c.begin + r < c.facts->valid;
 }
 
 }  // namespace talea::lce::cuda

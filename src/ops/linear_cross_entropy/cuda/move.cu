@@ -18,11 +18,6 @@ unsigned blocks_for(int64_t elements) {
 __device__ int64_t first_element() { return blockIdx.x * int64_t{blockDim.x} + threadIdx.x; }
 __device__ int64_t all_threads() { return int64_t{gridDim.x} * blockDim.x; }
 
-__global__ void vector_kernel(View from, int64_t first, float* to, int64_t count) {
-  for (int64_t i = first_element(); i < count; i += all_threads())
-    to[i] = static_cast<float>(from.load(first + i));
-}
-
 __device__ void put(__nv_bfloat16* to, int64_t i, float x) { to[i] = __float2bfloat16(x); }
 __device__ void put(__half* to, int64_t i, float x) { to[i] = __float2half(x); }
 __device__ void put(float* to, int64_t i, float x) { to[i] = x; }
@@ -84,16 +79,6 @@ __global__ void scatter_kernel(ChunkRows c, const RowFactors* factors, const flo
     put(to, t * stride0 + i * stride1, from[r * stride + i] * factor);
 }
 
-template <typename To>
-__global__ void blank_kernel(int64_t hidden, const int8_t* kind, float poison, To* to,
-                             int64_t stride0, int64_t stride1) {
-  const int64_t t = blockIdx.x;
-  if (kind[t] == 0) return;
-  const float value = kind[t] == 2 ? poison : 0.0f;
-  for (int64_t i = threadIdx.x; i < hidden; i += blockDim.x)
-    put(to, t * stride0 + i * stride1, value);
-}
-
 __device__ double get(const double* from, int64_t i) { return from[i]; }
 
 // One block a row; rows from `local` on are padding.
@@ -141,12 +126,6 @@ void with_type(const View& to, Launch launch) {
 
 }  // namespace
 
-void convert_vector(const View& from, int64_t first, float* to, int64_t count,
-                    cudaStream_t stream) {
-  vector_kernel<<<blocks_for(count), threads, 0, stream>>>(from, first, to, count);
-  device::check_launch("convert_vector");
-}
-
 void gather_rows(const ChunkRows& c, const View& from, int64_t hidden, DType compute, void* to,
                  int64_t stride, cudaStream_t stream) {
   if (c.rows == 0) return;
@@ -173,16 +152,6 @@ void scatter_dx(const ChunkRows& c, const RowFactors* factors, const float* from
         c, factors, from, stride, hidden, pointer, to.stride0, to.stride1);
   });
   device::check_launch("scatter_dx");
-}
-
-void blank_dx(int64_t tokens, int64_t hidden, const int8_t* kind, bool poison, const View& to,
-              cudaStream_t stream) {
-  if (tokens == 0) return;
-  with_type(to, [&](auto* pointer) {
-    blank_kernel<<<static_cast<unsigned>(tokens), threads, 0, stream>>>(
-        hidden, kind, poison ? NAN : 0.0f, pointer, to.stride0, to.stride1);
-  });
-  device::check_launch("blank_dx");
 }
 
 void copy_matrix(const float* from, int64_t stride, int64_t rows, int64_t columns, const View& to,

@@ -141,11 +141,11 @@ int64_t buffer_rows(const Plan& plan, int64_t rows) {
 Buffers::Buffers(Arena& a, const Problem& p, const Plan& plan, int64_t rows) {
   const int64_t n = p.tokens, d = p.hidden, v = p.vocab_local;
   const bool exchanged = p.world > 1, sparse = p.soft_targets == SoftTargets::sparse;
-  totals = a.take<Totals>(1);
-  terms = a.take<Terms>(1);
+  facts = a.take<BatchFacts>(1);
+  terms = a.take<LossTerms<double>>(1);
   scalars = a.take<float>(3);
   partials = a.take<TargetPartial>((n + examined_rows - 1) / examined_rows);
-  kind = a.take<int8_t>(n);
+  kind = a.take<RowKind>(n);
   order = a.take<int64_t>(n);
   row_loss = a.take<double>(p.wants_loss ? n : 0);
   hit = a.take<int8_t>(p.wants_accuracy ? n : 0);

@@ -8,7 +8,7 @@
 #include "core/arena.hpp"
 #include "device/common/cublaslt.hpp"
 #include "ops/linear_cross_entropy/cuda/chunk.hpp"
-#include "ops/linear_cross_entropy/lane.hpp"
+#include "ops/linear_cross_entropy/rows/call.hpp"
 
 namespace talea::lce::cuda {
 
@@ -60,10 +60,10 @@ std::vector<Panel> panels(const Problem& p, const Plan& plan);
 
 // The pieces of the workspace; also its formula.
 struct Buffers {
-  Totals* totals;  // first: its counts are readable by the caller once the stream has run
-  Terms* terms;
+  BatchFacts* facts;  // first: its counts are readable by the caller once the stream has run
+  LossTerms<double>* terms;
   TargetPartial* partials;
-  int8_t* kind;
+  RowKind* kind;
   int64_t* order;
   double* row_loss;
   int8_t* hit;

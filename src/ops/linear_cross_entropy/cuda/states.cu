@@ -203,7 +203,7 @@ __global__ void __launch_bounds__(threads)
   const int64_t part = blockIdx.x / rows, r = blockIdx.x % rows;
   if (!is_row(c, r)) return;
   const int64_t t = c.order[c.begin + r], begin = panel.begin + part * part_columns;
-  const int64_t left = s.vocab_local - begin, target = target_column(s, t) - begin;
+  const int64_t left = s.vocab_local - begin, target = target_column(s.rule, t) - begin;
   const int width = static_cast<int>(left < part_columns ? left : part_columns);
   const bool holds_target = target >= 0 && target < width;
   const Walk walk{s, want, t, begin, holds_target ? static_cast<int>(target) : -1, row_scale(s, t)};
@@ -237,21 +237,19 @@ __global__ void sparse_kernel(Shape s, ChunkRows c, Panel panel, const float* lo
   const int lane = threadIdx.x % device::warp_size;
   const int64_t t = c.order[c.begin + r];
   const float scale = row_scale(s, t);
-  double sum = 0, mass = 0;
-  for (int64_t j = lane; j < s.soft_k; j += device::warp_size) {
-    const int64_t column = s.soft_ids.load_index(t, j) - s.vocab_begin;
-    const double q = s.soft_probs.load(t, j);
-    if (column < panel.begin || column >= panel.begin + panel.columns) continue;
-    const float product = logits[r * s.logits_stride + column - panel.begin];
-    const float a = scaled_logit(product, scale, bias_of(s, column));
-    const float z = capped(s, a);
+  const SparseRow listed{
+      s.rule.soft_ids, s.soft_probs, s.soft_k, t, {s.vocab_begin + panel.begin, panel.columns}};
+  const auto logit_at = [&](int64_t j, int64_t place) {
+    const float product = logits[r * s.logits_stride + place];
+    const float a = scaled_logit(product, scale, bias_of(s, panel.begin + place));
     sparse_logits[r * s.soft_k + j] = a;
-    const double cq = q * (s.class_weight ? s.class_weight[column] : 1.0);
-    if (q != 0) sum += cq * z;
-    mass += cq;
-  }
-  sum = device::warp_reduce(sum, Sum());
-  mass = device::warp_reduce(mass, Sum());
+    return capped(s, a);
+  };
+  const auto weight_at = [&](int64_t place) {
+    return s.class_weight ? s.class_weight[panel.begin + place] : 1.0;
+  };
+  double sum, mass;
+  listed.sums(logit_at, weight_at, sum, mass);
   if (lane != 0) return;
   RowState<double>& all = partial[s.parts * c.rows + r];
   RowState<double> state;
@@ -273,8 +271,8 @@ Kernel kernel_for(const Shape& s) {
 
 void reduce_rows(const Shape& s, const ChunkRows& c, const Panel& panel, const float* logits,
                  RowState<double>* partial, Best* best, cudaStream_t stream) {
-  const Wanted want{s.label_smoothing > 0, s.soft == SoftTargets::dense};
-  const bool entropy = s.entropy.data || s.upstream_entropy.data;
+  const Wanted want{s.loss_terms.label_smoothing > 0, s.soft == SoftTargets::dense};
+  const bool entropy = s.out.entropy.data || s.terms.upstream_entropy.data;
   const auto blocks = static_cast<unsigned>(c.rows * panel.parts);
   const Kernel kernel = want.soft_dense || (want.class_sum && s.class_weight)
                             ? kernel_for<Sums::weighted>(s)

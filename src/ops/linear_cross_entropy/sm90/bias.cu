@@ -3,7 +3,8 @@
 // Never multiplies by the logit scale: db is the sum of da itself.
 #include "device/common/cuda_check.hpp"
 #include "device/common/reduce.cuh"
-#include "ops/linear_cross_entropy/sm90/device_vector.cuh"
+#include "ops/linear_cross_entropy/sm90/pack.cuh"
+#include "ops/linear_cross_entropy/sm90/runs.cuh"
 #include "ops/linear_cross_entropy/sm90/wide.hpp"
 
 namespace talea::lce {
@@ -58,15 +59,12 @@ __global__ void __launch_bounds__(kLanes* kGroups) bias_kernel(BiasParams p) {
 
 __global__ void target_kernel(BiasEndParams p) {
   const int64_t first = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-  if (first >= p.facts->valid) return;
-  const uint64_t target = p.sorted[first] >> 32;
-  if (target == 0xffffffffu) return;
-  if (first > 0 && p.sorted[first - 1] >> 32 == target) return;
+  const int64_t target = run_at(p.sorted, first, p.facts->in_use);
+  if (target < 0) return;
   double sum = p.db[target];
-  for (int64_t i = first; i < p.facts->valid && p.sorted[i] >> 32 == target; ++i) {
-    const auto row = static_cast<uint32_t>(p.sorted[i]);
+  over_run(p.sorted, first, p.facts->in_use, target, [&](uint32_t row) {
     sum += static_cast<double>(p.rows.target_factor[row]) * over_scale(p.scale, p.rows, row);
-  }
+  });
   p.db[target] = sum;
 }
 
@@ -74,7 +72,7 @@ __global__ void target_kernel(BiasEndParams p) {
 __global__ void __launch_bounds__(1024) smooth_kernel(BiasEndParams p) {
   __shared__ double shared[32];
   double sum = 0;
-  for (int64_t row = threadIdx.x; row < p.facts->valid; row += 1024)
+  for (int64_t row = threadIdx.x; row < p.facts->in_use; row += 1024)
     sum += static_cast<double>(p.row_smooth[row]) * over_scale(p.scale, p.rows, row);
   sum = device::block_reduce(sum, device::Sum(), shared);
   if (threadIdx.x == 0) *p.smooth_sum = sum;

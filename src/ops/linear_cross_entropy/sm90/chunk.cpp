@@ -7,30 +7,15 @@ namespace talea::lce::sm90 {
 namespace {
 
 FinishParams finish_params(const Run& r, const Chunk& k) {
-  const Inputs& in = r.call.in;
-  const Outputs& out = r.call.out;
-  const Options& o = r.p.options;
   FinishParams f;
   f.rows = r.b.rows.from(k.begin);
   f.row_class_weight = r.b.row_class_weight + k.begin;
   f.range = k.range, f.facts = r.b.facts;
-  f.terms.label_smoothing = o.label_smoothing;
-  f.terms.z_loss = o.z_loss;
-  f.terms.vocab =
-      static_cast<double>(mutant(Mutant::b9_smoothing_local) ? r.p.vocab_stored : r.p.vocab);
-  f.scale = o.logit_scale, f.softcap = o.softcap;
-  f.soft = r.p.soft_targets != SoftTargets::none, f.has_targets = r.p.has_targets;
+  f.terms = loss_terms(r.p);
+  f.scale = r.p.options.logit_scale, f.softcap = r.p.options.softcap;
   f.f16 = r.c.f16;
-  f.token_weight = device_vector(in.token_weight);
-  f.upstream = device_vector(in.upstream);
-  if (mutant(Mutant::b1_upstream_first_only)) f.upstream.stride = 0;
-  if (mutant(Mutant::b2_upstream_stride_ignored)) f.upstream.stride = 1;
-  f.upstream_lse = device_vector(in.upstream_lse);
-  f.upstream_entropy = device_vector(in.upstream_entropy);
-  if (o.reduction == Reduction::none) f.loss = device_vector(out.loss);
-  f.lse = device_vector(out.lse);
-  f.logprob = device_vector(out.target_logprob);
-  f.entropy = device_vector(out.entropy);
+  f.own = token_terms(r.call);
+  f.out = token_outputs(r.call);
   f.row_loss = r.b.row_loss + k.begin;
   f.hidden = r.p.hidden;
   f.zeroed = r.b.tickets;
@@ -151,7 +136,7 @@ void folded_states(const Run& r, const Chunk& k) {
   if (r.c.rank_one) f.row_smooth = r.b.row_smooth + k.begin;
   if (r.ends_and_sums()) {
     const ReduceParams scalar = reduce_params(r);
-    end_few_rows({f, scalar, scalar.reduction > 0 ? r.b.tickets : nullptr}, k.capacity, r.stream);
+    end_few_rows({f, scalar, scalar.loss.data ? r.b.tickets : nullptr}, k.capacity, r.stream);
   } else if (!r.exchanged()) {
     f.scaled = scales ? x_of(r, k).data : nullptr;
     finish_rows(f, r.stream);
@@ -181,8 +166,8 @@ void form_states(const Run& r, const Chunk& k) {
 
 // By slices: the states from what an earlier call said of the rows.
 void saved_states(const Run& r, const Chunk& k) {
-  restore_states({r.b.rows.from(k.begin), k.range, device_vector(r.call.in.saved_lse),
-                  device_vector(r.call.in.saved_target_logprob), r.b.own_states},
+  restore_states({r.b.rows.from(k.begin), k.range, View(r.call.in.saved_lse),
+                  View(r.call.in.saved_target_logprob), r.b.own_states},
                  r.stream);
   FinishParams f = finish_params(r, k);
   f.factors = r.b.factors;
@@ -203,8 +188,8 @@ WideParams wide_params(const Run& r, const Chunk& k) {
   w.vocab = static_cast<int>(r.p.vocab_local), w.vocab_begin = r.p.vocab_begin;
   w.class_weight = r.b.class_weight;
   w.soft = r.p.soft_targets;
-  w.soft_probs = device::View(in.soft_target_probs);
-  w.soft_ids = device::View(in.soft_target_ids);
+  w.soft_probs = View(in.soft_target_probs);
+  w.soft_ids = View(in.soft_target_ids);
   w.soft_k = r.p.soft_k;
   w.entropy = r.p.wants_entropy || r.p.has_upstream_entropy;
   w.class_sum = r.p.options.label_smoothing > 0;
@@ -217,18 +202,14 @@ WideParams wide_params(const Run& r, const Chunk& k) {
 
 void rank_words(const Run& r, const Chunk& k) {
   if (r.c.kept == 0) return;
-  const Outputs& out = r.call.out;
   RankedParams q;
   q.range = k.range;
   q.index = r.b.rows.index + k.begin;
   q.best = r.b.own_best;
-  q.kept = r.c.kept, q.top_k = r.p.top_k;
+  q.kept = r.c.kept;
   q.lse = r.b.row_lse;
-  q.targets = device_vector(r.call.in.targets);
-  q.argmax = device_vector(out.argmax);
-  q.values = device::View(out.topk_values);
-  q.ids = device::View(out.topk_ids);
-  q.logprobs = device::View(out.topk_logprobs);
+  q.targets = View(r.call.in.targets);
+  q.out = token_outputs(r.call);
   q.hit = r.b.hit ? r.b.hit + k.begin : nullptr;
   if (r.exchanged()) {
     r.call.vocab.all_gather(

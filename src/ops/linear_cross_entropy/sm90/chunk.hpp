@@ -24,7 +24,7 @@ inline Chunk rows_of(const Run& r, int64_t begin, int64_t offset, int64_t extent
                      int64_t capacity) {
   Chunk k;
   k.begin = begin + offset, k.offset = offset, k.capacity = capacity;
-  k.rows = {static_cast<int>(k.begin), static_cast<int>(capacity), &r.b.facts->valid};
+  k.rows = {static_cast<int>(k.begin), static_cast<int>(capacity), &r.b.facts->in_use};
   k.range = r.range(k.begin, extent);
   return k;
 }

@@ -14,7 +14,7 @@ ScatterParams to_fp32(ScatterParams s, const Matrix& dw) {
 // The sum was begun beside the last chunk's dW.
 void end_dx(const Run& r) {
   if (r.multiprocessors_beside() > 0) r.call.vocab.join(r.call.stream);
-  ScatterRowsParams s{r.own_dx(), false, r.p.hidden, nullptr, {}, device::View(r.call.out.dx)};
+  ScatterRowsParams s{r.own_dx(), false, r.p.hidden, nullptr, {}, View(r.call.out.dx)};
   s.range.rows = r.p.tokens / r.p.world;
   scatter_rows(s, r.stream);
 }
@@ -54,7 +54,7 @@ void end_db(const Run& r) {
   q.vocab = r.p.vocab_local, q.stored = r.p.vocab_stored, q.tokens = r.p.tokens;
   q.accumulate = r.call.out.accumulate_db;
   q.db = r.b.db, q.smooth_sum = r.b.bias_sum;
-  q.to = device::View(r.call.out.db);
+  q.to = View(r.call.out.db);
   end_bias_gradient(q, r.stream);
 }
 
@@ -62,17 +62,13 @@ void end_db(const Run& r) {
 
 ReduceParams reduce_params(const Run& r) {
   const Outputs& out = r.call.out;
-  const Options& o = r.p.options;
-  const bool scalar = out.loss && o.reduction != Reduction::none;
-  return {r.b.facts,
-          r.b.row_loss,
-          r.b.hit,
-          scalar ? device_vector(out.loss) : DeviceVector{},
-          device_vector(out.accuracy),
-          scalar ? static_cast<int>(o.reduction) : 0,
-          o.on_empty == OnEmpty::zero,
-          o.denominator == Denominator::given,
-          !r.p.backward() && !r.exchanged()};
+  ReduceParams q;
+  q.facts = r.b.facts, q.row_loss = r.b.row_loss, q.hit = r.b.hit;
+  if (r.p.options.reduction != Reduction::none) q.loss = View(out.loss);
+  q.accuracy = View(out.accuracy);
+  q.mean = mean_rule(r.p.options);
+  q.follows = !r.p.backward() && !r.exchanged();
+  return q;
 }
 
 void end(const Run& r) {
@@ -83,7 +79,7 @@ void end(const Run& r) {
   if (r.p.wants_db) end_db(r);
   if (r.ends_and_sums()) return;
   const ReduceParams q = reduce_params(r);
-  if (q.reduction > 0 || out.accuracy) reduce_scalars(q, r.stream);
+  if (q.loss.data || out.accuracy) reduce_scalars(q, r.stream);
 }
 
 }  // namespace talea::lce::sm90

@@ -1,13 +1,15 @@
-// From partial sums or states to losses and gradient factors, and the targets' own share of dW.
-// Exists so that the lane ends a row by the algebra of algebra/row_state.hpp, in fp64.
-// Never forms p - 1 by subtraction and never adds in an order that timing could change.
+// What: from partial sums per tile, or states, to losses and gradient factors.
+// Why: a row ends by the algebra of algebra/row_state.hpp and rows/finish.hpp, in fp64; the sums
+// are relative to shifts that this lane's logits product knew, so how they join is the lane's own.
+// Never: forms p - 1 by subtraction; adds in an order that timing could change.
 #include <algorithm>
 #include <cub/block/block_reduce.cuh>
 
 #include "core/kernel_mutant.hpp"
-#include "device/common/reduce.cuh"
 #include "device/sm90/follow.cuh"
-#include "ops/linear_cross_entropy/sm90/device_vector.cuh"
+#include "ops/linear_cross_entropy/rows/tokens.cuh"
+#include "ops/linear_cross_entropy/sm90/pack.cuh"
+#include "ops/linear_cross_entropy/sm90/row_kernels.hpp"
 
 namespace talea::lce {
 namespace {
@@ -72,17 +74,9 @@ __device__ void write_factors(const FinishParams& p, int row, const RowState<dou
   f.entropy_up = static_cast<float>(r.entropy_up);
   f.exponent = 0;
   if (p.f16) {
-    // fp16 ends at 65504 and thins out below 6e-5: the row's largest possible element goes to
-    // 2^11 .. 2^12.
-    const double weight = p.facts->class_weight_max;
-    const double bound = fabs(scale) * (fabs(r.prob) + fabs(r.target) + fabs(r.smooth) * weight +
-                                        fabs(r.soft) * fmax(weight, fabs(state.soft_mass)) +
-                                        fabs(r.entropy_up) * (1 + log(p.terms.vocab)));
-    int exponent = bound == 0 ? kLargestExponent : 0;  // a row of zeros asks nothing of the others
-    if (bound > 0 && !isinf(bound)) {
-      frexp(bound, &exponent);  // bound < 2^exponent
-      exponent = max(-kLargestExponent, min(kLargestExponent, 12 - exponent));
-    }
+    const int exponent = storage_exponent(
+        largest_element(r, state.soft_mass, p.facts->class_weight_max, p.terms.vocab, scale),
+        kLargestExponent);
     f.exponent = exponent;
     atomicMin(p.least_exponent, exponent);
   }
@@ -100,26 +94,18 @@ __device__ float finish_one(const FinishParams& p, int row, const RowState<doubl
   LossTerms<double> terms = p.terms;
   terms.inverse_denominator = p.facts->inverse;
   terms.class_weight_sum = p.facts->class_weight_sum;
-  RowTerms<double> own;
-  own.soft = p.soft;
-  own.class_weight = p.row_class_weight[row];
-  own.token_weight = read(p.token_weight, token, 1);
-  own.upstream = p.has_targets || p.soft ? read(p.upstream, token, 1) : 0.0;
-  own.upstream_lse = read(p.upstream_lse, token, 0);
-  own.upstream_entropy = read(p.upstream_entropy, token, 0);
-  const RowResult<double> r = finish_row(state, summary, terms, own);
+  const double class_weight = p.row_class_weight[row];
+  const RowResult<double> r =
+      finish_row(state, summary, terms, row_terms(p.own, token, class_weight));
   p.row_loss[row] = r.loss;
   if (p.row_lse) p.row_lse[row] = summary.lse;
-  write(p.loss, token, r.loss);
-  write(p.lse, token, summary.lse);
-  write(p.logprob, token, summary.logp_target);
-  write(p.entropy, token, summary.entropy);
+  write_row(p.out, token, summary, r.loss);
   if constexpr (!kGradients) return 0.f;
   const double scale = p.scale * (p.rows.scale ? static_cast<double>(p.rows.scale[row]) : 1.0);
   const bool here = p.rows.target[row] >= 0;
   double target = r.target;
   if (p.factors) {
-    target -= r.smooth * own.class_weight;
+    target -= r.smooth * class_weight;
     if (r.entropy_up != 0 && summary.target_share != 0)
       target -= r.entropy_up * summary.target_share * (summary.logp_target + summary.entropy);
   }
@@ -290,16 +276,10 @@ __global__ void __launch_bounds__(kFewThreads) online_kernel(FinishParams p) {
   if (blockIdx.x < p.range.count()) end_online(p, static_cast<int>(blockIdx.x));
 }
 
-// Thread 0 has the sums over the rows.
+// Thread 0 has the sums over the rows that are in use.
 __device__ void write_scalars(const ReduceParams& p, double sum, double hits) {
-  write(p.accuracy, 0, hits / p.facts->valid);
-  if (p.reduction == 0) return;
-  if (p.facts->poisoned > 0) sum = NAN;
-  if (p.reduction == 2) {
-    sum /= p.facts->denominator;
-    if (p.facts->empty && !p.given) sum = p.zero_when_empty ? 0.0 : static_cast<double>(NAN);
-  }
-  write(p.loss, 0, sum);
+  if (p.facts->out_of_range > 0) sum = NAN;
+  lce::write_scalars(p.loss, p.accuracy, *p.facts, p.mean, sum, hits);
 }
 
 __global__ void __launch_bounds__(kFewThreads) end_few_kernel(EndFewParams p) {
@@ -328,41 +308,14 @@ __global__ void __launch_bounds__(1024) reduce_kernel(ReduceParams p) {
   __shared__ typename Sum::TempStorage shared;
   talea::sm90::begin_after_earlier_kernels();
   double sum = 0, hits = 0;
-  for (int i = threadIdx.x; i < p.facts->valid; i += 1024) {
-    if (p.reduction > 0) sum += p.row_loss[i];
+  for (int i = threadIdx.x; i < p.facts->in_use; i += 1024) {
+    if (p.loss.data) sum += p.row_loss[i];
     if (p.hit) hits += p.hit[i];
   }
   sum = Sum(shared).Sum(sum);
   __syncthreads();
   hits = Sum(shared).Sum(hits);
   if (threadIdx.x == 0) write_scalars(p, sum, hits);
-}
-
-// A block owns a run of equal targets and 256 columns; rows are added in ascending order.
-template <bool kF16>
-__global__ void scatter_kernel(ScatterParams p) {
-  const int64_t first = blockIdx.x;
-  if (first >= p.facts->valid) return;
-  const uint64_t target = p.sorted[first] >> 32;
-  if (target == 0xffffffffu) return;
-  if (first > 0 && p.sorted[first - 1] >> 32 == target) return;
-  const int64_t column = (static_cast<int64_t>(blockIdx.y) * blockDim.x + threadIdx.x) * 2;
-  if (column >= p.hidden) return;
-  float a = 0, b = 0;
-#pragma unroll 4
-  for (int64_t i = first; i < p.facts->valid; ++i) {
-    const uint64_t key = p.sorted[i];
-    if (key >> 32 != target) break;
-    const auto row = static_cast<uint32_t>(key);
-    const float f = p.rows.target_factor[row];
-    const float2 pair = load_pair<kF16>(p.x, p.rows.index[row] * p.x_stride + column);
-    a = fmaf(f, pair.x, a);
-    b = fmaf(f, pair.y, b);
-  }
-  auto* to = reinterpret_cast<float2*>(p.dw + static_cast<int64_t>(target) * p.dw_stride + column);
-  float2 have = *to;
-  have.x += a, have.y += b;
-  *to = have;
 }
 
 }  // namespace
@@ -390,14 +343,6 @@ void restore_states(const SavedParams& p, cudaStream_t stream) {
 
 void reduce_scalars(const ReduceParams& p, cudaStream_t stream) {
   talea::sm90::launch_following(reduce_kernel, {1, 1024, p.follows}, p, stream, "reduce_scalars");
-}
-
-void scatter_targets(const ScatterParams& p, cudaStream_t stream) {
-  if (p.tokens == 0) return;
-  const dim3 grid(static_cast<unsigned>(p.tokens), static_cast<unsigned>((p.hidden + 255) / 256));
-  auto* kernel = p.f16 ? scatter_kernel<true> : scatter_kernel<false>;
-  kernel<<<grid, 128, 0, stream>>>(p);
-  device::check_launch("scatter_targets");
 }
 
 }  // namespace talea::lce

@@ -6,13 +6,6 @@
 namespace talea::lce::sm90 {
 namespace {
 
-// A communicator of more than one rank must speak to device memory.
-void require_device(const Communicator& c, const char* name) {
-  require(c.size() == 1 || c.device() == DeviceKind::cuda, ErrorKind::usage,
-          "{} ranks: engine {} exchanges host memory; device tensors need a device communicator",
-          name, c.engine());
-}
-
 const char* schedule_of(const Config& c) {
   if (c.logits_ahead) return "chunks of rows, the next chunk's logits beside dW";
   if (c.slice_words == 0) return "chunks of rows";
@@ -65,8 +58,7 @@ void report(const Run& r) {
 void run(const Call& call, const Planned& planned) {
   const device::DeviceGuard guard(call.problem.device_index);
   device::refuse_earlier_error(device::cuda_stream(call.stream));
-  require_device(call.vocab, "vocabulary");
-  require_device(call.batch, "batch");
+  require_device(call);
   const auto& c = planned.as<Config>();
   Arena arena(call.workspace);
   const Run r{call, call.problem, c, lay_out(call.problem, c, arena),

@@ -1,36 +1,15 @@
-// Moves between the caller's tensors and the workspace: blanks, gathered rows, scaled rows, dX.
-// Exists so that the products see dense, aligned rows and the caller sees each value rounded once.
-// Never changes the order of the rows.
+// What: moves between the caller's tensors and the workspace: gathered rows, scaled rows, dX.
+// Why: TMA reads dense 16-bit rows of whole 16-byte pieces, so they move eight elements at a time
+// and keep their dtype; the caller sees each value rounded once. Never: changes the order of the
+// rows.
 #include "core/kernel_mutant.hpp"
 #include "device/sm90/follow.cuh"
 #include "ops/linear_cross_entropy/sm90/pair.cuh"
-#include "ops/linear_cross_entropy/sm90/target_rule.cuh"
+#include "ops/linear_cross_entropy/sm90/pack.cuh"
+#include "ops/linear_cross_entropy/sm90/row_kernels.hpp"
 
 namespace talea::lce {
 namespace {
-
-__global__ void blank_kernel(BlankParams p) {
-  const int64_t t = blockIdx.x;
-  const TokenKind kind = kind_of(p.rule, t);
-  if (kind == TokenKind::valid) return;
-  const bool nan = kind == TokenKind::poisoned;
-  const double x = nan ? static_cast<double>(NAN) : 0.0;
-  if (threadIdx.x == 0) {
-    write(p.loss, t, x);
-    write(p.lse, t, x);
-    write(p.logprob, t, x);
-    write(p.entropy, t, x);
-    write_index(p.argmax, t, -1);
-    for (int64_t j = 0; j < p.top_k; ++j) {
-      if (p.topk_values) p.topk_values.store(t, j, x);
-      if (p.topk_ids) p.topk_ids.store(t, j, -1);
-      if (p.topk_logprobs) p.topk_logprobs.store(t, j, x);
-    }
-  }
-  if (!p.dx) return;
-  const double dx = p.poison_dx ? x : 0.0;
-  for (int64_t d = threadIdx.x; d < p.hidden; d += blockDim.x) p.dx.store(t, d, dx);
-}
 
 // columns % 8 == 0 and 16-byte aligned rows: what TMA needs anyway.
 constexpr int64_t kTileRows = 256;  // rows of the two stacked tiles of a pair of blocks
@@ -138,18 +117,7 @@ __global__ void end_rows_kernel(EndRowsParams p) {
   }
 }
 
-__global__ void convert_kernel(DeviceVector from, int64_t first, int64_t count, float* to) {
-  const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-  if (i < count) to[i] = static_cast<float>(read(from, first + i, 0));
-}
-
 }  // namespace
-
-void blank_rows(const BlankParams& p, cudaStream_t stream) {
-  if (p.tokens == 0) return;
-  blank_kernel<<<static_cast<unsigned>(p.tokens), 128, 0, stream>>>(p);
-  device::check_launch("blank_rows");
-}
 
 void gather_rows(const GatherParams& p, cudaStream_t stream) {
   if (p.range.rows == 0) return;
@@ -175,14 +143,6 @@ void end_rows(const EndRowsParams& p, cudaStream_t stream) {
   if (p.range.rows == 0) return;
   end_rows_kernel<<<static_cast<unsigned>(p.range.rows), 256, 0, stream>>>(p);
   device::check_launch("end_rows");
-}
-
-void convert_vector(const DeviceVector& from, int64_t first, int64_t count, float* to,
-                    cudaStream_t stream) {
-  if (count == 0) return;
-  convert_kernel<<<static_cast<unsigned>((count + 255) / 256), 256, 0, stream>>>(from, first, count,
-                                                                                 to);
-  device::check_launch("convert_vector");
 }
 
 }  // namespace talea::lce

@@ -2,7 +2,7 @@
 // Exists so that every kernel that keeps a rest of dX or dW agrees on its digits.
 // Never loses a digit that it keeps.
 #pragma once
-#include "ops/linear_cross_entropy/sm90/device_vector.cuh"
+#include "ops/linear_cross_entropy/sm90/pack.cuh"
 #include "ops/linear_cross_entropy/sm90/split.hpp"
 
 namespace talea::lce::sm90 {

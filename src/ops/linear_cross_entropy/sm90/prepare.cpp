@@ -1,8 +1,6 @@
 // What comes before the first chunk: targets, denominator, blanks, fp32 vectors, shifts.
 // Exists so that the chunks see compacted rows and local vectors only.
 // Never synchronises, except under TargetCheck::checked: once.
-#include <climits>
-
 #include "ops/linear_cross_entropy/sm90/run.hpp"
 
 namespace talea::lce::sm90 {
@@ -36,9 +34,9 @@ void compact(const Run& r) {
   const Inputs& in = r.call.in;
   CompactParams q;
   q.tokens = r.p.tokens;
-  q.rule = r.target_rule();
-  q.class_weight = device_vector(in.class_weight);
-  q.token_weight = device_vector(in.token_weight);
+  q.rule = token_rule(r.call);
+  q.class_weight = View(in.class_weight);
+  q.token_weight = View(in.token_weight);
   if (has_shifts(r) && !r.c.gather_tokens) q.token_shift = r.b.token_shift;
   q.rows = r.b.rows;
   q.row_class_weight = r.b.row_class_weight;
@@ -46,10 +44,7 @@ void compact(const Run& r) {
   q.sort_keys = r.b.keys;
   Communicator& batch = r.call.batch;
   const bool global = r.p.options.denominator_scope == DenominatorScope::global && batch.size() > 1;
-  q.denominator =
-      r.p.options.reduction == Reduction::mean ? static_cast<int>(r.p.options.denominator) : 3;
-  q.given = r.p.options.denominator_value;
-  q.forms_denominator = !r.p.has_class_weight && !global;
+  q.mean = mean_rule(r.p.options);
   if (r.finds_and_gathers())
     find_few_rows({q, r.hidden().data, r.hidden().stride, r.p.hidden, r.x(0).data,
                    (r.p.tokens + kFewRows - 1) / kFewRows * kFewRows, r.b.tickets,
@@ -59,37 +54,11 @@ void compact(const Run& r) {
     compact_rows(q, r.stream);
   if (r.p.has_class_weight) sum_class_weights(q.class_weight, r.p.vocab, r.b.facts, r.stream);
   if (global && r.c.gather_tokens) r.call.vocab.join(r.call.stream);  // one engine at a time
-  if (global) batch.all_reduce_sum(r.b.facts->weights, 3, DType::f64, r.call.stream);
-  if (!q.forms_denominator) form_denominator(r.b.facts, q.denominator, q.given, r.stream);
+  if (global) batch.all_reduce_sum(&r.b.facts->valid_weight, 3, DType::f64, r.call.stream);
+  if (r.p.has_class_weight || global) end_facts({q.mean, {}, r.b.facts, nullptr}, r.stream);
   if (r.b.keys)
     sort_keys(r.b.keys, r.b.sorted, r.p.tokens, r.p.vocab_local, r.b.sort_scratch, r.c.sort_bytes,
               r.stream);
-}
-
-// The one synchronisation of TargetCheck::checked.
-void check_data(const Run& r) {
-  require(!device::capturing(r.stream), ErrorKind::usage,
-          "target_check = checked: needs a synchronisation, impossible while the stream is "
-          "captured");
-  BatchFacts f;
-  device::check(cudaMemcpyAsync(&f, r.b.facts, sizeof(f), cudaMemcpyDeviceToHost, r.stream),
-                "reading the target counts");
-  device::check(cudaStreamSynchronize(r.stream), "target_check = checked");
-  const auto data = ErrorKind::invalid_data;
-  require(f.first_bad_weight < 0, data, "class_weight[{}]: must be finite and >= 0",
-          f.first_bad_weight);
-  require(f.first_bad_scale == INT_MAX, data, "token_scale[{}]: must be finite and not 0",
-          f.first_bad_scale);
-  if (f.first_bad != INT_MAX && r.p.has_targets)
-    fail(data, "targets[{}] = {}: outside [0, {}) and not ignore_index {}", f.first_bad,
-         f.first_bad_value, r.p.vocab, r.p.options.ignore_index);
-  require(f.first_bad == INT_MAX, data, "soft_target_ids[{}]: an id outside [0, {})", f.first_bad,
-          r.p.vocab);
-  Result& said = r.call.result;
-  said.valid_tokens = f.valid;
-  said.ignored_tokens = f.ignored;
-  said.out_of_range_tokens = f.poisoned;
-  said.targets_in_partition = f.in_partition;
 }
 
 }  // namespace
@@ -107,20 +76,11 @@ void blank(const Run& r) {
     return;
   BlankParams q;
   q.tokens = r.p.tokens;
-  q.rule = r.target_rule();
-  q.hidden = r.p.hidden;
-  if (!scalar) q.loss = device_vector(out.loss);
-  q.lse = device_vector(out.lse);
-  q.logprob = device_vector(out.target_logprob);
-  q.entropy = device_vector(out.entropy);
-  q.argmax = device_vector(out.argmax);
-  q.topk_values = device::View(out.topk_values);
-  q.topk_ids = device::View(out.topk_ids);
-  q.topk_logprobs = device::View(out.topk_logprobs);
-  q.top_k = r.p.top_k;
-  q.dx = r.dx();
+  q.rule = token_rule(r.call);
+  q.out = token_outputs(r.call);
+  q.dx = r.dx(), q.hidden = r.p.hidden;
   q.poison_dx = !r.c.gather_tokens || r.p.rank == 0;  // the ranks' rows are summed
-  blank_rows(q, r.stream);
+  blank_tokens(q, r.stream);
 }
 
 namespace {
@@ -146,11 +106,8 @@ void end_gather(const Run& r) {
 }
 
 void sum_weights(const Run& r) {
-  DeviceVector weights, bias;
-  if (r.b.class_weight) weights = {r.b.class_weight, DType::f32, 1};
-  if (r.b.bias) bias = {r.b.bias, DType::f32, 1};
-  weight_sums({r.call.in.weight.data, r.p.weight_row_stride, r.p.vocab_local, r.p.hidden, weights,
-               bias, r.b.weight_parts, r.b.weight_sum, r.b.bias_sum},
+  weight_sums({r.call.in.weight.data, r.p.weight_row_stride, r.p.vocab_local, r.p.hidden,
+               r.b.class_weight, r.b.bias, r.b.weight_parts, r.b.weight_sum, r.b.bias_sum},
               r.stream);
 }
 
@@ -165,17 +122,17 @@ void prepare(const Run& r) {
                         static_cast<size_t>(Readers::counters(r.p.vocab_local)) * sizeof(int),
                         r.stream),
         "zero of the counts of tiles read");
-  if (r.b.bias) convert_vector(device_vector(in.bias), 0, r.p.vocab_local, r.b.bias, r.stream);
+  if (r.b.bias) convert_vector(View(in.bias), 0, r.p.vocab_local, r.b.bias, r.stream);
   if (r.b.class_weight)
-    convert_vector(device_vector(in.class_weight), r.p.vocab_begin, r.p.vocab_local,
-                   r.b.class_weight, r.stream);
+    convert_vector(View(in.class_weight), r.p.vocab_begin, r.p.vocab_local, r.b.class_weight,
+                   r.stream);
   if (has_shifts(r))
-    prepare_tokens({r.p.tokens, r.target_rule(), r.b.token_target, r.b.token_scale}, r.stream);
+    prepare_tokens({r.p.tokens, token_rule(r.call), r.b.token_target, r.b.token_scale}, r.stream);
   if (has_shifts(r) && !r.c.gather_tokens) find_shifts(r);
   compact(r);
   if (r.p.options.target_check == TargetCheck::checked) {
     if (r.c.gather_tokens) r.call.vocab.join(r.call.stream);  // nothing may run on after an error
-    check_data(r);
+    checked_facts(r.call, r.b.facts);
   }
   if (!r.c.x_in_dx) blank(r);
   if (r.c.smoothing && !r.c.from_saved) sum_weights(r);

@@ -27,13 +27,13 @@ static RestRows rest_of(void* data, int64_t bytes, int64_t hidden) {
 void multiply_with_rests(const LinearCrossEntropyLate& l, Stream on) {
   const cudaStream_t stream = device::cuda_stream(on);
   if (l.dx_rest)
-    multiply_split_rows({device_vector(l.factor), static_cast<uint16_t*>(l.dx.data),
+    multiply_split_rows({View(l.factor), static_cast<uint16_t*>(l.dx.data),
                          static_cast<const uint8_t*>(l.dx_rest.data), l.dx.shape[0], l.dx.shape[1],
                          l.dx.stride[0], l.dx_rest.stride[0]},
                         stream);
   if (!l.dw_rest) return;
   LateWeightParams p;
-  p.factor = device_vector(l.factor);
+  p.factor = View(l.factor);
   p.dw = static_cast<uint16_t*>(l.dw.data);
   p.hidden = l.dw.shape[1], p.dw_stride = l.dw.stride[0];
   const RestRows kept = rest_of(l.dw_rest.data, l.dw_rest.elements() * 4, p.hidden);

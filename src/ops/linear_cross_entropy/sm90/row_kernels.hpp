@@ -1,12 +1,11 @@
-// The kernels between the products: what the targets say, moves of rows, the finish of the rows.
-// Exists so that the lane has one meaning of ignored, poisoned and valid rows. Never allocates or
-// synchronises: counts stay in device memory and grids cover the whole batch.
+// What: the kernels between the products: compaction, moves of rows, the finish of the rows.
+// Why: the products of this lane read 16-bit rows by TMA and sums per tile, so how rows lie and are
+// summed is its own; what a row means comes from rows/.
+// Never: allocates or synchronises: counts stay in device memory and grids cover the whole batch.
 #pragma once
 #include "algebra/top_k.hpp"
-#include "device/common/view.cuh"
-#include "ops/linear_cross_entropy/finish.hpp"
+#include "ops/linear_cross_entropy/rows/tokens.hpp"
 #include "ops/linear_cross_entropy/sm90/rows.hpp"
-#include "talea/linear_cross_entropy.hpp"
 
 namespace talea::lce {
 
@@ -14,41 +13,11 @@ namespace talea::lce {
 // more than tiles with maxima of their own do.
 inline constexpr int64_t kFewTokens = 256;
 
-// One of the caller's per-token tensors, any stride; absent reads as `absent`.
-struct DeviceVector {
-  void* data = nullptr;
-  DType dtype = DType::f32;
-  int64_t stride = 0;
-};
-DeviceVector device_vector(const Tensor& t);  // rank 0 or 1
-
-// What the targets say about the batch; everything after reads it.
-struct BatchFacts {
-  int64_t counts[4];  // valid, ignored, out of range, in partition: for the caller
-  int valid, poisoned, ignored, in_partition;
-  int first_bad,
-      first_bad_scale;  // token, or INT_MAX: a foreign target, a scale of 0 or not finite
-  int64_t first_bad_value;
-  int64_t first_bad_weight;  // class, or -1
-  double weights[3];         // valid, weighted, present: summed over the batch ranks if asked
-  double class_weight_sum, class_weight_max;  // over the whole vocabulary
-  double denominator, inverse;
-  int empty;  // no row that is not ignored, in the denominator's scope
-};
-
-// Which rows count.
-struct TargetRule {
-  int64_t vocab = 0, vocab_begin = 0, vocab_local = 0, ignore_index = 0;
-  DeviceVector targets, token_scale;
-  device::View soft_ids;  // sparse soft targets
-  int64_t soft_k = 0;
-};
-
 // targets.cu
 // Per token, before any row is left out: what the shift product needs.
 struct TokenParams {
   int64_t tokens = 0;
-  TargetRule rule;
+  TokenRule rule;
   int* target = nullptr;   // local id, or -1
   float* scale = nullptr;  // or null
 };
@@ -56,17 +25,14 @@ void prepare_tokens(const TokenParams& p, cudaStream_t stream);
 
 struct CompactParams {
   int64_t tokens = 0;
-  TargetRule rule;
-  DeviceVector class_weight, token_weight;
+  TokenRule rule;
+  View class_weight, token_weight;
   const float* token_shift = nullptr;  // per token; null: no shift
   RowBuffers rows;
   float* row_class_weight = nullptr;  // c_y per compacted row
   BatchFacts* facts = nullptr;
   uint64_t* sort_keys = nullptr;  // (target, compacted row) of every row; unused entries ~0
-  // The denominator, where nothing has to be added to the facts before it: as form_denominator.
-  bool forms_denominator = false;
-  int denominator = 3;
-  double given = 0;
+  MeanRule mean;                  // M holds unless the facts are added to before end_facts
 };
 void compact_rows(const CompactParams& p, cudaStream_t stream);
 
@@ -93,13 +59,6 @@ struct SpreadParams {
 };
 void spread_shifts(const SpreadParams& p, cudaStream_t stream);
 
-// Sums the class weights into the facts; a weight out of contract poisons the whole call.
-void sum_class_weights(const DeviceVector& weights, int64_t vocab, BatchFacts* facts,
-                       cudaStream_t stream);
-
-// The denominator from facts->weights. 0 valid, 1 weighted, 2 given, 3 none (sum, none).
-void form_denominator(BatchFacts* facts, int denominator, double given, cudaStream_t stream);
-
 // By targets in [0, vocab).
 void sort_keys(const uint64_t* from, uint64_t* to, int64_t tokens, int64_t vocab, void* scratch,
                int64_t scratch_bytes, cudaStream_t stream);
@@ -107,19 +66,6 @@ void sort_keys(const uint64_t* from, uint64_t* to, int64_t tokens, int64_t vocab
 inline int64_t sort_scratch_bytes(int64_t tokens) { return 12 * tokens + (int64_t{1} << 20); }
 
 // move.cu
-// Everything an ignored or poisoned row shows: zeros, or NaN; ids are -1.
-struct BlankParams {
-  int64_t tokens = 0;
-  TargetRule rule;
-  DeviceVector loss, lse, logprob, entropy, argmax;
-  device::View topk_values, topk_ids, topk_logprobs;
-  int64_t top_k = 0;
-  device::View dx;
-  int64_t hidden = 0;
-  bool poison_dx = true;
-};
-void blank_rows(const BlankParams& p, cudaStream_t stream);
-
 // Rows [begin, begin + rows) of the compacted order into a dense buffer; past the end rows are 0 as
 // far as the tiles of a product reach. Without an index: rows begin, begin + 1, ...
 struct GatherParams {
@@ -153,7 +99,7 @@ struct ScatterRowsParams {
   int64_t hidden = 0;
   const int* index = nullptr;
   RowRange range;
-  device::View to;
+  View to;
 };
 void scatter_rows(const ScatterRowsParams& p, cudaStream_t stream);
 
@@ -165,14 +111,10 @@ struct EndRowsParams {
   RowRange range;
   const void* weight = nullptr;  // bf16
   int64_t weight_stride = 0;
-  device::View to;          // bf16 or fp32, column stride 1
+  View to;          // bf16 or fp32, column stride 1
   uint8_t* rest = nullptr;  // of a bf16 dX, [tokens, hidden], or null
 };
 void end_rows(const EndRowsParams& p, cudaStream_t stream);
-
-// A vector of any dtype and stride into fp32.
-void convert_vector(const DeviceVector& from, int64_t first, int64_t count, float* to,
-                    cudaStream_t stream);
 
 // finish.cu
 struct FinishParams {
@@ -190,22 +132,21 @@ struct FinishParams {
   const RowState<double>* states = nullptr;
   int parts = 0;
   RowState<double>* own_states = nullptr;  // given: only write the state, for an exchange
-  LossTerms<double> terms;                 // denominator and class weights are taken from facts
+  LossTerms<double> terms;                 // without what the facts add
   double scale = 1, softcap = 0;
-  bool soft = false, has_targets = true;
   bool shifted_buffer = true;  // the buffer holds exp(z - shift); otherwise fp32 logits became da
   bool f16 = false;
-  DeviceVector token_weight, upstream, upstream_lse, upstream_entropy;
-  DeviceVector loss, lse, logprob, entropy;  // per token, where requested
-  double* row_loss = nullptr;                // per compacted row, for the scalar
-  double* row_lse = nullptr;                 // per compacted row of the chunk, or null
-  const float* row_class_sum = nullptr;      // per compacted row, with rank-one smoothing
-  float* row_smooth = nullptr;               // s G_t eps / V, with rank-one smoothing
-  const float* target_slope = nullptr;       // [range.rows], or from the target's logit
-  float* db_factor = nullptr;                // [range.rows]: factor over logit scale, or null
-  RowFactors* factors = nullptr;             // for a pass that forms da, or null
-  int* least_exponent = nullptr;             // fp16
-  void* scaled = nullptr;                    // the gathered rows, multiplied in place by f; or null
+  TokenTerms own;
+  TokenOutputs out;
+  double* row_loss = nullptr;            // per compacted row, for the scalar
+  double* row_lse = nullptr;             // per compacted row of the chunk, or null
+  const float* row_class_sum = nullptr;  // per compacted row, with rank-one smoothing
+  float* row_smooth = nullptr;           // s G_t eps / V, with rank-one smoothing
+  const float* target_slope = nullptr;   // [range.rows], or from the target's logit
+  float* db_factor = nullptr;            // [range.rows]: factor over logit scale, or null
+  RowFactors* factors = nullptr;         // for a pass that forms da, or null
+  int* least_exponent = nullptr;         // fp16
+  void* scaled = nullptr;                // the gathered rows, multiplied in place by f; or null
   int64_t hidden = 0;
   int* zeroed = nullptr;  // two counters for the kernels that follow, or null
 };
@@ -215,7 +156,7 @@ void finish_rows(const FinishParams& p, cudaStream_t stream);
 struct SavedParams {
   RowBuffers rows;
   RowRange range;
-  DeviceVector lse, logprob;  // per token
+  View lse, logprob;  // per token
   RowState<double>* states = nullptr;
 };
 void restore_states(const SavedParams& p, cudaStream_t stream);
@@ -224,9 +165,8 @@ struct ReduceParams {
   const BatchFacts* facts = nullptr;
   const double* row_loss = nullptr;
   const int8_t* hit = nullptr;
-  DeviceVector loss, accuracy;  // scalars, where requested
-  int reduction = 0;            // 0: no scalar loss, 1 sum, 2 mean
-  bool zero_when_empty = false, given = false;
+  View loss, accuracy;  // scalars, where requested
+  MeanRule mean;
   bool follows = false;  // the kernel before it in the stream is one of this lane's
 };
 void reduce_scalars(const ReduceParams& p, cudaStream_t stream);
@@ -240,6 +180,7 @@ struct EndFewParams {
 };
 void end_few_rows(const EndFewParams& p, int64_t rows, cudaStream_t stream);
 
+// split.cu
 // dW[y] += coefficient * x for every row, by runs of equal targets in the order of the rows.
 struct ScatterParams {
   const uint64_t* sorted = nullptr;

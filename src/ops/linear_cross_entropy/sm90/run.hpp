@@ -3,6 +3,7 @@
 // Never owns memory.
 #pragma once
 #include "device/common/cuda_check.hpp"
+#include "ops/linear_cross_entropy/rows/call.hpp"
 #include "ops/linear_cross_entropy/sm90/layout.hpp"
 #include "ops/linear_cross_entropy/sm90/products.hpp"
 #include "ops/linear_cross_entropy/sm90/smoothing.hpp"
@@ -58,9 +59,9 @@ struct Run {
     return p.wants_dx_rest ? static_cast<uint8_t*>(call.out.dx_rest.data) : nullptr;
   }
   // Where blanks and rows of dX go: the caller's, or, sequence parallel, all ranks' in fp32.
-  device::View dx() const {
-    if (!c.gather_tokens) return device::View(call.out.dx);
-    device::View v;
+  View dx() const {
+    if (!c.gather_tokens) return View(call.out.dx);
+    View v;
     if (p.wants_dx) v.data = b.dx_all, v.stride0 = p.hidden, v.stride1 = 1;
     return v;
   }
@@ -71,20 +72,7 @@ struct Run {
     return {static_cast<float>(p.options.logit_scale), static_cast<float>(p.options.softcap),
             b.bias, p.options.softcap > 0 ? static_cast<float>(1 / p.options.softcap) : 0.f};
   }
-  TargetRule target_rule() const {
-    TargetRule r{mutant(Mutant::b8_sentinel_matches_padding) ? p.vocab_stored : p.vocab,
-                 p.vocab_begin,
-                 p.vocab_local,
-                 p.options.ignore_index,
-                 device_vector(call.in.targets),
-                 device_vector(call.in.token_scale),
-                 {},
-                 0};
-    if (p.soft_targets == SoftTargets::sparse)
-      r.soft_ids = device::View(call.in.soft_target_ids), r.soft_k = p.soft_k;
-    return r;
-  }
-  RowRange range(int64_t begin, int64_t rows) const { return {&b.facts->valid, begin, rows}; }
+  RowRange range(int64_t begin, int64_t rows) const { return {&b.facts->in_use, begin, rows}; }
 };
 
 // prepare.cpp: what the targets say, blanks, vectors in fp32, each row's shift.

@@ -64,7 +64,7 @@ void run_slices(const Run& r) {
     Slice s;
     s.begin = begin;
     s.words = std::min(r.c.slice_words, r.p.vocab_local - begin);
-    s.rows = {0, static_cast<int>(r.p.tokens), &r.b.facts->valid};
+    s.rows = {0, static_cast<int>(r.p.tokens), &r.b.facts->in_use};
     gradient_of(r, s);
     if (r.p.wants_dx) dx_of(r, s);
     if (r.p.wants_dw) dw_of(r, s);
@@ -75,7 +75,7 @@ void run_slices(const Run& r) {
   }
   if (!r.p.wants_dx) return;
   end_rows({r.b.dx_part, r.p.hidden, r.b.rows, r.range(0, r.p.tokens), r.weight().data,
-            r.weight().stride, device::View(r.call.out.dx), r.dx_rest()},
+            r.weight().stride, View(r.call.out.dx), r.dx_rest()},
            r.stream);
 }
 

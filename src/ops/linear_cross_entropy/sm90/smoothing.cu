@@ -6,7 +6,7 @@
 #include <cub/block/block_reduce.cuh>
 
 #include "device/common/cuda_check.hpp"
-#include "ops/linear_cross_entropy/sm90/device_vector.cuh"
+#include "ops/linear_cross_entropy/sm90/pack.cuh"
 #include "ops/linear_cross_entropy/sm90/smoothing.hpp"
 
 namespace talea::lce {
@@ -23,7 +23,7 @@ __global__ void weight_part_kernel(WeightSumParams p) {
   float a = 0, b = 0;
 #pragma unroll 8
   for (int64_t v = blockIdx.y * each; v < end; ++v) {
-    const auto c = static_cast<float>(read(p.class_weight, v, 1));
+    const float c = p.class_weight ? p.class_weight[v] : 1.f;
     const auto w = *reinterpret_cast<const __nv_bfloat162*>(
         static_cast<const __nv_bfloat16*>(p.weight) + v * p.stride + column);
     a = fmaf(c, __low2float(w), a), b = fmaf(c, __high2float(w), b);
@@ -34,7 +34,7 @@ __global__ void weight_part_kernel(WeightSumParams p) {
 __global__ void row_part_kernel(WeightedRowsParams p) {
   const int64_t column = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * 2;
   if (column >= p.hidden) return;
-  const int64_t rows = max(int64_t{0}, min(p.capacity, p.facts->valid - p.begin));
+  const int64_t rows = max(int64_t{0}, min(p.capacity, p.facts->in_use - p.begin));
   const int64_t each = (rows + kParts - 1) / kParts;
   const int64_t end = min(rows, (blockIdx.y + 1) * each);
   float a = 0, b = 0;
@@ -59,9 +59,9 @@ __global__ void __launch_bounds__(1024) scalar_sums_kernel(WeightSumParams p) {
   __shared__ typename Sum::TempStorage shared;
   double weights = 0, biases = 0;
   for (int64_t v = threadIdx.x; v < p.vocab; v += 1024) {
-    const double c = read(p.class_weight, v, 1);
+    const double c = p.class_weight ? p.class_weight[v] : 1.0;
     weights += c;
-    biases += c * read(p.bias, v, 0);
+    biases += c * (p.bias ? p.bias[v] : 0.0);
   }
   weights = Sum(shared).Sum(weights);
   __syncthreads();
@@ -71,7 +71,7 @@ __global__ void __launch_bounds__(1024) scalar_sums_kernel(WeightSumParams p) {
 
 __global__ void row_dot_kernel(RowDotParams p) {
   const int row = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
-  if (row >= p.capacity || row >= p.facts->valid - p.begin) return;
+  if (row >= p.capacity || row >= p.facts->in_use - p.begin) return;
   const auto* x = static_cast<const __nv_bfloat16*>(p.x) + row * p.stride;
   float sum = 0;
   for (int64_t d = threadIdx.x % 32 * 2; d < p.hidden; d += 64) {

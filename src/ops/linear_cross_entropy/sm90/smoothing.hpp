@@ -10,8 +10,8 @@ namespace talea::lce {
 struct WeightSumParams {
   const void* weight = nullptr;
   int64_t stride = 0, vocab = 0, hidden = 0;
-  DeviceVector class_weight, bias;
-  float* parts = nullptr;  // [256][hidden]
+  const float *class_weight = nullptr, *bias = nullptr;  // local, or null for ones and zeros
+  float* parts = nullptr;                                // [256][hidden]
   float* sum = nullptr;
   double* sums = nullptr;
 };

@@ -1,8 +1,10 @@
-// What is added to, and what multiplies, a dW of two numbers outside of its product.
-// Exists so that the targets' share and a factor that comes after the call meet every digit kept.
-// Never adds in an order that timing could change.
+// What: what is added to, and what multiplies, dW outside of its product.
+// Why: the targets' share, and a factor that comes after the call, meet every digit kept.
+// Never: adds in an order that timing could change.
 #include "device/common/cuda_check.hpp"
+#include "ops/linear_cross_entropy/rows/tokens.cuh"
 #include "ops/linear_cross_entropy/sm90/pair.cuh"
+#include "ops/linear_cross_entropy/sm90/runs.cuh"
 
 namespace talea::lce {
 namespace {
@@ -38,27 +40,40 @@ __device__ void add_to_pair(const SplitScatterParams& p, int64_t row, int64_t co
   }
 }
 
-// As scatter_kernel of finish.cu: a block owns a run of equal targets and 256 columns.
-__global__ void scatter_kernel(SplitScatterParams p) {
-  const ScatterParams& s = p.rows;
-  const int64_t first = blockIdx.x;
-  if (first >= s.facts->valid) return;
-  const uint64_t target = s.sorted[first] >> 32;
-  if (target == 0xffffffffu) return;
-  if (first > 0 && s.sorted[first - 1] >> 32 == target) return;
-  const int64_t column = (static_cast<int64_t>(blockIdx.y) * blockDim.x + threadIdx.x) * 2;
-  if (column >= s.hidden) return;
+// The targets' own share: a block owns a run of equal targets and 256 columns, a thread two of
+// them.
+struct Share {
+  int64_t target = -1, column = 0;  // -1: nothing to add
   float2 sum{0, 0};
-#pragma unroll 4
-  for (int64_t i = first; i < s.facts->valid; ++i) {
-    const uint64_t key = s.sorted[i];
-    if (key >> 32 != target) break;
-    const auto row = static_cast<uint32_t>(key);
-    const float f = s.rows.target_factor[row];
-    const float2 pair = load_pair<false>(s.x, s.rows.index[row] * s.x_stride + column);
-    sum.x = fmaf(f, pair.x, sum.x), sum.y = fmaf(f, pair.y, sum.y);
-  }
-  add_to_pair(p, static_cast<int64_t>(target), column, sum);
+};
+template <bool kF16>
+__device__ Share share_of(const ScatterParams& p) {
+  Share own;
+  own.column = (static_cast<int64_t>(blockIdx.y) * blockDim.x + threadIdx.x) * 2;
+  if (own.column >= p.hidden) return own;
+  own.target = run_at(p.sorted, blockIdx.x, p.facts->in_use);
+  if (own.target < 0) return own;
+  over_run(p.sorted, blockIdx.x, p.facts->in_use, own.target, [&](uint32_t row) {
+    const float f = p.rows.target_factor[row];
+    const float2 pair = load_pair<kF16>(p.x, p.rows.index[row] * p.x_stride + own.column);
+    own.sum.x = fmaf(f, pair.x, own.sum.x), own.sum.y = fmaf(f, pair.y, own.sum.y);
+  });
+  return own;
+}
+
+template <bool kF16>
+__global__ void scatter_kernel(ScatterParams p) {
+  const Share own = share_of<kF16>(p);
+  if (own.target < 0) return;
+  auto* to = reinterpret_cast<float2*>(p.dw + own.target * p.dw_stride + own.column);
+  float2 have = *to;
+  have.x += own.sum.x, have.y += own.sum.y;
+  *to = have;
+}
+
+__global__ void split_scatter_kernel(SplitScatterParams p) {
+  const Share own = share_of<false>(p.rows);
+  if (own.target >= 0) add_to_pair(p, own.target, own.column, own.sum);
 }
 
 // A warp a piece; 1 is no factor, and costs a launch alone.
@@ -98,7 +113,7 @@ __global__ void __launch_bounds__(256) factor_kernel(LateWeightParams p) {
 }
 
 __global__ void __launch_bounds__(256) row_factor_kernel(LateRowsParams p) {
-  if (p.factor.stride == 0 && static_cast<float>(read(p.factor, 0, 1)) == 1.f) return;
+  if (p.factor.stride0 == 0 && static_cast<float>(read(p.factor, 0, 1)) == 1.f) return;
   for (int64_t i = blockIdx.x; i < p.rows; i += gridDim.x) {
     const auto factor = static_cast<float>(read(p.factor, i, 1));
     for (int64_t j = 2 * threadIdx.x; j < p.hidden; j += 2 * blockDim.x) {
@@ -123,11 +138,20 @@ void multiply_split_rows(const LateRowsParams& p, cudaStream_t stream) {
   device::check_launch("multiply_split_rows");
 }
 
+static dim3 grid_of(const ScatterParams& p) {
+  return {static_cast<unsigned>(p.tokens), static_cast<unsigned>((p.hidden + 255) / 256)};
+}
+
+void scatter_targets(const ScatterParams& p, cudaStream_t stream) {
+  if (p.tokens == 0) return;
+  auto* kernel = p.f16 ? scatter_kernel<true> : scatter_kernel<false>;
+  kernel<<<grid_of(p), 128, 0, stream>>>(p);
+  device::check_launch("scatter_targets");
+}
+
 void scatter_targets(const SplitScatterParams& p, cudaStream_t stream) {
   if (p.rows.tokens == 0) return;
-  const dim3 grid(static_cast<unsigned>(p.rows.tokens),
-                  static_cast<unsigned>((p.rows.hidden + 255) / 256));
-  scatter_kernel<<<grid, 128, 0, stream>>>(p);
+  split_scatter_kernel<<<grid_of(p.rows), 128, 0, stream>>>(p);
   device::check_launch("scatter_targets");
 }
 

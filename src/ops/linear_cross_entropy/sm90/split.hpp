@@ -36,7 +36,7 @@ void scatter_targets(const SplitScatterParams& p, cudaStream_t stream);
 
 // dW *= factor, every digit kept, rounded once.
 struct LateWeightParams {
-  DeviceVector factor;  // a scalar
+  View factor;  // a scalar
   uint16_t* dw = nullptr;
   int64_t vocab = 0, hidden = 0, dw_stride = 0;
   Rest rest;
@@ -45,7 +45,7 @@ void multiply_split(const LateWeightParams& p, cudaStream_t stream);
 
 // dX *= factor, of the row or of all; the rest lies in rows as dX does, 8 bits an element.
 struct LateRowsParams {
-  DeviceVector factor;
+  View factor;
   uint16_t* dx = nullptr;
   const uint8_t* rest = nullptr;
   int64_t rows = 0, hidden = 0, dx_stride = 0, rest_stride = 0;

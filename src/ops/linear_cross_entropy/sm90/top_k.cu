@@ -4,7 +4,8 @@
 #include "core/kernel_mutant.hpp"
 #include "device/common/cuda_check.hpp"
 #include "device/sm90/follow.cuh"
-#include "ops/linear_cross_entropy/sm90/device_vector.cuh"
+#include "ops/linear_cross_entropy/rows/tokens.cuh"
+#include "ops/linear_cross_entropy/sm90/pack.cuh"
 #include "ops/linear_cross_entropy/sm90/wide.hpp"
 
 namespace talea::lce {
@@ -228,16 +229,9 @@ __global__ void write_kernel(RankedParams p) {
     list.offer(other, lane < p.kept && other.id != INT64_MAX, p.kept);
   }
   const double lse = p.lse[row];
-  const bool ranked = lse == lse;
-  if (lane == 0) {
-    write_index(p.argmax, token, ranked ? list.own.id : -1);
-    if (p.hit) p.hit[row] = ranked && p.targets.data && list.own.id == read_index(p.targets, token);
-  }
-  if (lane >= p.top_k) return;
-  const auto nan = static_cast<double>(NAN);
-  if (p.values) p.values.store(token, lane, ranked ? list.own.value : nan);
-  if (p.ids) p.ids.store(token, lane, ranked ? static_cast<double>(list.own.id) : -1.0);
-  if (p.logprobs) p.logprobs.store(token, lane, ranked ? list.own.value - lse : nan);
+  if (lane == 0 && p.hit)
+    p.hit[row] = lse == lse && p.targets && list.own.id == p.targets.load_index(token);
+  write_candidate(p.out, token, lane, list.own.value, list.own.id, lse);
 }
 
 }  // namespace

@@ -5,7 +5,7 @@
 #include "core/kernel_mutant.hpp"
 #include "device/common/cuda_check.hpp"
 #include "device/sm90/follow.cuh"
-#include "ops/linear_cross_entropy/sm90/device_vector.cuh"
+#include "ops/linear_cross_entropy/sm90/pack.cuh"
 #include "ops/linear_cross_entropy/sm90/wide.hpp"
 
 namespace talea::lce {

@@ -2,8 +2,8 @@
 // Exists so that every option sees the fp32 accumulator; da is rounded once.
 // Never lets the target's own element into a 16-bit buffer of one term: it enters in fp32.
 #include "device/common/cuda_check.hpp"
-#include "device/common/reduce.cuh"
-#include "ops/linear_cross_entropy/sm90/device_vector.cuh"
+#include "ops/linear_cross_entropy/rows/tokens.cuh"
+#include "ops/linear_cross_entropy/sm90/pack.cuh"
 #include "ops/linear_cross_entropy/sm90/wide.hpp"
 
 namespace talea::lce {
@@ -24,6 +24,10 @@ __device__ __forceinline__ float logit_at(const WideParams& p, float product, fl
 
 __device__ __forceinline__ double soft_at(const WideParams& p, int64_t token, int column) {
   return p.soft_probs.load(token, p.vocab_begin + column);
+}
+
+__device__ __forceinline__ SparseRow listed_of(const WideParams& p, int64_t token) {
+  return {p.soft_ids, p.soft_probs, p.soft_k, token, {p.vocab_begin, p.vocab}};
 }
 
 // What one thread has seen of the words other than the target.
@@ -63,21 +67,16 @@ __device__ RowState<double> complete(const Others& all, bool has_target, float t
 // The listed words of a row of sparse soft targets; the first warp.
 __device__ void add_sparse(const WideParams& p, int64_t row, int64_t token, float scale,
                            const float* logits, RowState<double>& state) {
-  double sum = 0, mass = 0;
-  for (int64_t j = threadIdx.x; j < p.soft_k; j += 32) {
-    const int64_t column = p.soft_ids.load_index(token, j) - p.vocab_begin;
-    if (column < 0 || column >= p.vocab) continue;
+  const auto logit_of = [&](int64_t j, int64_t column) {
     const float product = logits[column];
     p.sparse_logits[row * p.soft_k + j] = product;
     float slope;
-    const double z = logit_at(p, product, scale, static_cast<int>(column), slope);
-    const double q = p.soft_probs.load(token, j);
-    const double cq = q * (p.class_weight ? p.class_weight[column] : 1.0);
-    if (q != 0) sum += cq * z;
-    mass += cq;
-  }
-  state.soft_sum = device::warp_reduce(sum, device::Sum());
-  state.soft_mass = device::warp_reduce(mass, device::Sum());
+    return logit_at(p, product, scale, static_cast<int>(column), slope);
+  };
+  const auto weight_of = [&](int64_t column) {
+    return p.class_weight ? p.class_weight[column] : 1.0;
+  };
+  listed_of(p, token).sums(logit_of, weight_of, state.soft_sum, state.soft_mass);
 }
 
 __global__ void __launch_bounds__(kThreads) state_kernel(WideParams p, RowState<double>* states) {
@@ -240,17 +239,11 @@ __global__ void sparse_kernel(WideParams p) {
   if (row >= p.range.count()) return;
   const int64_t token = p.rows.index[row];
   auto* out = reinterpret_cast<uint16_t*>(p.logits + row * p.stride);
+  const SparseRow listed = listed_of(p, token);
   for (int64_t j = threadIdx.x % 32; j < p.soft_k; j += 32) {
-    const int64_t id = p.soft_ids.load_index(token, j), column = id - p.vocab_begin;
-    if (column < 0 || column >= p.vocab) continue;
+    const int64_t column = listed.column(j);
     double q = 0;
-    bool first = true;
-    for (int64_t i = 0; i < p.soft_k && first; ++i) {
-      if (p.soft_ids.load_index(token, i) != id) continue;
-      first = i >= j;
-      q += p.soft_probs.load(token, i);
-    }
-    if (!first) continue;
+    if (column < 0 || !listed.is_first(j, q)) continue;
     const float da =
         gradient_of(p, p.factors[row], p.sparse_logits[row * p.soft_k + j], row_scale(p, row),
                     static_cast<int>(column), static_cast<float>(q));

@@ -20,7 +20,7 @@ struct WideParams {
   int64_t vocab_begin = 0;
   const float* class_weight = nullptr;  // local, or null
   SoftTargets soft = SoftTargets::none;
-  device::View soft_probs, soft_ids;
+  View soft_probs, soft_ids;
   int64_t soft_k = 0;
   bool entropy = false, class_sum = false, f16 = false;
   float* target_slope = nullptr;   // [rows]: d z / d a at the target
@@ -75,10 +75,10 @@ struct RankedParams {
   const int* index = nullptr;  // at the chunk's first row
   const Candidate<float>* best = nullptr;
   int parts = 1;
-  int64_t kept = 0, top_k = 0;
+  int64_t kept = 0;
   const double* lse = nullptr;  // per row of the chunk
-  DeviceVector targets, argmax;
-  device::View values, ids, logprobs;
+  View targets;
+  TokenOutputs out;
   int8_t* hit = nullptr;  // per compacted row, at the chunk's first row
 };
 void write_ranked(const RankedParams& p, cudaStream_t stream);
@@ -109,7 +109,7 @@ struct BiasEndParams {
   int64_t tokens = 0;
   bool accumulate = false;
   double *db = nullptr, *smooth_sum = nullptr;
-  device::View to;
+  View to;
 };
 void end_bias_gradient(const BiasEndParams& p, cudaStream_t stream);
 

@@ -1,6 +1,6 @@
-// Launches a kernel ahead of the end of the one before it in the stream.
-// Exists so that a small kernel's start hides behind the product before it.
-// Never for a kernel that does not begin with begin_after_earlier_kernels().
+// What: launches a kernel ahead of the end of the one before it in the stream.
+// Why: a small kernel's start hides behind the product before it.
+// Never: used for a kernel that does not begin with begin_after_earlier_kernels().
 #pragma once
 #include "device/common/cuda_check.hpp"
 #include "device/sm90/ptx.cuh"

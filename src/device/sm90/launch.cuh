@@ -1,6 +1,6 @@
-// Launches a product: tensor maps, shared memory, persistent grid.
-// Exists so that each product's file holds only its shape and its epilogue.
-// Never waits for the device.
+// What: launches a product: tensor maps, shared memory, persistent grid.
+// Why: each product's file holds only its shape and its epilogue.
+// Never: waits for the device.
 #pragma once
 #include "device/common/cuda_check.hpp"
 #include "device/sm90/gemm.cuh"
@@ -14,14 +14,13 @@ struct Operand {
 };
 
 // `overlap`: may start once the kernel before it in the stream lets later kernels start.
-template <class S, class Epilogue>
+template <class S, Epilogue<S> E>
 void launch_gemm(const Operand& a, const Operand& b, const Extents& extents,
-                 const typename Epilogue::Params& params, int blocks, bool overlap,
-                 cudaStream_t stream) {
+                 const typename E::Params& params, int blocks, bool overlap, cudaStream_t stream) {
   constexpr Element kElement = S::kF16 ? Element::f16 : Element::bf16;
   const CUtensorMap map_a = tensor_map(a.data, kElement, a.rows, a.columns, a.stride, S::kBoxRowsA);
   const CUtensorMap map_b = tensor_map(b.data, kElement, b.rows, b.columns, b.stride, S::kBoxRowsB);
-  auto* kernel = gemm_kernel<S, Epilogue>;
+  auto* kernel = gemm_kernel<S, E>;
   device::check(
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kSharedBytes),
       "shared memory of a product");

@@ -1,6 +1,7 @@
-// Thin names for the Hopper instructions the kernels use: mbarriers, bulk tensor copies, warpgroup
-// registers. Exists so that kernels read as roles and phases, not as inline assembly. Never holds
-// policy: no tile sizes, no loops over work, no operator.
+// What: thin names for the Hopper instructions the kernels use: mbarriers, bulk tensor copies,
+// warpgroup registers.
+// Why: kernels read as roles and phases, not as inline assembly.
+// Never: holds policy: no tile sizes, no loops over work, no operator.
 #pragma once
 #include <cuda.h>
 #include <cuda_bf16.h>

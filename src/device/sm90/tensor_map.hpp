@@ -1,6 +1,6 @@
-// Describes a matrix to TMA, which copies boxes of it.
-// Exists so that every map is encoded, and every refusal explained, in one place.
-// Never links the driver library: its entry point is asked from the runtime, so one binary starts
+// What: describes a matrix to TMA, which copies boxes of it.
+// Why: every map is encoded, and every refusal explained, in one place.
+// Never: links the driver library: its entry point is asked from the runtime, so one binary starts
 // anywhere.
 #pragma once
 #include <cuda.h>

@@ -1,6 +1,7 @@
-// The warpgroup matrix instruction m64 x n x k16, fp32 accumulators, for the tile widths in use.
-// Exists because the accumulator registers must be spelled out; the text is regular.
-// Never chooses a width: the kernel's shape does.
+// What: the warpgroup matrix instruction m64 x n x k16, fp32 accumulators, for the tile widths in
+// use.
+// Why: the accumulator registers must be spelled out, and the text is regular.
+// Never: chooses a width: the kernel's shape does.
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>

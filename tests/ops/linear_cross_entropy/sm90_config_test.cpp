@@ -97,30 +97,30 @@ TEST(Sm90Config, DxAloneGoesBySlicesWhereChunksAreShort) {
 TEST(Sm90Config, ChunksOf512RowsRunTheNextLogitsBesideDw) {
   const Problem p = training(8192, 4096, 128256, 135);
   const auto c = sm90::config(p, hopper());
-  EXPECT_TRUE(c.logits_ahead);
+  EXPECT_TRUE(c.runs_ahead());
   EXPECT_EQ(c.chunk_rows, 512);
   EXPECT_EQ(c.dx_blocks, 64);
   EXPECT_EQ(c.logits_head_start, 14);  // a third of 1336 tiles on 32 pairs
   EXPECT_LE(workspace(p), int64_t{135} << 20);
   // Not in longer chunks, nor where the second buffer of rows has no room, nor where others read or
   // write the buffer between the products.
-  EXPECT_FALSE(sm90::config(training(8192, 4096, 128256, 265), hopper()).logits_ahead);
-  EXPECT_FALSE(sm90::config(training(8192, 4096, 128256, 133), hopper()).logits_ahead);
-  EXPECT_FALSE(sm90::config(training(512, 4096, 128256, 135), hopper()).logits_ahead);
+  EXPECT_FALSE(sm90::config(training(8192, 4096, 128256, 265), hopper()).runs_ahead());
+  EXPECT_FALSE(sm90::config(training(8192, 4096, 128256, 133), hopper()).runs_ahead());
+  EXPECT_FALSE(sm90::config(training(512, 4096, 128256, 135), hopper()).runs_ahead());
   Problem words = p, ranks = p, bias = p;
   words.top_k = 5;
   ranks.world = 2;
   bias.has_bias = bias.wants_db = true;
   for (const Problem& other : {words, ranks, bias})
-    EXPECT_FALSE(sm90::config(other, hopper()).logits_ahead);
+    EXPECT_FALSE(sm90::config(other, hopper()).runs_ahead());
   // What the test on a device compares: the same chunks with a byte less.
   for (const auto& [hidden, mib] : {std::pair<int64_t, int64_t>{64, 20}, {256, 27}, {1024, 27}}) {
     Problem small = training(1700, hidden, 20011, mib);
     const auto ahead = sm90::config(small, hopper());
-    EXPECT_TRUE(ahead.logits_ahead) << hidden;
+    EXPECT_TRUE(ahead.runs_ahead()) << hidden;
     small.options.workspace_limit_bytes = workspace(small) - 1;
     const auto after = sm90::config(small, hopper());
-    EXPECT_FALSE(after.logits_ahead) << hidden;
+    EXPECT_FALSE(after.runs_ahead()) << hidden;
     EXPECT_EQ(after.chunk_rows, ahead.chunk_rows) << hidden;
   }
 }
@@ -158,20 +158,23 @@ TEST(Sm90Config, Bf16DwKeepsMoreBitsBesideItWhereTheyHaveRoom) {
     Problem p = training(8192, 4096, 128256, mib);
     p.dw_dtype = DType::bf16;
     const auto c = sm90::config(p, hopper());
-    EXPECT_TRUE(c.slice_words == 0 && (c.split_dw || c.direct_dw) && !c.round_dw) << mib;
+    EXPECT_TRUE(!c.by_slices() && (c.dw == DwOutput::split || c.dw == DwOutput::direct) &&
+                c.dw != DwOutput::workspace)
+        << mib;
     EXPECT_LE(workspace(p), mib << 20);
   }
   Problem scarce = training(8192, 4096, 128256, 265);
   scarce.dw_dtype = scarce.options.dw_sum = DType::bf16;
   const auto c = sm90::config(scarce, hopper());
-  EXPECT_TRUE(c.split_dw && c.rest_bits == 0);
+  EXPECT_TRUE(c.dw == DwOutput::split && c.rest_bits == 0);
 }
 
 TEST(Sm90Config, Bf16DwUnderASmallLimitGoesBySlices) {
   Problem p = training(8192, 4096, 128256, 256);
   p.dw_dtype = DType::bf16;
   const auto c = sm90::config(p, hopper());
-  EXPECT_TRUE(c.slice_words > 0 && c.direct_dw && c.x_in_dx && !c.round_dw && !c.from_saved);
+  EXPECT_TRUE(c.by_slices() && c.dw == DwOutput::direct && c.x_in_dx &&
+              c.dw != DwOutput::workspace && !c.from_saved());
   EXPECT_EQ(c.slice_words % 384, 0);
   EXPECT_LE(workspace(p), int64_t{256} << 20);
   // Neither among ranks, nor for the best words, nor in fp16: there an fp32 sum is rounded.
@@ -187,7 +190,7 @@ TEST(Sm90Config, SavedRowStatesGoBySlicesWhereThatIsFaster) {
   Problem p = training(8192, 4096, 128256, 256);
   p.wants_loss = false, p.has_saved = true;
   const auto c = sm90::config(p, hopper());
-  EXPECT_TRUE(c.from_saved && c.slice_words > 0 && !c.direct_dw);
+  EXPECT_TRUE(c.from_saved() && c.by_slices() && c.dw != DwOutput::direct);
   EXPECT_LE(workspace(p), int64_t{256} << 20);
   p.wants_loss = true;  // the saved states do not say it
   EXPECT_EQ(sm90::config(p, hopper()).slice_words, 0);
@@ -256,7 +259,7 @@ TEST(Sm90Config, AWayCanBeForced) {
   EXPECT_GT(of(rounds, "slices").slice_words, 0);
   EXPECT_EQ(of(rounds, "chunks").slice_words, 0);
   const Problem ahead = training(8192, 4096, 128256, 135);
-  EXPECT_TRUE(sm90::config(ahead, hopper()).logits_ahead);
+  EXPECT_TRUE(sm90::config(ahead, hopper()).runs_ahead());
   EXPECT_FALSE(of(ahead, "not_ahead").logits_ahead);
   EXPECT_FALSE(force("nothing of the kind"));
   EXPECT_EQ(forced, Forced{});

@@ -107,6 +107,12 @@ __device__ RowFactors factors_of(const Shape& s, const ChunkRows& c, int64_t t,
 }
 
 // One warp a row: lane 0 does the arithmetic, all lanes look through the candidates.
+//
+//   state = states [part, row] merged, in an order that depends on the number of parts alone
+//   loss, lse, logprob, entropy [token]; row_loss [token]                     rows/finish.hpp
+//   factors [row] = what the pass over the logits, dX and db need
+//   for each j < kept: the best of best [part, row, kept] that comes after the one before
+//     argmax, top-k [token, j];  hit [token] = the first is the target
 __global__ void finish_kernel(Shape s, ChunkRows c, const LossTerms<double>* terms, int64_t parts,
                               int64_t best_parts, const RowState<double>* states, const Best* best,
                               Finished out) {

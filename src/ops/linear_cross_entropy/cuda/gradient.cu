@@ -129,6 +129,12 @@ __device__ __forceinline__ Pack<T> packed(const float (&da)[lanes]) {
   return pack;
 }
 
+//   for each 8 columns of a thread in products [row, vocab]:
+//     a = scale product + bias;  z = a capped;  p = exp(z - max) / sum
+//     da = prob p - smooth c - soft c q - entropy_up p (log p + entropy), times the cap's slope
+//     the target's column: its own coefficient instead of prob p
+//     dz [row, vocab] = da in the products' dtype;  rest = what rounding left, where kept
+//
 // A block takes `steps` stretches of one row, its neighbours the same ones of other rows, whose
 // bias they share. No thread writes what another has yet to read: the host launches only rows whose
 // dz lies before every logit that is still needed.

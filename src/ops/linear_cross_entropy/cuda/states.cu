@@ -193,6 +193,13 @@ __device__ __forceinline__ RowState<double> state_of(const Seen<S, Fast>& seen) 
 
 // A block takes one part of one row; `panel`: the columns that are there. Neighbouring blocks take
 // the same part of different rows: its bias stays in their cache.
+//
+//   for each 16 columns of a thread in products [row, panel]:
+//     z = scale product + bias, capped;  the target's z is kept apart
+//     max grows: what was summed is rescaled;  others += exp(z - max)
+//     shifted += exp(z - max) (z - max);  class_sum, soft_sum, soft_mass      where wanted
+//   partial [part, row] = the threads' sums, over the block
+//   best [part, row, kept] = the part's best candidates                       candidates.cuh
 template <Sums S, bool Fast, bool Cap>
 __global__ void __launch_bounds__(threads)
     states_kernel(Shape s, ChunkRows c, Panel panel, Wanted want, const float* logits,

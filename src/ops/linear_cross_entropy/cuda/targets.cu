@@ -2,7 +2,8 @@
 // scalars.
 // Why: invalid rows are set aside without the host knowing how many there are; the order is all
 // that this lane's gather needs, and its sums go over tokens, so the rules of rows/ are walked
-// here. Never: uses an atomic; every sum has a fixed order.
+// here.
+// Never: uses an atomic; every sum has a fixed order.
 #include <algorithm>
 
 #include "device/common/cuda_check.hpp"
@@ -18,6 +19,11 @@ using device::warp_size;
 using device::whole_warp;
 
 // One thread a token. Within a block the valid rows are numbered by ballots.
+//
+//   own = what the rules say of token t                                       rows/tokens.cuh
+//   kinds [t] = valid, ignored or poisoned
+//   partials [block] = sums of own over the block
+//   order [block, number of t among its valid tokens] = t
 __global__ void examine_kernel(Shape s, TargetPartial* partials, RowKind* kinds, int64_t* order) {
   __shared__ double doubles[examined_rows / warp_size];
   __shared__ int64_t integers[examined_rows / warp_size];

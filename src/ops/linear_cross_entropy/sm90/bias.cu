@@ -1,6 +1,6 @@
-// The gradient of the bias: column sums of the buffer that the products read.
-// Exists because db needs no product of its own. Never adds in an order that timing could change.
-// Never multiplies by the logit scale: db is the sum of da itself.
+// What: the gradient of the bias: column sums of the buffer that the products read.
+// Why: db needs no product of its own; it is the sum of da itself, without the logit scale.
+// Never: adds in an order that timing could change.
 #include "device/common/cuda_check.hpp"
 #include "device/common/reduce.cuh"
 #include "ops/linear_cross_entropy/sm90/pack.cuh"

@@ -1,6 +1,6 @@
-// One chunk of rows: logits product, row states, gradient factors, dX and dW products.
-// Exists to show the order of the kernels on one page.
-// Never allocates, synchronises or leaves the caller's stream.
+// What: one chunk of rows: logits product, row states, gradient factors, dX and dW products.
+// Why: the order of the kernels shows on one page.
+// Never: allocates, synchronises or leaves the caller's stream.
 #include "ops/linear_cross_entropy/sm90/chunk.hpp"
 
 namespace talea::lce::sm90 {
@@ -49,9 +49,9 @@ LogitsCall logits_call(const Run& r, const Chunk& k) {
   q.tile_classes = r.b.tile_classes, q.tile_peaks = r.b.tile_peaks;
   q.class_weight = r.b.class_weight;
   q.general = r.c.general, q.full = r.c.full;
-  q.kind = LogitsCall::Kind::sums;
-  if (r.b.exp && r.c.slice_words == 0) q.kind = LogitsCall::Kind::store, q.exp = buffer(r, k);
-  if (r.c.online) q.kind = LogitsCall::Kind::online, q.tile_columns = r.c.tile_columns;
+  q.mode = LogitsMode::sums;
+  if (r.b.exp && !r.c.by_slices()) q.mode = LogitsMode::store, q.exp = buffer(r, k);
+  if (r.c.online) q.mode = LogitsMode::online, q.tile_columns = r.c.tile_columns;
   return q;
 }
 
@@ -65,7 +65,7 @@ Readers readers_before(const Run& r, const Chunk& k) {
 
 void logits_ahead(const Run& r, const Chunk& k) {
   LogitsCall q = logits_call(r, k);
-  q.kind = LogitsCall::Kind::ahead;
+  q.mode = LogitsMode::ahead;
   q.readers = readers_before(r, k);
   q.early = r.c.dx_blocks / 2, q.head_start = r.c.logits_head_start;
   q.tickets = r.b.tickets + 1;
@@ -75,7 +75,7 @@ void logits_ahead(const Run& r, const Chunk& k) {
 void folded_logits(const Run& r, const Chunk& k) {
   if (!r.multiplies()) return;
   LogitsCall q = logits_call(r, k);
-  if (!r.c.logits_ahead || k.begin == 0) logits_product(q, r.launch());
+  if (!r.c.runs_ahead() || k.begin == 0) logits_product(q, r.launch());
   if (r.c.online) return;
   q.repair = true;  // ends at once where every row is within reach of its shift
   logits_product(q, r.launch());
@@ -121,19 +121,19 @@ void rank_words(const Run& r, const Chunk& k);
 void folded_states(const Run& r, const Chunk& k) {
   folded_logits(r, k);
   if (r.c.kept > 0) best_words(r, k);
-  if (r.c.smoothing) smoothing_dots(r, k);
+  if (r.c.sums_weight()) smoothing_dots(r, k);
   FinishParams f = finish_params(r, k);
   f.tile_sums = r.b.tile_sums, f.tile_shifted = r.b.tile_shifted;
   f.tile_classes = r.b.tile_classes;
   if (r.c.online) f.tile_maxima = r.b.tile_peaks;
   f.tile_sums_stride = r.c.state_rows, f.tiles = static_cast<int>(r.c.tiles);
   f.row_lse = r.b.row_lse;
-  const bool by_slices = r.c.slice_words > 0;
-  if (r.c.transform || by_slices) f.factors = r.b.factors + k.offset;
+  const bool by_slices = r.c.by_slices();
+  if (r.c.is_transformed() || by_slices) f.factors = r.b.factors + k.offset;
   f.shifted_buffer = !by_slices;
-  const bool scales = r.p.wants_dw && !r.c.transform && !by_slices;
-  if (r.c.smoothing) f.row_class_sum = r.b.row_class_sum + k.begin;
-  if (r.c.rank_one) f.row_smooth = r.b.row_smooth + k.begin;
+  const bool scales = r.p.wants_dw && !r.c.is_transformed() && !by_slices;
+  if (r.c.sums_weight()) f.row_class_sum = r.b.row_class_sum + k.begin;
+  if (r.c.rank_one()) f.row_smooth = r.b.row_smooth + k.begin;
   if (r.ends_and_sums()) {
     const ReduceParams scalar = reduce_params(r);
     end_few_rows({f, scalar, scalar.loss.data ? r.b.tickets : nullptr}, k.capacity, r.stream);
@@ -148,7 +148,7 @@ void folded_states(const Run& r, const Chunk& k) {
     finish_states(r, f);
   }
   rank_words(r, k);
-  if (r.c.transform) transform(r, k);
+  if (r.c.is_transformed()) transform(r, k);
 }
 
 // The states of a chunk's rows, as many at once as there is room for sums per tile.
@@ -157,7 +157,7 @@ void form_states(const Run& r, const Chunk& k) {
   for (int64_t offset = 0; offset < k.capacity; offset += step)
     folded_states(r, rows_of(r, k.begin, offset, std::min(step, r.c.chunk_rows - offset),
                              std::min(step, k.capacity - offset)));
-  if (r.c.rank_one && r.p.wants_dw)
+  if (r.c.rank_one() && r.p.wants_dw)
     weighted_rows(
         {r.hidden().data, r.hidden().stride, r.p.hidden, r.b.rows.index + k.begin, r.b.facts,
          k.begin, k.capacity, r.b.row_smooth + k.begin, r.b.weight_parts, r.b.smooth_row},
@@ -276,7 +276,7 @@ void dx_of(const Run& r, const Chunk& k, int blocks) {
     q.dx = {r.call.out.dx.data, r.p.tokens, r.p.hidden, r.call.out.dx.stride[0]};
     q.f32_out = r.p.dx_dtype == DType::f32;
   }
-  if (r.c.rank_one) q.smooth_row = r.b.weight_sum, q.smooth_factor = r.b.row_smooth + k.begin;
+  if (r.c.rank_one()) q.smooth_row = r.b.weight_sum, q.smooth_factor = r.b.row_smooth + k.begin;
   q.overlaps = !r.exchanged();
   q.rest = r.dx_rest();
   if (is_followed(r, k.begin)) q.read = r.b.dx_read;
@@ -345,13 +345,13 @@ void dw_of(const Run& r, const Chunk& k, bool first) {
   q.f16 = r.c.f16;
   q.undo = r.c.f16 ? r.b.undo : nullptr;
   const bool main_grad = r.p.accumulate_dw && !mutant(Mutant::main_grad_overwritten);
-  q.add = !first || (main_grad && !r.c.round_dw);
+  q.add = !first || (main_grad && r.c.dw != DwOutput::workspace);
   q.beside_dx = r.p.wants_dx && !r.exchanged();
-  q.rounds = r.c.direct_dw, q.sorted = r.b.sorted, q.rows = r.b.rows;
+  q.rounds = r.c.dw == DwOutput::direct, q.sorted = r.b.sorted, q.rows = r.b.rows;
   q.hidden = r.hidden();
   q.dx_pairs = r.c.dx_blocks / 2;
   q.early = r.c.dw_early, q.head_start = r.c.dw_head_start, q.tickets = r.b.tickets;
-  if (r.c.rank_one) q.smooth_row = r.b.smooth_row, q.class_weight = r.b.class_weight;
+  if (r.c.rank_one()) q.smooth_row = r.b.smooth_row, q.class_weight = r.b.class_weight;
   q.rest = r.rest(), q.ends = is_last(r, k.begin);
   Launch launch = r.launch();
   if (is_followed(r, k.begin)) {
@@ -360,7 +360,7 @@ void dw_of(const Run& r, const Chunk& k, bool first) {
   }
   if (r.c.exchange_dx || (scatters_dx(r) && is_last(r, k.begin)))
     launch.blocks -= r.multiprocessors_beside();
-  r.c.split_dw ? split_dw_product(q, launch) : dw_product(q, launch);
+  r.c.dw == DwOutput::split ? split_dw_product(q, launch) : dw_product(q, launch);
 }
 
 void gather(const Run& r, const Chunk& k) {
@@ -378,15 +378,15 @@ void run_chunk(const Run& r, int64_t begin, bool first) {
   };
   const Chunk k = at(begin);
   const bool followed = is_followed(r, begin);
-  if (!r.finds_and_gathers() && (!r.c.logits_ahead || first)) gather(r, k);
-  if (r.c.wide)
+  if (!r.finds_and_gathers() && (!r.c.runs_ahead() || first)) gather(r, k);
+  if (r.c.is_wide())
     wide_states(r, k);
-  else if (r.c.from_saved)
+  else if (r.c.from_saved())
     saved_states(r, k);
   else
     form_states(r, k);
   if (!r.p.backward()) return;
-  if (r.c.slice_words > 0) return run_slices(r);
+  if (r.c.by_slices()) return run_slices(r);
   if (followed) gather(r, at(begin + r.c.chunk_rows));
   if (r.c.exchange_dx)
     exchange_dx_of(r, k);

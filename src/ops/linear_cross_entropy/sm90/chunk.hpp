@@ -1,6 +1,6 @@
-// A chunk of rows and where its rows lie in the buffers.
-// Exists so that the steps of a chunk read as steps.
-// Never launches anything.
+// What: a chunk of rows and where its rows lie in the buffers.
+// Why: the steps of a chunk read as steps.
+// Never: launches anything.
 #pragma once
 #include "ops/linear_cross_entropy/sm90/run.hpp"
 
@@ -9,7 +9,7 @@ namespace talea::lce::sm90 {
 inline bool is_last(const Run& r, int64_t begin) { return begin + r.c.chunk_rows >= r.p.tokens; }
 // Whether the logits of the chunk after this one run beside its gradient products.
 inline bool is_followed(const Run& r, int64_t begin) {
-  return r.c.logits_ahead && !is_last(r, begin);
+  return r.c.runs_ahead() && !is_last(r, begin);
 }
 
 // A chunk of rows, or a part of one whose states are formed at once.

@@ -1,6 +1,7 @@
-// The decisions of lane sm90: whether it takes a problem, its chunk, its schedule, its workspace.
-// Exists so that they are pure functions of (problem, device facts), tested without a GPU.
-// Never touches a device.
+// What: the decisions of lane sm90: whether it takes a problem, its chunk, its schedule, its
+// workspace.
+// Why: they are pure functions of (problem, device facts), tested without a GPU.
+// Never: touches a device.
 #include "ops/linear_cross_entropy/sm90/config.hpp"
 
 #include <algorithm>
@@ -39,9 +40,10 @@ void share_device(const Problem& p, Config& c) {
     // A wave of dX takes as long on few multiprocessors as on many.
     const double d = static_cast<double>(p.hidden), v = static_cast<double>(p.vocab_local);
     const double wave = 2 * 256.0 * 256.0 * v / kRates.dx_wave_flops,
-                 additions = (c.split_dw ? bytes_added(p, c, false) / kRates.added_split_bytes
-                                         : 8 / kRates.added_bytes) *
-                             d * v;
+                 additions =
+                     (c.dw == DwOutput::split ? bytes_added(p, c, false) / kRates.added_split_bytes
+                                              : 8 / kRates.added_bytes) *
+                     d * v;
     const double products = 2 * static_cast<double>(c.chunk_rows) * d * v / kRates.flops;
     const double alone = std::max(products, additions) + 0.15 * std::min(products, additions);
     double best = 0;
@@ -82,7 +84,8 @@ void part_dx(const Problem& p, Config& c) {
 }
 
 int64_t kept_rest(const Problem& p, const Config& c) {
-  return p.wants_rest && c.split_dw ? Rest::bytes(p.vocab_local, p.hidden, c.rest_bits) : 0;
+  return p.wants_rest && c.dw == DwOutput::split ? Rest::bytes(p.vocab_local, p.hidden, c.rest_bits)
+                                                 : 0;
 }
 
 // All that counts against the limit: the workspace, and what waits for a late factor.
@@ -101,16 +104,17 @@ bool within_limit(const Problem& p, const Config& c) {
 // read by these products alone, and where the second buffer of rows fits.
 void run_ahead(const Problem& p, Config& c) {
   if (!forced.ahead.value_or(true)) return;
-  if (c.wide || c.transform || c.general || c.full || c.slice_words > 0 || c.direct_dw ||
-      p.world > 1 || !p.wants_dx || !p.wants_dw || p.wants_db || c.state_rows < c.chunk_rows ||
-      c.chunk_rows >= p.tokens || c.chunk_rows > kAheadRows || c.dx_blocks > c.blocks / 2 ||
+  if (c.is_wide() || c.is_transformed() || c.general || c.full || c.by_slices() ||
+      c.dw == DwOutput::direct || p.world > 1 || !p.wants_dx || !p.wants_dw || p.wants_db ||
+      c.state_rows < c.chunk_rows || c.chunk_rows >= p.tokens || c.chunk_rows > kAheadRows ||
+      c.dx_blocks > c.blocks / 2 ||
       (5 * c.dx_blocks < 2 * c.blocks &&
        dx_tiles(p, c.blocks / 2.0, c.chunk_rows).wave_ms >
            1))  // a dX of fewer tiles takes longer than all beside it
     return;
-  c.logits_ahead = true;
-  c.logits_ahead = within_limit(p, c);
-  if (!c.logits_ahead) return;
+  c.schedule = Schedule::chunks_ahead;
+  if (!within_limit(p, c)) c.schedule = Schedule::chunks;
+  if (!c.runs_ahead()) return;
   // A third of the tiles, as measured with 512 rows of 4096 elements.
   const int64_t tiles = (c.chunk_rows + kPairRows - 1) / kPairRows * c.tiles;
   const int64_t early = std::max(1, c.dx_blocks / 2);
@@ -122,7 +126,7 @@ void run_ahead(const Problem& p, Config& c) {
 bool fits(const Problem& p, Config& c, int64_t rows) {
   c.chunk_rows = c.state_rows = rows;
   if (within_limit(p, c)) return true;
-  if (c.wide || c.exp_stride == 0 || p.world > 1) return false;
+  if (c.is_wide() || c.exp_stride == 0 || p.world > 1) return false;
   for (const int64_t part : {1024, 512}) {
     if (part >= rows) continue;
     c.state_rows = part;
@@ -149,8 +153,8 @@ void choose_chunk(const Problem& p, const DeviceFacts& device, Config& c) {
 // The gradient of each word needs only its row's lse: not what ranks exchange, not the best words,
 // which are found in whole rows, and not what needs fp32 logits.
 bool slices_can(const Problem& p, const Config& c) {
-  return p.backward() && (p.wants_dx || p.wants_dw) && !c.wide && c.kept == 0 && p.world == 1 &&
-         p.tokens <= (int64_t{1} << 20) && forced.slices.value_or(true);
+  return p.backward() && (p.wants_dx || p.wants_dw) && !c.is_wide() && c.kept == 0 &&
+         p.world == 1 && p.tokens <= (int64_t{1} << 20) && forced.slices.value_or(true);
 }
 
 bool saved_are_enough(const Problem& p) {
@@ -165,10 +169,11 @@ std::optional<Config> by_slices(const Problem& p, const DeviceFacts& device, con
   s.chunk_rows = p.tokens;
   s.state_rows = std::min<int64_t>(2048, round_up(p.tokens, kPairRows));
   s.full = p.options.label_smoothing > 0 && p.options.softcap > 0;
-  s.transform = s.rank_one = false;
-  s.direct_dw = p.wants_dw && is_16bit(p.dw_dtype);
+  if (s.path == Path::transformed) s.path = Path::folded;
+  if (s.smoothing == Smoothing::rank_one) s.smoothing = Smoothing::by_sums;
+  if (p.wants_dw && is_16bit(p.dw_dtype)) s.dw = DwOutput::direct;
   s.x_in_dx = p.wants_dx && is_16bit(p.dx_dtype);
-  s.from_saved = saved_are_enough(p);
+  s.schedule = saved_are_enough(p) ? Schedule::slices_saved : Schedule::slices;
   std::optional<Config> best;
   const int64_t all = round_up(p.vocab_local, 384), least = std::min<int64_t>(all, 1536);
   for (int64_t words = least; words <= all; words += 384) {
@@ -187,7 +192,7 @@ Config by_chunks(const Problem& p, const DeviceFacts& device, Config c) {
 
 // dW rounded by the product itself: one chunk holds every row.
 Config in_one_chunk(const Problem& p, const DeviceFacts& device, Config c) {
-  c.direct_dw = true;
+  c.dw = DwOutput::direct;
   c.chunk_rows = c.state_rows = round_up(p.tokens, kPairRows);
   c.ms = cost(p, device, c, c.chunk_rows);
   return c;
@@ -200,7 +205,7 @@ std::vector<Config> ways_by_chunks(const Problem& p, const DeviceFacts& device, 
   std::vector<Config> ways;
   Config way = c;
   if (!c.f16) {
-    way.split_dw = true;
+    way.dw = DwOutput::split;
     for (const int bits : {8, 4, 0}) {
       if ((bits == 0) != (p.options.dw_sum != DType::f32)) continue;
       way.rest_bits = bits;
@@ -211,7 +216,7 @@ std::vector<Config> ways_by_chunks(const Problem& p, const DeviceFacts& device, 
   if (p.wants_rest) return ways;
   if (p.tokens <= 65536) ways.push_back(in_one_chunk(p, device, c));
   way = c;
-  way.round_dw = true;
+  way.dw = DwOutput::workspace;
   ways.push_back(by_chunks(p, device, way));
   return ways;
 }
@@ -331,19 +336,20 @@ static Config decide(const Problem& p, const DeviceFacts& device) {
   c.f16 = p.hidden_dtype == DType::f16;
   c.kept = candidates_kept(p);
   const bool smooth = o.label_smoothing > 0, capped = o.softcap > 0;
-  c.wide = c.f16 || !p.has_targets || (smooth && o.softcap > kLargestSmoothedCap);
+  bool wide = c.f16 || !p.has_targets || (smooth && o.softcap > kLargestSmoothedCap);
   // Not by the number of tokens: a row's dX must not depend on the others.
   c.two_terms = forced.two_terms.value_or(p.vocab * p.hidden <= kSmallWeight);
-  c.wide = c.wide || c.two_terms || forced.wide.value_or(false);
-  c.transform = !c.wide && p.backward() &&
-                (p.has_upstream_entropy || (capped && (smooth || c.kept > 0)) ||
-                 forced.transform.value_or(false));
-  c.full = !c.wide && (c.kept > 0 || c.transform || (smooth && capped));
+  wide = wide || c.two_terms || forced.wide.value_or(false);
+  const bool transform = !wide && p.backward() &&
+                         (p.has_upstream_entropy || (capped && (smooth || c.kept > 0)) ||
+                          forced.transform.value_or(false));
+  c.path = wide ? Path::wide : transform ? Path::transformed : Path::folded;
+  c.full = !wide && (c.kept > 0 || transform || (smooth && capped));
   c.general = p.has_bias || o.softcap > 0 || p.has_token_scale || o.logit_scale <= 0 ||
               p.wants_entropy || p.has_upstream_entropy;
-  c.online = !c.wide && !c.full && !p.backward() && p.tokens <= kFewTokens;
-  c.smoothing = smooth && !capped && !c.wide;
-  c.rank_one = c.smoothing && !c.transform;
+  c.online = !wide && !c.full && !p.backward() && p.tokens <= kFewTokens;
+  if (smooth && !capped && !wide)
+    c.smoothing = transform ? Smoothing::by_sums : Smoothing::rank_one;
   c.gather_tokens = p.world > 1 && p.sequence_parallel;
   c.exchange_dx = p.world > 1 && !p.sequence_parallel && p.wants_dx;
   c.bf16_sum = c.exchange_dx && p.dx_sum == DType::bf16;
@@ -351,15 +357,15 @@ static Config decide(const Problem& p, const DeviceFacts& device) {
   auto sized = [&](const Problem& q, Config to) {
     to.tile_columns = tile_columns(q, c);
     to.tiles = (q.vocab_local + to.tile_columns - 1) / to.tile_columns;
-    if (p.backward() || c.wide || c.kept > 0)  // rows of whole 256 bytes, as the cache fetches them
-      to.exp_stride = round_up(q.vocab_local, 128) * (c.two_terms ? 3 : c.wide ? 2 : 1);
+    if (p.backward() || wide || c.kept > 0)  // rows of whole 256 bytes, as the cache fetches them
+      to.exp_stride = round_up(q.vocab_local, 128) * (c.two_terms ? 3 : wide ? 2 : 1);
     return to;
   };
   const Problem even = planned(p);
   c = sized(even, c);
   choose_schedule(even, device, c);
   const double ms = c.ms;
-  if (c.slice_words == 0) c = sized(p, c);
+  if (!c.by_slices()) c = sized(p, c);
   share_device(p, c);
   run_ahead(p, c);
   part_dx(p, c);

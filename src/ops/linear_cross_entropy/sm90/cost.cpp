@@ -12,8 +12,8 @@
 namespace talea::lce::sm90 {
 
 double bytes_added(const Problem& p, const Config& c, bool first) {
-  if (c.direct_dw || p.dw_dtype == DType::f16) return 2;
-  if (c.split_dw) return (2 + c.rest_bits / 8.0) * (first ? 1 : 2);
+  if (c.dw == DwOutput::direct || p.dw_dtype == DType::f16) return 2;
+  if (c.dw == DwOutput::split) return (2 + c.rest_bits / 8.0) * (first ? 1 : 2);
   return first && !p.accumulate_dw ? 4 : 8;
 }
 
@@ -76,7 +76,7 @@ double chunk_ms(const Problem& p, const DeviceFacts& device, const Config& c, in
 double cost(const Problem& p, const DeviceFacts& device, const Config& c, int64_t rows) {
   const int64_t full = p.tokens / rows, rest = p.tokens % rows;
   const double dv = static_cast<double>(p.hidden) * static_cast<double>(p.vocab_local);
-  double ms = c.round_dw ? 6 * dv / kRates.bytes : 0.0;
+  double ms = c.dw == DwOutput::workspace ? 6 * dv / kRates.bytes : 0.0;
   if (rest > 0) ms += chunk_ms(p, device, c, rest, full == 0);
   if (full > 0) ms += chunk_ms(p, device, c, rows, true);
   if (full > 1) ms += static_cast<double>(full - 1) * chunk_ms(p, device, c, rows, false);
@@ -100,7 +100,7 @@ double slice_cost(const Problem& p, const DeviceFacts& device, const Config& c, 
            (p.wants_dx ? dx : 0) + (p.wants_dw ? dw : 0) + tile * n / 2 + 0.05;
   };
   const int64_t full = p.vocab_local / words, rest = p.vocab_local % words;
-  const double states = c.from_saved ? 0 : 2 * n * d * v / kRates.flops;
+  const double states = c.from_saved() ? 0 : 2 * n * d * v / kRates.flops;
   return states + static_cast<double>(full) * slice_ms(words) + (rest > 0 ? slice_ms(rest) : 0);
 }
 

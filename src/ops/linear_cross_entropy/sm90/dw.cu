@@ -1,6 +1,6 @@
-// The dW product, built for its shape.
-// Exists so that each instantiation compiles on its own.
-// Never decides whether it runs.
+// What: the dW product, built for its shape.
+// Why: each instantiation compiles on its own.
+// Never: decides whether it runs.
 #include "device/sm90/launch.cuh"
 #include "ops/linear_cross_entropy/sm90/dw_call.cuh"
 

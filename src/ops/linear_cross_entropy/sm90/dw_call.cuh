@@ -1,6 +1,6 @@
-// From a call of the dW product to its extents and the parameters of its epilogue.
-// Exists so that its instantiations in two files agree.
-// Never launches.
+// What: from a call of the dW product to its extents and the parameters of its epilogue.
+// Why: its instantiations in two files agree.
+// Never: launches.
 #pragma once
 #include "device/sm90/tensor_map.hpp"
 #include "ops/linear_cross_entropy/sm90/gradients.cuh"

@@ -1,6 +1,7 @@
-// What comes after the last chunk: the targets' share of dW, its rounding, padding, db, scalars.
-// Exists so that each output is finished in one place.
-// Never reads a logit.
+// What: what comes after the last chunk: the targets' share of dW, its rounding, padding, db,
+// scalars.
+// Why: each output is finished in one place.
+// Never: reads a logit.
 #include "ops/linear_cross_entropy/sm90/run.hpp"
 
 namespace talea::lce::sm90 {
@@ -25,13 +26,13 @@ void end_dw(const Run& r) {
     const Matrix dw = r.dw();
     const ScatterParams targets = {r.b.sorted, r.p.tokens,      r.p.hidden,        r.b.facts,
                                    r.b.rows,   r.hidden().data, r.hidden().stride, r.c.f16};
-    if (r.c.split_dw && r.b.sorted)
+    if (r.c.dw == DwOutput::split && r.b.sorted)
       scatter_targets(
           SplitScatterParams{targets, static_cast<uint16_t*>(dw.data), dw.stride, r.rest()},
           r.stream);
-    else if (!r.c.direct_dw && r.b.sorted)
+    else if (r.c.dw != DwOutput::direct && r.b.sorted)
       scatter_targets(to_fp32(targets, dw), r.stream);
-    if (r.c.round_dw)
+    if (r.c.dw == DwOutput::workspace)
       round_rows({r.b.dw, r.p.vocab_local, r.p.hidden, out.dw.data, r.c.f16, out.dw.stride[0]},
                  r.stream);
   }
@@ -48,7 +49,7 @@ void end_db(const Run& r) {
   q.sorted = r.b.sorted;
   q.facts = r.b.facts;
   q.rows = r.b.rows;
-  q.row_smooth = r.c.rank_one ? r.b.row_smooth : nullptr;
+  q.row_smooth = r.c.rank_one() ? r.b.row_smooth : nullptr;
   q.class_weight = r.b.class_weight;
   q.scale = r.p.options.logit_scale;
   q.vocab = r.p.vocab_local, q.stored = r.p.vocab_stored, q.tokens = r.p.tokens;

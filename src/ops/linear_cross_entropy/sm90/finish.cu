@@ -158,6 +158,14 @@ __global__ void saved_kernel(SavedParams p) {
   p.states[row] = s;
 }
 
+// A block: kRows rows, kLanes threads a row.
+//
+//   sums[row] = of tile_sums, tile_shifted, tile_classes [tile, row], in a fixed order
+//   state[row] = from the sums, the shift and target_logit[row]; or states [part, row] merged
+//   own_states[row] = state[row]; the rest follows the exchange       between ranks
+//   loss, lse, logprob, entropy [index[row]]; row_loss[row]           rows/finish.hpp
+//   factor[row], target_factor[row]; factors[row] where a pass forms da
+//   X [row, hidden] *= factor[row], in place                          where dW follows at once
 __global__ void __launch_bounds__(kRows* kLanes) finish_kernel(FinishParams p) {
   __shared__ TileSums sums[kWarps][kRows];
   __shared__ float factors[kRows];

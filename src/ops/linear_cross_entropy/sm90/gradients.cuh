@@ -1,6 +1,16 @@
-// The epilogues of the two gradient products: dX = f (E W) + the target's row, dW += E^T (f X).
-// Exists so that row factors, the target's own term and rank-one terms enter in fp32, rounded once.
-// Never reads or writes a row beyond those in use.
+// What: the epilogues of the two gradient products: dX = f (E W) + the target's row, dW += E^T (f
+// X).
+// Why: row factors, the target's own term and rank-one terms enter in fp32, rounded once.
+// Never: reads or writes a row beyond those in use.
+//
+//   E [rows, vocab]: the chunk's buffer; f [rows]: factors; u [hidden]: rank-one term of smoothing
+//   dX, tile of 128 rows, 256 columns, the words are K:
+//     x = f[row] (E W) + target_factor[row] W[target[row]] - smooth[row] u
+//     dX [index[row]] = x, rounded once;  rest [index[row]] = what the rounding left, where kept
+//   dW, tile of 192 words, 128 columns, the rows are K:
+//     w = E^T X, X multiplied by f beforehand;  w -= c[word] u'
+//     kDirect: w += sum of target_factor x over the rows of this target;  dW = w, rounded once
+//     else:    dW += w in fp32, by TMA's reduction
 #pragma once
 #include "device/sm90/gemm.cuh"
 #include "ops/linear_cross_entropy/sm90/pair.cuh"
@@ -126,7 +136,7 @@ struct DxEpilogue : WaitsFirst {
 
   template <class S>
   static __device__ __forceinline__ void run(Accumulators<S>& acc, const Params& p,
-                                             const Schedule<S>& work, int first_row, int column,
+                                             const TileOrder<S>& work, int first_row, int column,
                                              char* staging) {
     const int lane = threadIdx.x % 32;
     // Both groups take every stage of the tile: what one has multiplied was loaded for both.
@@ -185,8 +195,8 @@ struct DwParams {
 // A chunk without rows adds nothing.
 struct RowsFilter : EveryTile {
   bool idle;
-  __device__ RowsFilter(const DwParams& p, int rows, void* shared)
-      : EveryTile(p, rows, shared), idle(p.add && rows == 0) {}
+  __device__ RowsFilter(const DwParams& p, int rows, uint32_t* scratch)
+      : EveryTile(p, rows, scratch), idle(p.add && rows == 0) {}
   __device__ bool none() const { return idle; }
 };
 
@@ -285,7 +295,7 @@ struct DwEpilogue : Waits {
 
   template <class S>
   static __device__ __forceinline__ void run(Accumulators<S>& acc, const Params& p,
-                                             const Schedule<S>& work, int first_row, int column,
+                                             const TileOrder<S>& work, int first_row, int column,
                                              char* staging) {
     if (p.read && threadIdx.x % 128 == 0) count_up(p.read + first_row / S::kBlockM);
     if (p.add && work.k_blocks == 0) return;

@@ -1,50 +1,51 @@
-// Lane sm90: the way through one call, and what it says about itself.
-// Exists as the lane's door: decline, bytes, details, run.
-// Never allocates, synchronises or leaves the caller's stream.
+// What: lane sm90: the way through one call, and what it says about itself.
+// Why: it is the lane's door: decline, bytes, details, run.
+// Never: allocates, synchronises or leaves the caller's stream.
 #include "ops/linear_cross_entropy/sm90/run.hpp"
 
 namespace talea::lce::sm90 {
 namespace {
 
 const char* schedule_of(const Config& c) {
-  if (c.logits_ahead) return "chunks of rows, the next chunk's logits beside dW";
-  if (c.slice_words == 0) return "chunks of rows";
-  return c.from_saved ? "slices of the vocabulary, row states from saved outputs"
-                      : "slices of the vocabulary after a pass for the row states";
+  if (c.runs_ahead()) return "chunks of rows, the next chunk's logits beside dW";
+  if (!c.by_slices()) return "chunks of rows";
+  return c.from_saved() ? "slices of the vocabulary, row states from saved outputs"
+                        : "slices of the vocabulary after a pass for the row states";
 }
 
 void report(const Run& r) {
   Result& said = r.call.result;
-  said.logits_home = r.c.wide
+  said.logits_home = r.c.is_wide()
                          ? "fp32 rows of a chunk in the workspace, overwritten by their gradient"
                          : "registers of the logits product's epilogue (fp32)";
-  said.logits_tile_rows = r.c.wide ? r.c.chunk_rows : 128;
-  said.logits_tile_columns = r.c.wide ? r.p.vocab_local : r.c.tile_columns;
+  said.logits_tile_rows = r.c.is_wide() ? r.c.chunk_rows : 128;
+  said.logits_tile_columns = r.c.is_wide() ? r.p.vocab_local : r.c.tile_columns;
   said.logits_tile_bytes = said.logits_tile_rows * said.logits_tile_columns * 4;
   said.chunk_rows = r.c.chunk_rows, said.chunks = r.c.chunks;
-  said.accumulator_softmax =
-      r.c.wide ? "fp32 per thread of a row, fp64 over a row" : "fp32 per tile, fp64 over tiles";
+  said.accumulator_softmax = r.c.is_wide() ? "fp32 per thread of a row, fp64 over a row"
+                                           : "fp32 per tile, fp64 over tiles";
   said.accumulator_dx = r.c.bf16_sum ? "fp32 on each rank; ranks: rounded to bf16, summed in bf16"
                         : r.exchanged() ? "fp32 on each rank and over the ranks, rounded once"
                                         : "fp32, rounded once";
-  said.accumulator_dw = r.c.split_dw && r.c.rest_bits == 0 ? "bf16, rounded by each chunk (dw_sum)"
-                        : r.c.split_dw                     ? fmt::format(
-                                                                 "bf16 and {} bits beside it, added in fp32, "
-                                                                                     "rounded once",
-                                                                 r.c.rest_bits)
-                        : r.c.round_dw  ? "fp32 workspace, rounded once"
-                        : r.c.direct_dw ? "fp32, rounded once"
-                                        : "fp32, added in place";
+  said.accumulator_dw =
+      r.c.dw == DwOutput::split && r.c.rest_bits == 0 ? "bf16, rounded by each chunk (dw_sum)"
+      : r.c.dw == DwOutput::split                     ? fmt::format(
+                                                            "bf16 and {} bits beside it, added in fp32, "
+                                                                                "rounded once",
+                                                            r.c.rest_bits)
+      : r.c.dw == DwOutput::workspace ? "fp32 workspace, rounded once"
+      : r.c.dw == DwOutput::direct    ? "fp32, rounded once"
+                                      : "fp32, added in place";
   said.accumulator_loss = "fp64 in token order";
   said.upstream_handling =
-      r.c.from_saved ? "exact vector, with lse and target_logprob of an earlier call; one pass"
-                     : "exact vector, applied per row in the same pass";
+      r.c.from_saved() ? "exact vector, with lse and target_logprob of an earlier call; one pass"
+                       : "exact vector, applied per row in the same pass";
   const std::string slices =
-      r.c.slice_words > 0 ? fmt::format(", {} words a slice", r.c.slice_words) : "";
+      r.c.by_slices() ? fmt::format(", {} words a slice", r.c.slice_words) : "";
   said.notes.push_back(fmt::format("{}{}; predicted {:.4g} ms", schedule_of(r.c), slices, r.c.ms));
   said.merges = r.exchanged() ? "partial sums on the device, ranks by all_gather of the row states"
                               : "partial sums merged in a fixed order on the device";
-  if (r.c.slice_words > 0 && !r.c.from_saved)  // the logits twice
+  if (r.c.by_slices() && !r.c.from_saved())  // the logits twice
     said.flops += 2.0 * static_cast<double>(r.p.tokens) * static_cast<double>(r.p.hidden) *
                   static_cast<double>(r.p.vocab_local);
   said.denominator = NAN;
@@ -94,23 +95,24 @@ std::vector<std::string> details(const Problem& p, const Planned& planned) {
           fmt::format("slice_words = {}", c.slice_words),
           fmt::format("state_rows = {}", c.state_rows),
           fmt::format("predicted = {:.3g} ms (of an H200, to compare plans)", c.ms),
-          fmt::format("dw sum = {}", c.split_dw    ? fmt::format("bf16 and {} bits", c.rest_bits)
-                                     : c.round_dw  ? "fp32 in the workspace"
-                                     : c.direct_dw ? "in registers"
-                                                   : "fp32, in place"),
+          fmt::format("dw sum = {}", c.dw == DwOutput::split
+                                         ? fmt::format("bf16 and {} bits", c.rest_bits)
+                                     : c.dw == DwOutput::workspace ? "fp32 in the workspace"
+                                     : c.dw == DwOutput::direct    ? "in registers"
+                                                                   : "fp32, in place"),
           fmt::format("blocks = {} (pairs sharing the B tile)", c.blocks),
-          fmt::format("path = {}", c.wide        ? "wide"
-                                   : c.transform ? "folded, then transformed"
-                                                 : "folded"),
+          fmt::format("path = {}", c.is_wide()          ? "wide"
+                                   : c.is_transformed() ? "folded, then transformed"
+                                                        : "folded"),
           fmt::format("logits tile = {} x {} x 64, ping-pong, {} stages", few ? 64 : 128,
                       c.tile_columns, few && c.tile_columns == kLogitsTile ? 6 : 5),
           c.dx_tile == DxTile::tall ? "dx tile = 192 x 128 x 64, ping-pong, 5 stages"
                                     : "dx tile = 128 x 256 x 64, cooperative, 4 stages",
           "dw tile = 192 x 128 x 64, ping-pong, 5 stages, reduce-add",
           fmt::format("buffer = {} bytes of {}", c.chunk_rows * c.exp_stride * 2,
-                      c.wide              ? "fp32 logits, then their gradient"
-                      : c.slice_words > 0 ? "the logits' gradient"
-                                          : "exp(z - shift)")};
+                      c.is_wide()     ? "fp32 logits, then their gradient"
+                      : c.by_slices() ? "the logits' gradient"
+                                      : "exp(z - shift)")};
 }
 
 }  // namespace

@@ -1,18 +1,22 @@
-// The epilogue of the logits product: exp(z - shift) in bf16 and the partial sums of every row.
-// Exists so that the softmax sees the fp32 accumulator and logits never reach memory.
-// Never lets the target's own term into the sum or into the 16-bit buffer.
+// What: the epilogue of the logits product: exp(z - shift) in bf16 and the partial sums of every
+// row.
+// Why: the softmax sees the fp32 accumulator and logits never reach memory.
+// Never: lets the target's own term into the sum or into the 16-bit buffer.
+//
+//   product: a [rows, vocab] = X [rows, hidden] W^T;   tile: 128 rows, 192 words, one block
+//   a warp, 16 rows of it at a time; z in log2 units:
+//     target_logit[row] = z[row, target], where the tile holds it; a there and past the end = -inf
+//     for each 64 columns:
+//       z = scale a + bias, capped;  e = exp2(z - shift[row])
+//       sum += e;  shifted += e (z - shift);  classes += c z;  peak = max(peak, z - shift)
+//       buffer [rows, vocab] = e in bf16, by TMA                            store, ahead
+//     tile_sums (.. shifted, classes, peaks) [tile, row] = those            not shift
+//     peak[row] = z's maximum, where it is out of reach of the shift: repaired by a second launch
 #pragma once
 #include "ops/linear_cross_entropy/sm90/logits_tile.cuh"
+#include "ops/linear_cross_entropy/sm90/products.hpp"
 
 namespace talea::lce::sm90 {
-
-enum class LogitsMode {
-  shift,  // only the row maximum of the first vocabulary tile, which becomes the row's shift
-  store,  // partial sums, and exp(z - shift) into the buffer
-  ahead,  // the same beside the gradient products of the chunk before, whose buffer it overwrites
-  sums,   // partial sums alone: nothing of the size of the logits is written
-  online  // the same relative to each tile's own maximum: no shift has to be known
-};
 
 struct LogitsParams {
   CUtensorMap exp_map;         // [rows, vocab] bf16
@@ -37,10 +41,9 @@ struct RepairFilter {
   const uint32_t* bits;
   bool all, some = false;
 
-  __device__ RepairFilter(const LogitsParams& p, int rows, void* shared)
-      : bits(static_cast<const uint32_t*>(shared)), all(!p.repair) {
+  __device__ RepairFilter(const LogitsParams& p, int rows, uint32_t* words)
+      : bits(words), all(!p.repair) {
     if (all) return;
-    auto* words = static_cast<uint32_t*>(shared);
     if (threadIdx.x < 16) words[threadIdx.x] = 0;
     __syncthreads();
     for (int row = threadIdx.x; row < rows; row += blockDim.x)
@@ -252,7 +255,7 @@ struct LogitsEpilogue : LogitsTile, ReadsNothing {
 
   template <class S>
   static __device__ __forceinline__ void run(Accumulators<S>& acc, const Params& p,
-                                             const Schedule<S>& work, int first_row, int column,
+                                             const TileOrder<S>& work, int first_row, int column,
                                              char* staging) {
     const int lane = threadIdx.x % 32;
     if constexpr (kMode == LogitsMode::ahead) {

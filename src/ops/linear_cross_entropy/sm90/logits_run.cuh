@@ -1,6 +1,6 @@
-// From a call to the launch of one instantiation of the logits product.
-// Exists so that the files that instantiate it hold nothing else.
-// Never decides which mode runs.
+// What: from a call to the launch of one instantiation of the logits product.
+// Why: the files that instantiate it hold nothing else.
+// Never: decides which mode runs.
 #pragma once
 #include "device/sm90/launch.cuh"
 #include "ops/linear_cross_entropy/sm90/logits.cuh"

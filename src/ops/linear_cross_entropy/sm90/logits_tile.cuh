@@ -1,6 +1,7 @@
-// A tile of logits in registers: columns past the end, words' vectors, the way to a 16-bit buffer.
-// Exists so that the epilogues of the logits products share it.
-// Never computes a logit.
+// What: a tile of logits in registers: columns past the end, words' vectors, the way to a 16-bit
+// buffer.
+// Why: the epilogues of the logits products share it.
+// Never: computes a logit.
 #pragma once
 #include "device/sm90/gemm.cuh"
 #include "ops/linear_cross_entropy/sm90/rows.hpp"

@@ -1,6 +1,6 @@
-// Two neighbouring elements as bf16 and what that rounding left.
-// Exists so that every kernel that keeps a rest of dX or dW agrees on its digits.
-// Never loses a digit that it keeps.
+// What: two neighbouring elements as bf16 and what that rounding left.
+// Why: every kernel that keeps a rest of dX or dW agrees on its digits.
+// Never: loses a digit that it keeps.
 #pragma once
 #include "ops/linear_cross_entropy/sm90/pack.cuh"
 #include "ops/linear_cross_entropy/sm90/split.hpp"

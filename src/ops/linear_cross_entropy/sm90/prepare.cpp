@@ -1,12 +1,12 @@
-// What comes before the first chunk: targets, denominator, blanks, fp32 vectors, shifts.
-// Exists so that the chunks see compacted rows and local vectors only.
-// Never synchronises, except under TargetCheck::checked: once.
+// What: what comes before the first chunk: targets, denominator, blanks, fp32 vectors, shifts.
+// Why: the chunks see compacted rows and local vectors only.
+// Never: synchronises, except under TargetCheck::checked: once.
 #include "ops/linear_cross_entropy/sm90/run.hpp"
 
 namespace talea::lce::sm90 {
 namespace {
 
-bool has_shifts(const Run& r) { return !r.c.wide && !r.c.online && !r.c.from_saved; }
+bool has_shifts(const Run& r) { return !r.c.is_wide() && !r.c.online && !r.c.from_saved(); }
 
 // Each row's shift: its maximum over the first tile of the vocabulary, in a product of its own.
 void find_shifts(const Run& r) {
@@ -25,7 +25,7 @@ void find_shifts(const Run& r) {
   first.rows.shift = r.b.token_shift;
   first.rule = r.rule();
   first.general = r.c.general;
-  first.kind = LogitsCall::Kind::shift;
+  first.mode = LogitsMode::shift;
   first.overlaps = !r.c.gather_tokens;  // there it follows a join of streams
   logits_product(first, r.launch());
 }
@@ -116,7 +116,7 @@ void sum_weights(const Run& r) {
 void prepare(const Run& r) {
   const Inputs& in = r.call.in;
   if (r.c.gather_tokens) begin_gather(r);
-  if (r.c.logits_ahead)
+  if (r.c.runs_ahead())
     device::check(
         cudaMemsetAsync(r.b.dx_read, 0,
                         static_cast<size_t>(Readers::counters(r.p.vocab_local)) * sizeof(int),
@@ -135,7 +135,7 @@ void prepare(const Run& r) {
     checked_facts(r.call, r.b.facts);
   }
   if (!r.c.x_in_dx) blank(r);
-  if (r.c.smoothing && !r.c.from_saved) sum_weights(r);
+  if (r.c.sums_weight() && !r.c.from_saved()) sum_weights(r);
   if (r.c.gather_tokens) end_gather(r);
 }
 

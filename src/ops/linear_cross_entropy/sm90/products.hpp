@@ -1,6 +1,6 @@
-// The three products of the lane as host functions, with the shapes they are built for.
-// Exists so that the lane's plan is plain C++ and each product compiles in a file of its own.
-// Never chooses: chunk, grid and options come from the plan.
+// What: the three products of the lane as host functions, with the shapes they are built for.
+// Why: the lane's plan is plain C++ and each product compiles in a file of its own.
+// Never: chooses: chunk, grid and options come from the plan.
 #pragma once
 #include <cuda_runtime.h>
 
@@ -36,6 +36,15 @@ inline constexpr int kLogitsTile = 192;
 // wider: a last wave of few tiles is the slower the fewer they are.
 inline constexpr int kFewRows = 128, kWideLogitsTile = 256;
 
+// What the logits product leaves.
+enum class LogitsMode {
+  shift,  // only the row maximum of the first vocabulary tile, which becomes the row's shift
+  store,  // partial sums, and exp(z - shift) into the buffer
+  ahead,  // the same beside the gradient products of the chunk before, whose buffer it overwrites
+  sums,   // partial sums alone: nothing of the size of the logits is written
+  online  // the same relative to each tile's own maximum: no shift has to be known
+};
+
 struct LogitsCall {
   Matrix x, weight, exp;  // exp: [rows, vocab] bf16, unused unless stored
   ChunkRows chunk;
@@ -48,7 +57,7 @@ struct LogitsCall {
   int64_t tile_sums_stride = 0;
   LogitRule rule;
   bool general = false;  // bias, softcap, per-token scale, entropy or a scale <= 0
-  enum class Kind { shift, store, ahead, sums, online } kind = Kind::store;
+  LogitsMode mode = LogitsMode::store;
   int64_t tile_columns = kLogitsTile;  // online, up to kFewRows: or kWideLogitsTile
   // ahead: what runs beside it. Pairs of blocks that dX leaves to it, the
   // tiles they are ahead of those that dW leaves, a zeroed counter.

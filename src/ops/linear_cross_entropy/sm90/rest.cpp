@@ -1,6 +1,6 @@
-// What a rest of dW says of itself by its bytes.
-// Exists so that a late factor needs nothing of the call that formed it.
-// Never reads the rest.
+// What: what a rest of dW says of itself by its bytes.
+// Why: a late factor needs nothing of the call that formed it.
+// Never: reads the rest.
 #include <algorithm>
 
 #include "core/fail.hpp"

@@ -1,6 +1,6 @@
-// The per-row buffers and the logit rule that the kernels of lane sm90 share.
-// Exists so that products, finish and scatter agree on layout, units and sentinels.
-// Never owns memory: every pointer lies in the caller's workspace or tensors.
+// What: the per-row buffers and the logit rule that the kernels of lane sm90 share.
+// Why: products, finish and scatter agree on layout, units and sentinels.
+// Never: owns memory: every pointer lies in the caller's workspace or tensors.
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>

@@ -1,6 +1,7 @@
-// One call of lane sm90 as its steps see it: the problem, the decisions, the buffers, the stream.
-// Exists so that the steps before, per chunk and after stand in files of their own.
-// Never owns memory.
+// What: one call of lane sm90 as its steps see it: the problem, the decisions, the buffers, the
+// stream.
+// Why: the steps before, per chunk and after stand in files of their own.
+// Never: owns memory.
 #pragma once
 #include "device/common/cuda_check.hpp"
 #include "ops/linear_cross_entropy/rows/call.hpp"
@@ -37,7 +38,7 @@ struct Run {
   // The compacted rows of the chunk that begins there; by slices, every row's, in dX until dX
   // itself is written. Chunks whose logits run ahead take turns in two buffers.
   Matrix x(int64_t begin) const {
-    const int64_t turn = c.logits_ahead ? begin / c.chunk_rows % 2 : 0;
+    const int64_t turn = c.runs_ahead() ? begin / c.chunk_rows % 2 : 0;
     if (!c.x_in_dx) return {b.x + turn * c.chunk_rows * p.hidden, c.chunk_rows, p.hidden, p.hidden};
     return {call.out.dx.data, c.chunk_rows, p.hidden, call.out.dx.stride[0]};
   }
@@ -46,12 +47,12 @@ struct Run {
   }
   // dW: the caller's, or the workspace's fp32 sum that is rounded at the end.
   Matrix dw() const {
-    if (c.round_dw) return {b.dw, p.vocab_local, p.hidden, p.hidden};
+    if (c.dw == DwOutput::workspace) return {b.dw, p.vocab_local, p.hidden, p.hidden};
     return {call.out.dw.data, p.vocab_local, p.hidden, call.out.dw.stride[0]};
   }
   // What the caller's 16-bit dW is too short for.
   Rest rest() const {
-    if (!c.split_dw) return {};
+    if (c.dw != DwOutput::split) return {};
     return {p.wants_rest ? call.out.dw_rest.data : b.rest, c.rest_bits, p.hidden};
   }
   // What rounding a bf16 dX leaves; null: nobody keeps it.

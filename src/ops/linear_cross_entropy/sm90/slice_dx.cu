@@ -1,6 +1,6 @@
-// The dX product of one slice of the vocabulary, which adds into an fp32 sum.
-// Exists so that each instantiation compiles on its own.
-// Never decides whether it runs.
+// What: the dX product of one slice of the vocabulary, which adds into an fp32 sum.
+// Why: each instantiation compiles on its own.
+// Never: decides whether it runs.
 #include "device/sm90/launch.cuh"
 #include "ops/linear_cross_entropy/sm90/gradients.cuh"
 #include "ops/linear_cross_entropy/sm90/products.hpp"

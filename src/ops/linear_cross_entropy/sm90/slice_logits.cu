@@ -1,6 +1,7 @@
-// The logits product of one slice of the vocabulary that leaves da, built for its two epilogues.
-// Exists so that each instantiation compiles on its own.
-// Never decides whether it runs.
+// What: the logits product of one slice of the vocabulary that leaves da, built for its two
+// epilogues.
+// Why: each instantiation compiles on its own.
+// Never: decides whether it runs.
 #include "device/sm90/launch.cuh"
 #include "ops/linear_cross_entropy/sm90/products.hpp"
 #include "ops/linear_cross_entropy/sm90/slice_logits.cuh"

@@ -1,6 +1,14 @@
-// The epilogue of the logits product whose rows are finished: da in 16 bits, straight from the
-// accumulator. Exists for backward passes that know each row's lse: slices of the vocabulary, every
-// row at once. Never lets the target's own element into the buffer: it enters dX and dW in fp32.
+// What: the epilogue of the logits product whose rows are finished: da in 16 bits, straight from
+// the accumulator.
+// Why: backward passes that know each row's lse go by slices of the vocabulary, every row at once.
+// Never: lets the target's own element into the buffer: it enters dX and dW in fp32.
+//
+//   product: a [rows, vocab of the slice] = X W^T;   a warp, 16 rows of a tile at a time:
+//     factors[row] -> prob, smooth, entropy, offset, shift
+//     a = -inf at the target and past the end
+//     z = scale a + bias, capped;  e = exp(z - shift)
+//     da = prob e - smooth c - entropy e (z - shift + offset), times the cap's slope
+//     buffer [rows, vocab of the slice] = da in bf16, by TMA
 #pragma once
 #include "ops/linear_cross_entropy/sm90/logits_tile.cuh"
 
@@ -101,7 +109,7 @@ struct SliceLogitsEpilogue : LogitsTile, WaitsForResults {
 
   template <class S>
   static __device__ __forceinline__ void run(Accumulators<S>& acc, const Params& p,
-                                             const Schedule<S>& work, int first_row, int column,
+                                             const TileOrder<S>& work, int first_row, int column,
                                              char* staging) {
     const int lane = threadIdx.x % 32;
 #pragma unroll

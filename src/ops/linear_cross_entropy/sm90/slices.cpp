@@ -1,7 +1,7 @@
-// Gradients by slices of the vocabulary: every row at once, a slice of da at a time.
-// Exists for backward passes that know each row's lse: dW of a slice is complete at once, so it
-// needs no fp32 sum of its own, and the buffer is as small as the room. dX is summed in fp32.
-// Never allocates, synchronises or leaves the caller's stream.
+// What: gradients by slices of the vocabulary: every row at once, a slice of da at a time.
+// Why: in backward passes that know each row's lse, dW of a slice is complete at once, so it needs
+// no fp32 sum of its own, and the buffer is as small as the room; dX is summed in fp32.
+// Never: allocates, synchronises or leaves the caller's stream.
 #include "ops/linear_cross_entropy/sm90/run.hpp"
 
 namespace talea::lce::sm90 {
@@ -47,11 +47,11 @@ void dw_of(const Run& r, const Slice& s) {
   DwCall q;
   q.exp = gradient(r, s), q.x = r.x(0), q.chunk = s.rows;
   const Matrix dw = r.dw();
-  const int64_t size = r.c.direct_dw ? 2 : 4;
+  const int64_t size = r.c.dw == DwOutput::direct ? 2 : 4;
   q.dw = {static_cast<char*>(dw.data) + s.begin * dw.stride * size, s.words, dw.columns, dw.stride};
   q.add = r.p.accumulate_dw;
   q.beside_dx = r.p.wants_dx;
-  q.rounds = r.c.direct_dw, q.sorted = r.b.sorted, q.rows = r.b.rows;
+  q.rounds = r.c.dw == DwOutput::direct, q.sorted = r.b.sorted, q.rows = r.b.rows;
   q.first_word = static_cast<int>(s.begin);
   q.hidden = r.hidden();
   dw_product(q, r.launch());

@@ -1,6 +1,6 @@
-// The rank-one share of label smoothing: column sums, row dots, and the one rounding of dW.
-// Exists because sum_v c_v z_v = x . (sum_v c_v w_v): smoothing needs no pass over the logits.
-// Never adds in an order that timing could change.
+// What: the rank-one share of label smoothing: column sums, row dots, and the one rounding of dW.
+// Why: sum_v c_v z_v = x . (sum_v c_v w_v): smoothing needs no pass over the logits.
+// Never: adds in an order that timing could change.
 #pragma once
 #include "ops/linear_cross_entropy/sm90/row_kernels.hpp"
 

@@ -1,6 +1,6 @@
-// The epilogue of a dW product that adds to a sum of two numbers: bf16 and what it left.
-// Exists so that chunks add into the caller's 16-bit gradient with the digits of a longer sum.
-// Never reads a piece that another block writes.
+// What: the epilogue of a dW product that adds to a sum of two numbers: bf16 and what it left.
+// Why: chunks add into the caller's 16-bit gradient with the digits of a longer sum.
+// Never: reads a piece that another block writes.
 //
 //   for each of a warp's pieces [16 words, 64 columns] of the tile:
 //     shared <- dW (bf16) and rest, while the product or the piece before is at work
@@ -20,8 +20,8 @@ struct SplitParams : DwParams {  // dw_map: bf16
 // A chunk without rows adds nothing, but the last one rounds.
 struct SplitFilter : EveryTile {
   bool idle;
-  __device__ SplitFilter(const SplitParams& p, int rows, void* shared)
-      : EveryTile(p, rows, shared), idle(p.add && rows == 0 && !p.ends) {}
+  __device__ SplitFilter(const SplitParams& p, int rows, uint32_t* scratch)
+      : EveryTile(p, rows, scratch), idle(p.add && rows == 0 && !p.ends) {}
   __device__ bool none() const { return idle; }
 };
 
@@ -81,7 +81,7 @@ struct SplitEpilogue {
   }
 
   template <class S>
-  static __device__ __forceinline__ void fetch(const Params& p, const Schedule<S>& work,
+  static __device__ __forceinline__ void fetch(const Params& p, const TileOrder<S>& work,
                                                int first_row, int column, char* staging) {
     if (!p.add || (work.k_blocks == 0 && !p.ends) || threadIdx.x % 32 != 0) return;
     store_wait_read<0>();
@@ -210,7 +210,7 @@ struct SplitEpilogue {
 
   template <class S>
   static __device__ __forceinline__ void run(Accumulators<S>& acc, const Params& p,
-                                             const Schedule<S>& work, int first_row, int column,
+                                             const TileOrder<S>& work, int first_row, int column,
                                              char* staging) {
     static_assert(S::kParts * S::kBlockN / 64 == kPieces && S::kStagingBytes == kStagingBytes);
     const int lane = threadIdx.x % 32;

@@ -1,6 +1,7 @@
-// A sum of dW as two numbers: bf16 in the returned gradient, what that rounding left beside it.
-// Exists so that dW over chunks needs 4 or 8 bits an element of its own, not 32. Never changes how
-// the returned number reads: it is the sum, rounded to bf16.
+// What: a sum of dW as two numbers: bf16 in the returned gradient, what that rounding left beside
+// it.
+// Why: dW over chunks needs 4 or 8 bits an element of its own, not 32.
+// Never: changes how the returned number reads: it is the sum, rounded to bf16.
 #pragma once
 #include <cuda_runtime.h>
 

@@ -1,6 +1,6 @@
-// The best words of every row: lists kept in the lanes of a warp, merged in a fixed order.
-// Exists so that argmax, accuracy and top-k come out of the chunk that made the loss.
-// Never orders NaN: a row with a NaN logit has no best.
+// What: the best words of every row: lists kept in the lanes of a warp, merged in a fixed order.
+// Why: argmax, accuracy and top-k come out of the chunk that made the loss.
+// Never: orders NaN: a row with a NaN logit has no best.
 #include "core/kernel_mutant.hpp"
 #include "device/common/cuda_check.hpp"
 #include "device/sm90/follow.cuh"
@@ -195,6 +195,13 @@ __device__ void find_words(const BestParams& p, int64_t row, int64_t kept, float
     list.offer({p.rows.target_logit[row], p.vocab_begin + target}, lane == 0, kept);
 }
 
+// A block a row. The buffer holds e = exp(z - shift) in bf16, tile_peaks the maximum of z - shift.
+//
+//   least = the k-th largest of tile_peaks [tiles, row]: no word below it is among the k best
+//   for each tile whose peak reaches least, for each word whose e reaches exp(least):
+//     z = the row's x . w again, in fp32; offered to the list of the warp
+//   the target, whose e is 0, by target_logit[row]
+//   best [row, k] = the warps' lists merged, ties to the lowest id
 __global__ void __launch_bounds__(kThreads) best_kernel(BestParams p) {
   __shared__ Best lists[kWarps][32];
   __shared__ float peaks[kWarps][32];

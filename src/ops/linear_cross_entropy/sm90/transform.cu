@@ -1,7 +1,7 @@
-// exp(z - shift) becomes da in the 16-bit buffer, in place.
-// Exists for gradients that are no product of a row's and a word's factor; the logit comes back
-// from its exponential, within the rounding that the buffer has anyway. Never touches the target's
-// element, which stays 0.
+// What: exp(z - shift) becomes da in the 16-bit buffer, in place.
+// Why: some gradients are no product of a row's and a word's factor; the logit comes back from its
+// exponential, within the rounding that the buffer has anyway.
+// Never: touches the target's element, which stays 0.
 #include "core/kernel_mutant.hpp"
 #include "device/common/cuda_check.hpp"
 #include "device/sm90/follow.cuh"

@@ -1,6 +1,6 @@
-// Row states and da from a chunk's fp32 logits.
-// Exists so that every option sees the fp32 accumulator; da is rounded once.
-// Never lets the target's own element into a 16-bit buffer of one term: it enters in fp32.
+// What: row states and da from a chunk's fp32 logits.
+// Why: every option sees the fp32 accumulator; da is rounded once.
+// Never: lets the target's own element into a 16-bit buffer of one term: it enters in fp32.
 #include "device/common/cuda_check.hpp"
 #include "ops/linear_cross_entropy/rows/tokens.cuh"
 #include "ops/linear_cross_entropy/sm90/pack.cuh"
@@ -79,6 +79,14 @@ __device__ void add_sparse(const WideParams& p, int64_t row, int64_t token, floa
   listed_of(p, token).sums(logit_of, weight_of, state.soft_sum, state.soft_mass);
 }
 
+// A block a row.
+//
+//   for each column of logits [row, vocab]:
+//     z = scale a + bias, capped
+//     class_sum += c z;  soft_sum += c q z;  soft_mass += c q            where wanted
+//     the target: kept apart;  else max, sum, shifted of the thread grow by z
+//   states[row] = the threads', merged;  sparse targets add their listed words
+//   target_logit[row], target_slope[row] = those of the target's column
 __global__ void __launch_bounds__(kThreads) state_kernel(WideParams p, RowState<double>* states) {
   __shared__ float floats[kThreads / 32], target_logit, target_slope;
   __shared__ double doubles[kThreads / 32];
@@ -182,6 +190,10 @@ __device__ __forceinline__ float take_target(const WideParams& p, const RowFacto
 
 constexpr int kWidth = 8, kGradientThreads = 128, kGradientStep = kWidth * kGradientThreads;
 
+//   for each 8 columns of logits [row, vocab], from the left:
+//     da = gradient_of(a);  0 at the target (two terms: its own) and past the end
+//     buffer [row, vocab] = da in 16 bits, over the logits;  rest = what rounding left, two terms
+//
 // One block a row, from the left. A 16-bit row starts where its fp32 row started, so a step writes
 // over columns that an earlier step read: one barrier keeps each read before the write over it.
 template <bool kF16>

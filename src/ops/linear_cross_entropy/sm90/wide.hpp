@@ -1,6 +1,6 @@
-// The passes over a chunk whose logits lie in fp32: row states, da in place, candidates, db.
-// Exists for what needs every logit after the row is known: fp16, soft targets, small
-// weights. Never runs where the folded path can: it costs a pass and half of the chunk's rows.
+// What: the passes over a chunk whose logits lie in fp32: row states, da in place, candidates, db.
+// Why: some options need every logit after the row is known: fp16, soft targets, small weights.
+// Never: runs where the folded path can: it costs a pass and half of the chunk's rows.
 #pragma once
 #include "ops/linear_cross_entropy/sm90/row_kernels.hpp"
 

@@ -1,6 +1,6 @@
-// The logits product into an fp32 buffer, built for its two dtypes.
-// Exists so that each instantiation compiles on its own.
-// Never decides whether it runs.
+// What: the logits product into an fp32 buffer, built for its two dtypes.
+// Why: each instantiation compiles on its own.
+// Never: decides whether it runs.
 #include "device/sm90/launch.cuh"
 #include "ops/linear_cross_entropy/sm90/products.hpp"
 #include "ops/linear_cross_entropy/sm90/wide_logits.cuh"

@@ -1,6 +1,6 @@
-// The epilogue that leaves the fp32 accumulators of the logits product in a buffer.
-// Exists for the options that need every logit once its row is known.
-// Never scales, adds a bias or rounds: the passes over the buffer do.
+// What: the epilogue that leaves the fp32 accumulators of the logits product in a buffer.
+// Why: some options need every logit once its row is known.
+// Never: scales, adds a bias or rounds: the passes over the buffer do.
 #pragma once
 #include "device/sm90/gemm.cuh"
 
@@ -39,7 +39,7 @@ struct WideLogitsEpilogue : WaitsFirst {
 
   template <class S>
   static __device__ __forceinline__ void run(Accumulators<S>& acc, const Params& p,
-                                             const Schedule<S>&, int first_row, int column,
+                                             const TileOrder<S>&, int first_row, int column,
                                              char* staging) {
 #pragma unroll
     for (int part = 0; part < S::kParts; ++part)

@@ -11,6 +11,8 @@
 namespace talea::lce {
 namespace {
 
+using sm90::DwOutput;
+
 DeviceFacts hopper() {
   DeviceFacts d;
   d.cuda_built = true;
@@ -219,23 +221,23 @@ TEST(Sm90Config, ThePathFollowsTheOptions) {
     return sm90::config(p, hopper());
   };
   const auto folded = sm90::config(plain, hopper());
-  EXPECT_FALSE(folded.wide || folded.transform || folded.full || folded.two_terms);
-  EXPECT_TRUE(of(plain, [](Problem& p) { p.has_upstream_entropy = true; }).transform);
+  EXPECT_FALSE(folded.is_wide() || folded.is_transformed() || folded.full || folded.two_terms);
+  EXPECT_TRUE(of(plain, [](Problem& p) { p.has_upstream_entropy = true; }).is_transformed());
   const auto capped = [](double cap) {
     return [cap](Problem& p) { p.options.softcap = cap, p.options.label_smoothing = 0.1; };
   };
-  EXPECT_TRUE(of(plain, capped(30)).transform);
-  EXPECT_FALSE(of(plain, capped(30)).wide);
-  EXPECT_TRUE(of(plain, capped(60)).wide);
+  EXPECT_TRUE(of(plain, capped(30)).is_transformed());
+  EXPECT_FALSE(of(plain, capped(30)).is_wide());
+  EXPECT_TRUE(of(plain, capped(60)).is_wide());
   const auto words = of(plain, [](Problem& p) { p.top_k = 5; });
-  EXPECT_TRUE(words.full && !words.transform && words.kept == 5);
-  EXPECT_TRUE(of(plain, [](Problem& p) { p.has_targets = false; }).wide);
+  EXPECT_TRUE(words.full && !words.is_transformed() && words.kept == 5);
+  EXPECT_TRUE(of(plain, [](Problem& p) { p.has_targets = false; }).is_wide());
   const auto half =
       of(plain, [](Problem& p) { p.hidden_dtype = p.weight_dtype = p.dx_dtype = DType::f16; });
-  EXPECT_TRUE(half.wide && half.f16 && !half.two_terms);
+  EXPECT_TRUE(half.is_wide() && half.f16 && !half.two_terms);
   EXPECT_EQ(half.exp_stride, 2 * folded.exp_stride);  // fp32 where exp(z - shift) had 16 bits
   const auto small = sm90::config(training(64, 64, 1000, 530), hopper());
-  EXPECT_TRUE(small.wide && small.two_terms);
+  EXPECT_TRUE(small.is_wide() && small.two_terms);
 }
 
 // What a benchmark's size decides, a test decides by name, so that truth can judge it in small
@@ -249,18 +251,18 @@ TEST(Sm90Config, AWayCanBeForced) {
     return c;
   };
   const Problem small = training(700, 264, 600, 530), least = training(64, 64, 1000, 1);
-  EXPECT_FALSE(of(least, "folded").two_terms || of(least, "folded").wide);
+  EXPECT_FALSE(of(least, "folded").two_terms || of(least, "folded").is_wide());
   EXPECT_FALSE(of(least, "one_term").two_terms);
-  EXPECT_TRUE(of(small, "two_terms").two_terms && of(small, "two_terms").wide);
-  EXPECT_TRUE(of(small, "wide").wide && !of(small, "wide").two_terms);
-  EXPECT_TRUE(of(least, "transformed").transform && of(least, "transformed").full);
+  EXPECT_TRUE(of(small, "two_terms").two_terms && of(small, "two_terms").is_wide());
+  EXPECT_TRUE(of(small, "wide").is_wide() && !of(small, "wide").two_terms);
+  EXPECT_TRUE(of(least, "transformed").is_transformed() && of(least, "transformed").full);
   Problem rounds = training(700, 264, 2000, 530);
   rounds.dw_dtype = DType::bf16;
   EXPECT_GT(of(rounds, "slices").slice_words, 0);
   EXPECT_EQ(of(rounds, "chunks").slice_words, 0);
   const Problem ahead = training(8192, 4096, 128256, 135);
   EXPECT_TRUE(sm90::config(ahead, hopper()).runs_ahead());
-  EXPECT_FALSE(of(ahead, "not_ahead").logits_ahead);
+  EXPECT_FALSE(of(ahead, "not_ahead").runs_ahead());
   EXPECT_FALSE(force("nothing of the kind"));
   EXPECT_EQ(forced, Forced{});
   EXPECT_TRUE(sm90::config(training(64, 1024, 128, 530), hopper()).two_terms);   // 2^17

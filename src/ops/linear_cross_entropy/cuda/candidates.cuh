@@ -1,6 +1,7 @@
 // What: the k best logits of one part of a row, in falling order, ties to the lowest id.
 // Why: the block that reduced the part knows each thread's maximum already; only winners look
-// again. Never: orders NaN; reads the row once more as a whole.
+// again.
+// Never: orders NaN; reads the row once more as a whole.
 #pragma once
 
 #include "device/common/reduce.cuh"

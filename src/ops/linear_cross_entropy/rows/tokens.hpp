@@ -1,5 +1,6 @@
 // What: the caller's per-token tensors as the kernels of the device lanes get them, and the facts
-// of a batch. Why: both lanes read the same inputs, fill the same facts and write the same outputs.
+// of a batch.
+// Why: both lanes read the same inputs, fill the same facts and write the same outputs.
 // Never: holds what a lane lays out for its own products.
 #pragma once
 

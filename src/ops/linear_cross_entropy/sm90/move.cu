@@ -1,11 +1,11 @@
 // What: moves between the caller's tensors and the workspace: gathered rows, scaled rows, dX.
 // Why: TMA reads dense 16-bit rows of whole 16-byte pieces, so they move eight elements at a time
-// and keep their dtype; the caller sees each value rounded once. Never: changes the order of the
-// rows.
+// and keep their dtype; the caller sees each value rounded once.
+// Never: changes the order of the rows.
 #include "core/kernel_mutant.hpp"
 #include "device/sm90/follow.cuh"
-#include "ops/linear_cross_entropy/sm90/pair.cuh"
 #include "ops/linear_cross_entropy/sm90/pack.cuh"
+#include "ops/linear_cross_entropy/sm90/pair.cuh"
 #include "ops/linear_cross_entropy/sm90/row_kernels.hpp"
 
 namespace talea::lce {

@@ -1,7 +1,7 @@
 // What: what the targets say: the rows that count, their order, the denominator.
 // Why: ignored rows cost nothing and leak nothing, without the host knowing their number. One
-// launch writes all that this lane keeps of a row; the rules are those of rows/. Never: depends on
-// timing: every order is the order of the tokens.
+// launch writes all that this lane keeps of a row; the rules are those of rows/.
+// Never: depends on timing: every order is the order of the tokens.
 #include <bit>
 #include <cub/block/block_scan.cuh>
 #include <cub/device/device_radix_sort.cuh>

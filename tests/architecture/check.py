@@ -50,6 +50,10 @@ FORBIDDEN = {
     r"\b(std::)?(_Exit|quick_exit|exit|abort|terminate)\s*\(": "ends the process",
 }
 CATCH = r"\bcatch\s*\("
+# What an operator's device lanes share of a row. Its rules are for the host as well.
+ROWS = "rows"
+RULES = r"ops/\w+/rows/(rule|finish)\.hpp"
+DEVICE_LANES = {"cuda", "sm90"}
 # A lane's name stands in the lane's own folder and in its operator's table. Whoever else asks, asks
 # the table (linear_cross_entropy_lane_table); these are known by what they do with the name.
 LANE_NAME = re.compile(
@@ -91,9 +95,23 @@ def room_of(path: str) -> str:
 
 
 def lane_of(path: str) -> tuple[str, str] | None:
-    """(operator, lane) of a file in a lane's folder."""
+    """(operator, lane) of a file in a lane's folder, or in the folder of rows that lanes share."""
     parts = path.split("/")
     return (parts[2], parts[3]) if parts[:2] == ["src", "ops"] and len(parts) > 4 else None
+
+
+def check_lanes(path: str, name: str) -> str | None:
+    """Includes between the folders of one operator."""
+    own, theirs = lane_of(path), lane_of("src/" + name)
+    if not theirs or (own and own[1] == theirs[1]):
+        return None
+    if theirs[1] != ROWS:
+        if own and own[1] == ROWS:
+            return f"includes {name}: rows know no lane"
+        return f"includes {name}: another lane" if own else None
+    if not re.fullmatch(RULES, name) and not (own and own[1] in DEVICE_LANES):
+        return f"includes {name}: of rows, only the rules are for the host"
+    return None
 
 
 def check_include(path: str, name: str, src_rooms: set[str]) -> str | None:
@@ -123,12 +141,10 @@ def check_include(path: str, name: str, src_rooms: set[str]) -> str | None:
         return None
     if first != room and first not in ROOMS.get(room, set()):
         return f"includes {name}: {room} may include {sorted(ROOMS.get(room, set()))} only"
-    own, theirs = lane_of(path), lane_of("src/" + name)
     if room == "ops" and first == "ops":
         if path.split("/")[2] != name.split("/")[1]:
             return f"includes {name}: another operator"
-        if own and theirs and own[1] != theirs[1]:
-            return f"includes {name}: another lane"
+        return check_lanes(path, name)
     return None
 
 
@@ -297,6 +313,12 @@ SELF_TESTS = [
     ("src/core/a.cpp", "only src/dist/", GOOD + "#include <mpi.h>\n"),
     ("src/ops/x/cpu/a.cpp", "another lane", GOOD + '#include "ops/x/cuda/b.hpp"\n'),
     ("src/ops/x/sm90/a.cpp", "another lane", GOOD + '#include "ops/x/cuda/rows.hpp"\n'),
+    ("src/ops/x/sm90/a.cu", "", GOOD + '#include "ops/x/rows/tokens.cuh"\n'),
+    ("src/ops/x/rows/a.cu", "", GOOD + '#include "ops/x/rows/b.hpp"\n#include "ops/x/lane.hpp"\n'),
+    ("src/ops/x/rows/a.cu", "rows know no lane", GOOD + '#include "ops/x/cuda/logit.cuh"\n'),
+    ("src/ops/x/cpu/a.cpp", "", GOOD + '#include "ops/x/rows/rule.hpp"\n'),
+    ("src/ops/x/cpu/a.cpp", "only the rules", GOOD + '#include "ops/x/rows/tokens.hpp"\n'),
+    ("src/ops/x/op.cpp", "only the rules", GOOD + '#include "ops/x/rows/call.hpp"\n'),
     ("src/ops/x/cpu/a.cpp", "", GOOD + '#include "ops/x/cpu/b.hpp"\n'),
     ("src/ops/x/cpu/a.cpp", "", GOOD + '#include "ops/x/contract.hpp"\n'),
     ("src/ops/x/cpu/a.cpp", "another operator", GOOD + '#include "ops/y/contract.hpp"\n'),

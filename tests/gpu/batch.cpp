@@ -3,6 +3,8 @@
 // Never: judges.
 #include "gpu/batch.hpp"
 
+#include "yardsticks/linear_cross_entropy/limit.hpp"
+
 namespace talea::gpu {
 
 Tensor Batch::make(DType dtype, std::initializer_list<int64_t> shape) {
@@ -24,6 +26,7 @@ Batch::Batch(const BatchSpec& s, const std::string& lane) : device_(s.device) {
   options.lane = lane;
   options.workspace_limit_bytes = s.workspace_limit_bytes;
   want(s);
+  options = testing::with_kept_limit(in, out, options);
   const LaneChoice choice = explain(describe(in, out, options));
   if (choice.lane != lane)
     throw Error(ErrorKind::unavailable,

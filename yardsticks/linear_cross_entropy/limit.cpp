@@ -25,7 +25,7 @@ LinearCrossEntropyOptions with_kept_limit(const LinearCrossEntropyInputs& in,
                                           LinearCrossEntropyOptions options,
                                           const LinearCrossEntropyRanks& ranks) {
   const LinearCrossEntropyProblem p = describe(in, out, options, ranks);
-  if (p.device == DeviceKind::cpu && options.workspace_limit_bytes != workspace_auto)
+  if (options.workspace_limit_bytes != workspace_auto)
     options.workspace_limit_bytes = std::max(options.workspace_limit_bytes, least_limit(p));
   return options;
 }

@@ -12,7 +12,7 @@ namespace talea::testing {
 // number that the error of a limit of 0 names.
 int64_t least_limit(LinearCrossEntropyProblem p);
 
-// On the host; a device lane's limits are the test's own.
+// A limit under which many chunks are wanted becomes the least that gives them.
 LinearCrossEntropyOptions with_kept_limit(const LinearCrossEntropyInputs& in,
                                           const LinearCrossEntropyOutputs& out,
                                           LinearCrossEntropyOptions options,

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "talea/linear_cross_entropy.hpp"
+#include "yardsticks/linear_cross_entropy/limit.hpp"
 
 namespace talea::testing {
 namespace {
@@ -42,6 +43,7 @@ class DeviceProblem {
     out.dx = upload(nullptr, DType::bf16, {tokens, hidden});
     out.dw = upload(nullptr, DType::f32, {vocab, hidden});
     options.workspace_limit_bytes = int64_t{4} << 20;
+    options = testing::with_kept_limit(in, out, options);
     workspace.bytes = workspace_bytes(describe(in, out, options));
     ok(cudaMalloc(&workspace.data, workspace.bytes));
     owned_.push_back(workspace.data);

@@ -9,6 +9,7 @@
 
 #include "support/lane_test.hpp"
 #include "yardsticks/linear_cross_entropy/generate.hpp"
+#include "yardsticks/linear_cross_entropy/limit.hpp"
 #include "yardsticks/linear_cross_entropy/ranks.hpp"
 
 namespace talea::testing {
@@ -148,6 +149,7 @@ std::string run_ranks(const Case& whole, const Layout& shards, bool sequence,
     RankCall& call = *calls[static_cast<size_t>(c.rank())];
     const LinearCrossEntropyRanks ranks =
         call.ranks(c, shards[static_cast<size_t>(c.rank())], sequence);
+    call.part.options = with_kept_limit(call.in, call.out, call.part.options, ranks);
     const LinearCrossEntropyProblem p = describe(call.in, call.out, call.part.options, ranks);
     call.workspace.bytes = workspace_bytes(p);
     if (cudaMalloc(&call.workspace.data, static_cast<size_t>(call.workspace.bytes)) != cudaSuccess)

@@ -1,5 +1,6 @@
 // What: the questions and the table of every `talea explain`.
-// Why: one mechanism for all operators. Never: throws before the table is printed.
+// Why: one mechanism for all operators.
+// Never: throws before the table is printed.
 #include "lane_choices.hpp"
 
 #include "table.hpp"

@@ -1,6 +1,7 @@
 /* What: a Mamba-3 scan from C: a prompt forward, its gradients, and generation that goes on by
- * steps. Why: shows every call of the scan: defaults, workspace, states handed over, slots, facts,
- * errors. Never: a model; the numbers are drawn.
+ * steps.
+ * Why: shows every call of the scan: defaults, workspace, states handed over, slots, facts, errors.
+ * Never: a model; the numbers are drawn.
  *
  * cc -std=c11 mamba3_scan.c $(pkg-config --cflags --libs talea) -lm -o mamba3_scan
  */

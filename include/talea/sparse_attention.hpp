@@ -1,5 +1,6 @@
 // What: attention over a list of selected keys, the selection of those keys, and the indexer's
-// loss. Why: neither [heads, queries, keys] scores nor a gathered copy of the keys exist in memory.
+// loss.
+// Why: neither [heads, queries, keys] scores nor a gathered copy of the keys exist in memory.
 // Never: falls back to another lane in silence, clamps an index, or counts a slot that is not
 // valid.
 #pragma once

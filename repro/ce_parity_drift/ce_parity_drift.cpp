@@ -1,6 +1,7 @@
 // What: the historical variants of p - one_hot over one step and over 850 AdamW steps.
 // Why: some are wrong at once, some only drift, some are harmless; figures of a run tell them
-// apart. Never: compares against figures that were not measured by this program.
+// apart.
+// Never: compares against figures that were not measured by this program.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>

@@ -1,6 +1,7 @@
 // What: the fp32 gradient of the logits written back into the 16-bit logits buffer, scaled by 1 /
-// N. Why: with fp16 the small entries underflow to 0; with bf16 every entry loses 16 bits. Never:
-// stores a gradient in 16 bits in our fp32 call.
+// N.
+// Why: with fp16 the small entries underflow to 0; with bf16 every entry loses 16 bits.
+// Never: stores a gradient in 16 bits in our fp32 call.
 #include "core/half.hpp"
 #include "repro/support/softmax.hpp"
 

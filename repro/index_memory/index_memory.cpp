@@ -1,6 +1,7 @@
 // What: the indexer as a composition, [queries, heads, keys] scores in memory, beside the
-// selection. Why: at 64 heads that tensor is what a training step runs out of memory on. Never:
-// infers memory from a formula where it claims a saving.
+// selection.
+// Why: at 64 heads that tensor is what a training step runs out of memory on.
+// Never: infers memory from a formula where it claims a saving.
 #include <algorithm>
 #include <random>
 

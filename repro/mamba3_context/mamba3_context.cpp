@@ -1,6 +1,7 @@
 // What: a sequence cut into pieces whose states are handed on without the held-over token, or
-// merged in the wrong order. Why: both are right for one piece, and nearly right where decays are
-// strong. Never: needs a second process; a piece is a call.
+// merged in the wrong order.
+// Why: both are right for one piece, and nearly right where decays are strong.
+// Never: needs a second process; a piece is a call.
 #include <fmt/format.h>
 
 #include "repro/support/scan.hpp"

@@ -1,6 +1,7 @@
 // What: shared tiles of rank 3, (token, r, n), which a compiler that copies rank-2 tiles in bulk
-// refuses. Why: asynchronous loads are then off in every such kernel, without an error. Never: runs
-// a device; the map of indices and what it changes are shown on the host.
+// refuses.
+// Why: asynchronous loads are then off in every such kernel, without an error.
+// Never: runs a device; the map of indices and what it changes are shown on the host.
 #include <set>
 
 #include "repro/support/scan.hpp"

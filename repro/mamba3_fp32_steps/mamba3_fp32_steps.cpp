@@ -1,6 +1,7 @@
 // What: a whole-module cast puts dt_bias into bf16; the steps made of it lose their digits in
-// silence. Why: shapes and losses look right; every decay and every weight of a token is off by up
-// to 2^-9. Never: casts for the caller.
+// silence.
+// Why: shapes and losses look right; every decay and every weight of a token is off by up to 2^-9.
+// Never: casts for the caller.
 #include <cmath>
 
 #include "repro/support/scan.hpp"

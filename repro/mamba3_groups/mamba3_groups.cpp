@@ -1,6 +1,7 @@
 // What: a backward that knows G = 1 and G = H only, and bias gradients taken after the group sum.
 // Why: the middle raises; where it is patched by a sum in the wrong place, heads of a group share
-// one bias gradient. Never: changes the forward, which is right everywhere.
+// one bias gradient.
+// Never: changes the forward, which is right everywhere.
 #include <fmt/format.h>
 
 #include "repro/support/peak.hpp"

@@ -1,6 +1,7 @@
 // What: a step that writes tiles of 64 columns where a head has 48: the neighbour's values are
-// lost. Why: with 64 or 128 columns nothing is wrong, and nothing else is tested. Never: writes
-// outside memory of its own: the neighbour here is a guard.
+// lost.
+// Why: with 64 or 128 columns nothing is wrong, and nothing else is tested.
+// Never: writes outside memory of its own: the neighbour here is a guard.
 #include <algorithm>
 
 #include "repro/support/scan.hpp"

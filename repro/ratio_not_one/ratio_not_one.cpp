@@ -1,6 +1,7 @@
 // What: the log-probabilities of one policy from two programs, one of them from 16-bit logits.
 // Why: their ratio should be exactly 1 before the first update; rounding makes it noise to learn
-// from. Never: rounds a logit of ours.
+// from.
+// Never: rounds a logit of ours.
 #include "repro/support/softmax.hpp"
 
 namespace talea::repro {

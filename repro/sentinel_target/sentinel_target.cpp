@@ -1,6 +1,7 @@
 // What: the mask value of a foreign or ignored target equals the index of a padded column.
 // Why: each shard maps targets outside it to a sentinel; the last tile's padding has that very
-// index. Never: maps a target to an index in our call.
+// index.
+// Never: maps a target to an index in our call.
 #include "repro/support/softmax.hpp"
 
 namespace talea::repro {

@@ -1,6 +1,7 @@
 // What: what the reproducers of the Mamba-3 scan share: a drawn problem, the operator on it, and a
-// plain recurrence in a chosen precision. Why: broken patterns are changes to a loop that a reader
-// can follow. Never: holds a broken pattern of its own; the reproducers name what they change.
+// plain recurrence in a chosen precision.
+// Why: broken patterns are changes to a loop that a reader can follow.
+// Never: holds a broken pattern of its own; the reproducers name what they change.
 #pragma once
 
 #include <functional>

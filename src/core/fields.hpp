@@ -1,6 +1,7 @@
 // What: a field of a struct as a value: its name and where it lies; and an enum's words.
 // Why: an operator lists the fields of a struct once; conversions, checks, handshake and receipts
-// are loops over the list. Never: knows an operator; each has a fields.hpp of its own.
+// are loops over the list.
+// Never: knows an operator; each has a fields.hpp of its own.
 #pragma once
 
 #include <fmt/format.h>

@@ -1,5 +1,6 @@
 // What: host conversions of bf16, fp16 and FP8, and typed loads and stores of single tensor
-// elements. Why: the reference lane, the tests and the readers share one definition of rounding.
+// elements.
+// Why: the reference lane, the tests and the readers share one definition of rounding.
 // Never: used in a hot loop; lanes convert whole tiles themselves.
 #pragma once
 

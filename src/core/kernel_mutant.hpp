@@ -1,6 +1,7 @@
 // What: planted bugs of single kernels and passes, beside those of core/mutant.hpp.
 // Why: a split sum, a gather, a wait or a second launch can each be wrong alone, and each must
-// show. Never: present in a normal build: without TALEA_MUTANTS every switch is a constant false.
+// show.
+// Never: present in a normal build: without TALEA_MUTANTS every switch is a constant false.
 #pragma once
 
 #include <cstdint>

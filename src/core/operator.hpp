@@ -1,6 +1,7 @@
 // What: the operator layer: a table of lanes, the choice among them, and the way into a call.
 // Why: every operator chooses, plans, explains and runs in the same way; what it computes is its
-// own. Never: knows an operator or a lane, keeps a registry, or takes a decision twice in a call.
+// own.
+// Never: knows an operator or a lane, keeps a registry, or takes a decision twice in a call.
 #pragma once
 
 #include <memory>

@@ -1,6 +1,7 @@
 // What: the checks of the caller's memory: extents, strides, alignment, devices, overlap.
 // Why: a wrong view makes wrong numbers in silence, or on a device an error nobody can recover
-// from. Never: dereferences a tensor.
+// from.
+// Never: dereferences a tensor.
 #include "core/views.hpp"
 
 #include <algorithm>

@@ -1,5 +1,6 @@
 // What: the checks of the caller's memory, for any operator: extents, strides, alignment, devices,
-// overlap. Why: a view that cannot be right is an error before any work, whichever lane would run.
+// overlap.
+// Why: a view that cannot be right is an error before any work, whichever lane would run.
 // Never: dereferences a tensor, or knows which tensors an operator has.
 #pragma once
 

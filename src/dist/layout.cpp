@@ -1,6 +1,7 @@
 // What: which rows of the vocabulary and of the sequence a rank holds, and rows of 3-d hidden
-// views. Why: shards and orders are decided once, for the command line, the tests and callers
-// alike. Never: moves data.
+// views.
+// Why: shards and orders are decided once, for the command line, the tests and callers alike.
+// Never: moves data.
 #include <algorithm>
 #include <cmath>
 

@@ -1,6 +1,7 @@
 // What: a body with communicators as a sequence of exchanges that the caller performs.
 // Why: any lane runs unchanged; the cut lies in the communicator, where every rank must stop
-// anyway. Never: runs body and caller at the same time.
+// anyway.
+// Never: runs body and caller at the same time.
 #include "talea/phases.hpp"
 
 #include <omp.h>

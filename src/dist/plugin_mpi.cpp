@@ -1,6 +1,7 @@
 // What: opens talea_mpi.so at run time and makes a communicator of it.
 // Why: MPI is an option of the machine, not of the build; without it the error says what is
-// missing. Never: includes mpi.h.
+// missing.
+// Never: includes mpi.h.
 #include <dlfcn.h>
 
 #include <filesystem>

@@ -1,6 +1,7 @@
 // What: the charts of charts.hpp.
 // Why: shapes and dashes differ as well as colours, so that print and colour blindness lose
-// nothing. Never: places text without escaping it.
+// nothing.
+// Never: places text without escaping it.
 #include "report/charts.hpp"
 
 #include <algorithm>

@@ -72,6 +72,7 @@ NAMING = {
     "yardsticks/linear_cross_entropy/lanes.cpp": "what the suite asks of each lane",
 }
 EVERY_LANE = "TALEA_EVERY_LANE("
+HEADER = ("What", "Why", "Never")
 MARKERS = r"\b(TODO|FIXME|XXX)\b"
 
 
@@ -149,13 +150,12 @@ def check_include(path: str, name: str, src_rooms: set[str]) -> str | None:
 
 
 def check_header(path: str, text: str) -> str | None:
-    """The file opens with a comment of three lines or more: what, why (it exists so that), never."""
+    """The file opens with a comment of three lines or more: what, why, never."""
     opening = re.match(r"(//[^\n]*\n)+|/\*(?:.|\n)*?\*/", text)
     comment = opening.group(0) if opening else ""
-    why = re.search(r"\bWhy: |\bExists ", comment)
-    never = re.search(r"\bNever\b", comment)
-    if comment.count("\n") < 2 or not why or not never or never.start() < why.start():
-        return "the header of what, why and never is needed"
+    places = [re.search(rf"^(//|/\*| \*)? *{tag}: ", comment, re.M) for tag in HEADER]
+    if not all(places) or sorted(places, key=re.Match.start) != places:
+        return "the header of what, why and never is needed, each at the beginning of a line"
     return None
 
 
@@ -335,6 +335,8 @@ SELF_TESTS = [
     ("src/capi/a.cpp", "", GOOD + "void f() { try { g(); } catch (...) {} }\n"),
     ("src/core/a.cpp", "is needed", "// What: x.\n\n#include <cmath>\n"),
     ("tests/core/a.cpp", "is needed", "#include <cmath>\nint x;\nint y;\n"),
+    ("src/core/a.cpp", "is needed", "// X.\n// Exists so that y.\n// Never z.\n"),
+    ("src/core/a.cpp", "is needed", "// What: x. Why: y,\n// and more.\n// Never: z.\n"),
     ("src/core/a.cpp", "unfinished", GOOD + "// TO" + "DO: later\n"),
 ]
 

@@ -1,6 +1,7 @@
 // What: the pieces of a workspace.
 // Why: a piece of no bytes once had the address of the next one, and what was written there by
-// mistake was another's. Never: measures time.
+// mistake was another's.
+// Never: measures time.
 #include "core/arena.hpp"
 
 #include <gtest/gtest.h>

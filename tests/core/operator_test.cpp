@@ -1,5 +1,6 @@
 // What: an operator that adds two vectors, through describe, lanes, explain, call, the C door's
-// result and a receipt. Why: the operator layer is real only where a second operator goes through.
+// result and a receipt.
+// Why: the operator layer is real only where a second operator goes through.
 // Never: built into the library.
 #include "core/operator.hpp"
 

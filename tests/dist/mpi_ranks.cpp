@@ -1,5 +1,6 @@
 // What: one process of the MPI tests: the option matrix, or one bad rank of a world of any
-// operator. Why: ranks as processes must give what ranks as threads give, and must never hang.
+// operator.
+// Why: ranks as processes must give what ranks as threads give, and must never hang.
 // Never: judges by itself whether a fault was named in time; mpi_test.py does.
 #include <unistd.h>
 

@@ -1,6 +1,7 @@
 // What: worlds that are legal and odd, and every way in which ranks can disagree before any work.
 // Why: tensor-parallel jobs pad, starve and mix their ranks; each must be right or named, never
-// late. Never: measures time beyond the bound that the contract gives.
+// late.
+// Never: measures time beyond the bound that the contract gives.
 #include <gtest/gtest.h>
 
 #include <chrono>

@@ -1,6 +1,7 @@
 // What: tensors of any shape, stride, rank and dtype from a fuzzer's bytes, with memory of their
-// own. Why: the fuzzers of every operator bend tensors alike. Never: gives a tensor a byte more
-// than its view reaches: the address sanitizer is the judge.
+// own.
+// Why: the fuzzers of every operator bend tensors alike.
+// Never: gives a tensor a byte more than its view reaches: the address sanitizer is the judge.
 #pragma once
 
 #include <fuzzer/FuzzedDataProvider.h>

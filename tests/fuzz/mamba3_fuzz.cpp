@@ -1,5 +1,6 @@
 // What: the scan with any shapes, strides, dtypes, options, cu_seqlens, slots and pieces of
-// outputs. Why: what a caller can say ends in an Error, or in a call that stays within its tensors.
+// outputs.
+// Why: what a caller can say ends in an Error, or in a call that stays within its tensors.
 // Never: gives a tensor a byte more than its view reaches: the address sanitizer is the judge.
 #include <cstdlib>
 

@@ -1,7 +1,7 @@
 // What: the memory of a call of a host lane, seen by a hook under malloc and by the kernel's high
-// water. Why: workspace_bytes() is a promise: nothing beyond workspace, outputs and 1 MiB, pools
-// included. Never: measures time. Usage: cpu_memory [planted]; planted allocates 2 MiB during the
-// call.
+// water.
+// Why: workspace_bytes() is a promise: nothing beyond workspace, outputs and 1 MiB, pools included.
+// Never: measures time. Usage: cpu_memory [planted]; planted allocates 2 MiB during the call.
 #include <malloc.h>
 #include <unistd.h>
 

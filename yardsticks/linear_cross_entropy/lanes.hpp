@@ -1,5 +1,6 @@
 // What: what this suite asks of each lane: where its tensors lie, what it may decline, by which
-// rule. Why: a lane that is added to the table is held to everything, unless a line here says less.
+// rule.
+// Why: a lane that is added to the table is held to everything, unless a line here says less.
 // Never: asks less of a lane than its page says it takes.
 #pragma once
 

@@ -1,6 +1,7 @@
 // What: a call of the scan on host tensors: outputs allocated by name, over threads as ranks,
-// measured. Why: scan and check make the same call; a piece of a rank is a view, never a copy of
-// rows. Never: reads or writes a file.
+// measured.
+// Why: scan and check make the same call; a piece of a rank is a view, never a copy of rows.
+// Never: reads or writes a file.
 #pragma once
 
 #include "io/host_tensor.hpp"

@@ -1,6 +1,7 @@
 // What: `talea check --operator mamba3`: every host lane of the scan against the definition in
-// fp64. Why: whoever doubts a lane on his machine finds out with one command, and a failure
-// repeats. Never: a tolerance of its own; the rule is that of the tests.
+// fp64.
+// Why: whoever doubts a lane on his machine finds out with one command, and a failure repeats.
+// Never: a tolerance of its own; the rule is that of the tests.
 #include <cmath>
 #include <nlohmann/json.hpp>
 

@@ -1,6 +1,7 @@
 // What: `talea explain --operator mamba3`: which lane a scan would take, and why the others
-// decline. Why: a choice that cannot be asked about is a choice in silence. Never: touches data;
-// the tensors have addresses nobody reads.
+// decline.
+// Why: a choice that cannot be asked about is a choice in silence.
+// Never: touches data; the tensors have addresses nobody reads.
 #include "data.hpp"
 #include "lane_choices.hpp"
 #include "register.hpp"

@@ -1,6 +1,7 @@
 // What: `talea explain --operator sparse_attention`: which lane a pass would take, and what it
-// costs. Why: a choice that cannot be asked about is a choice in silence. Never: touches data; the
-// tensors have addresses nobody reads.
+// costs.
+// Why: a choice that cannot be asked about is a choice in silence.
+// Never: touches data; the tensors have addresses nobody reads.
 #include "../lane_choices.hpp"
 #include "../table.hpp"
 #include "io/host_tensor.hpp"

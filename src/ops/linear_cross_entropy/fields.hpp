@@ -1,7 +1,7 @@
 // What: the fields of linear cross-entropy's structs, each list once, and its enums' words.
 // Why: C conversion, view checks, handshake, receipt, the tool's flags and Python's structs are
-// loops over these lists, or held to them by a test. Never: a second list of the same fields
-// elsewhere.
+// loops over these lists, or held to them by a test.
+// Never: a second list of the same fields elsewhere.
 #pragma once
 
 #include "core/fields.hpp"

@@ -1,6 +1,7 @@
 // What: how a call on device tensors behaves: graphs, streams, threads, repeats, no
-// synchronisation. Why: a library call that waits, allocates or changes its bits is a defect even
-// when it is right. Never: compares with a truth; the conformance suites do.
+// synchronisation.
+// Why: a library call that waits, allocates or changes its bits is a defect even when it is right.
+// Never: compares with a truth; the conformance suites do.
 #ifdef TALEA_WITH_CUDA
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>

@@ -1,5 +1,6 @@
 // What: the device lanes over vocabulary ranks that share one device: threads whose exchanges go
-// through the host. Why: the exchange points are a lane's own; which engine carries them is not.
+// through the host.
+// Why: the exchange points are a lane's own; which engine carries them is not.
 // Never: measures time.
 #ifdef TALEA_WITH_CUDA
 #include <cuda_runtime_api.h>

@@ -1,5 +1,6 @@
 // What: the precision clauses of the accuracy rule: confident rows, distant targets, fp32 softmax,
-// L2. Why: these digits are what the project exists for; each was lost by a widely used library.
+// L2.
+// Why: these digits are what the project exists for; each was lost by a widely used library.
 // Never: measures time.
 #include <cmath>
 

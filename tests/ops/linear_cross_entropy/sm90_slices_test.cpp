@@ -1,6 +1,7 @@
 // What: lane sm90's gradients by slices of the vocabulary, after a pass for the row states and from
-// saved ones. Why: the schedule follows the room and the inputs, and must be as right as the
-// chunks. Never: passes where another schedule ran: every case says which one it saw.
+// saved ones.
+// Why: the schedule follows the room and the inputs, and must be as right as the chunks.
+// Never: passes where another schedule ran: every case says which one it saw.
 #include <algorithm>
 #include <cmath>
 

@@ -1,6 +1,7 @@
 // What: the elementwise passes over one panel of one vocabulary tile: softmax state, gradient,
-// top-k. Why: rows are vector lanes, so no row can see its neighbours and no reduction crosses
-// lanes. Never: multiplies matrices, allocates or spawns threads.
+// top-k.
+// Why: rows are vector lanes, so no row can see its neighbours and no reduction crosses lanes.
+// Never: multiplies matrices, allocates or spawns threads.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
-// The shapes of a tile of dX of a pair of blocks.
-// Exists so that the plan, its cost and the product name the same ones.
-// Never chooses: cost.cpp does.
+// What: the shapes of a tile of dX of a pair of blocks.
+// Why: the plan, its cost and the product name the same ones.
+// Never: chooses; cost.cpp does.
 #pragma once
 #include <cstdint>
 

@@ -1,7 +1,8 @@
 // What: lane unfused: full logits and full logit gradients in the input dtype, as eager code does
-// it. Why: the intentional comparison: the yardstick of error and of speed, with honest receipts.
+// it.
+// Why: the intentional comparison: the yardstick of error and of speed, with honest receipts.
 // Never: chosen unless named; never shares the formulas of the fused lanes (finish.hpp), so that a
-//        bug there cannot hide in the yardstick.
+// bug there cannot hide in the yardstick.
 #include <omp.h>
 
 #include <algorithm>

@@ -1,6 +1,7 @@
 // What: selection of lane cpu: keys packed once, scores of one query at a time, the largest of
-// them. Why: the scores of a call never exist together; a thread holds one row of them. Never:
-// selects by anything but the lane's own scores.
+// them.
+// Why: the scores of a call never exist together; a thread holds one row of them.
+// Never: selects by anything but the lane's own scores.
 #include "ops/sparse_attention/cpu/select.hpp"
 
 #include <omp.h>

@@ -21,8 +21,13 @@ foreach(source IN LISTS talea_cuda_sources)
   endif()
   set_property(SOURCE ${source} APPEND PROPERTY COMPILE_OPTIONS ${targets})
 endforeach()
-target_compile_options(talea_internal PRIVATE
-  "$<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr;--extended-lambda;-lineinfo>")
+# Line tables are for profilers; they name the folders of whoever builds, which a wheel must not.
+set(talea_line_tables -lineinfo)
+if(TALEA_PORTABLE)
+  set(talea_line_tables)
+endif()
+set(talea_cuda_flags --expt-relaxed-constexpr --extended-lambda ${talea_line_tables})
+target_compile_options(talea_internal PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:${talea_cuda_flags}>")
 set_target_properties(talea_internal PROPERTIES CUDA_RUNTIME_LIBRARY Static
                                                 CUDA_SEPARABLE_COMPILATION OFF
                                                 CUDA_ARCHITECTURES OFF)

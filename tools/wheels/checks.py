@@ -43,6 +43,8 @@ def library_faults(library: Path, folder: Path, glibc: str) -> list[str]:
     if glibc == ".".join(map(str, FLOOR)):
         file = kernel_abi_check.ObjectFile(library)
         faults += [str(fault) for fault in file.check_manylinux("manylinux_2_28")]
+    if re.search(rb"/src/(core|device|ops)/", library.read_bytes()):
+        faults.append("names the folders that it was built in")
     # Until glibc 2.30 such a name is an error where the library is loaded.
     moved = floor.misplaced(library, tuple(map(int, glibc.split("."))))
     faults += [f"seeks {name} in libc, where it was not yet" for name in moved]

@@ -23,9 +23,9 @@ CASES = {
         "Some/Manners.AllocatesNothing/cuda",
         "SlowNccl.Start",
     ],
-    "talea_tests": ["All/Edges.Ignored/sm90", "All/Edges.Ignored/cuda", "CudaManners.Graph"],
+    "talea_tests": ["All/Options.Each/sm90", "All/Options.Each/cuda", "CudaManners.Graph"],
 }
-# Each once, and those of Edges once more on each of the ways through their lane.
+# Each once, and those of Options once more on each of the ways through their lane.
 PLANNED = sum(map(len, CASES.values())) + 2 + 6
 
 # A program of GoogleTest as on_device.py sees it: lists its cases, runs one, writes its JSON.

@@ -6,6 +6,7 @@
 
 #include "ops/linear_cross_entropy/cuda/products.hpp"
 #include "ops/linear_cross_entropy/forced.hpp"
+#include "ops/linear_cross_entropy/outputs.hpp"
 
 namespace talea::lce::cuda {
 namespace {
@@ -156,6 +157,23 @@ TEST(CudaPlan, ALimitThatCannotBeKeptIsNamed) {
   EXPECT_TRUE(said) << "the least bytes are not named";
   p.options.workspace_limit_bytes = least;
   EXPECT_FALSE(plan(p, h200()).over_limit);
+}
+
+// Gradients that wait for a late factor lie in fp32, and their room counts against the limit. A
+// call is planned by the room that the question named: with that much the plan is the same.
+TEST(CudaPlan, WhatWaitsForALateFactorCounts) {
+  for (const int64_t mib : {60, 1400, 1700, 2300}) {
+    Problem p = problem(mib < 1000 ? 700 : 8192, mib < 1000 ? 256 : 4096,
+                        mib < 1000 ? 5003 : 128256, DType::bf16, mib);
+    p.dx_dtype = p.dw_dtype = DType::f32;
+    p.late_factor = true, p.accumulate_dw = false;
+    const int64_t kept = kept_beside(p), bytes = workspace(p);
+    ASSERT_GT(kept, 0);
+    EXPECT_FALSE(plan(p, h200()).over_limit) << mib;
+    EXPECT_LE(bytes + kept, mib << 20);
+    p.options.workspace_limit_bytes = bytes + kept;
+    EXPECT_EQ(workspace(p), bytes) << mib;
+  }
 }
 
 // Columns that do not fill 16 bytes are cut off, in 16 bits; the padded ones stay in the buffer.

@@ -22,13 +22,16 @@ int64_t bytes_with(const Problem& p, const Plan& plan, int64_t rows) {
   return arena.bytes();
 }
 
+// Of the limit, what the workspace may take.
+int64_t room(const Problem& p) { return p.options.workspace_limit_bytes - kept_beside(p); }
+
 int64_t fitting_rows(const Problem& p, const Plan& plan) {
   const int64_t g = plan.granule_rows, most = std::max(g, round_up(p.tokens, g));
   const int64_t base = bytes_with(p, plan, 0), probe = 112 * g;
   const int64_t each = std::max<int64_t>(1, (bytes_with(p, plan, probe) - base) / probe);
-  const int64_t guess = (p.options.workspace_limit_bytes - base) / each / g * g;
+  const int64_t guess = (room(p) - base) / each / g * g;
   int64_t rows = std::clamp(guess + 2 * g, g, most);
-  while (rows > g && bytes_with(p, plan, rows) > p.options.workspace_limit_bytes) rows -= g;
+  while (rows > g && bytes_with(p, plan, rows) > room(p)) rows -= g;
   return balanced_rows(p, plan, rows);
 }
 
@@ -85,8 +88,7 @@ Plan layout_of(const Problem& p, const DeviceFacts& device) {
     Plan direct = r;  // worth it only where the whole batch fits one chunk
     direct.dw_direct = true;
     const int64_t all = std::max(r.granule_rows, round_up(p.tokens, r.granule_rows));
-    if (bytes_with(p, direct, all) <= p.options.workspace_limit_bytes || all == r.granule_rows)
-      r.dw_direct = true;
+    if (bytes_with(p, direct, all) <= room(p) || all == r.granule_rows) r.dw_direct = true;
   }
   return r;
 }
@@ -99,7 +101,7 @@ Plan plan(const Problem& p, const DeviceFacts& device) {
   r.chunk_rows =
       p.world > 1 ? fitting_rows(even, layout_of(even, common_chip())) : fitting_rows(p, r);
   r.chunks = (p.tokens + r.chunk_rows - 1) / r.chunk_rows;
-  r.over_limit = bytes_with(p, r, r.chunk_rows) > p.options.workspace_limit_bytes;
+  r.over_limit = bytes_with(p, r, r.chunk_rows) > room(p);
   return r;
 }
 

@@ -42,7 +42,7 @@ class Run {
   void all();
 
  private:
-  // cpu.cpp
+  // lane.cpp
   void begin();
   void blank(int64_t t, RowKind kind);
   void gather_hidden();

@@ -2,7 +2,6 @@
 // Why: the oracle of every other lane; what it computes is the definition.
 // Never: chosen where another lane accepts.
 #include "ops/sparse_attention/reference/reference.hpp"
-
 #include "ops/sparse_attention/sharded.hpp"
 
 namespace talea::sparse_attention {

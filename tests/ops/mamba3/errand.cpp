@@ -174,11 +174,14 @@ Result Errand::run_text(const Problem& p, Workspace workspace) const {
                            workspace, ranks_, nullptr, result};
   Arena arena(workspace);
   const text::Buffers buffers = text::lay_out(arena, p, plan);
-  text::HostMachine<float, text::Wide> wide(plan, buffers);
-  text::HostMachine<float, text::Tf32> tf32(plan, buffers);
-  text::HostMachine<text::Bf16, text::Wide> narrow(plan, buffers);
+  text::HostMachine<float, text::Wide, 0> wide(plan, buffers);
+  text::HostMachine<float, text::Tf32, 0> tf32(plan, buffers);
+  text::HostMachine<text::Bf16, text::Wide, 0> narrow(plan, buffers);
+  text::HostMachine<text::Bf16, text::Wide, text::kept_tiles> kept(plan, buffers);
   text::Machine* const machines[] = {&wide, &tf32, &narrow};
-  run_pass(*machines[static_cast<int>(plan.engine)], call, plan, buffers);
+  run_pass(
+      plan.keeps ? static_cast<text::Machine&>(kept) : *machines[static_cast<int>(plan.engine)],
+      call, plan, buffers);
   result.chunk_tokens = plan.chunk;
   return result;
 }

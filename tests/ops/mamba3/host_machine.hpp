@@ -53,12 +53,30 @@ struct HostTeam {
     double sum = 0;
     for (int i = 0; i < n; ++i) put(i, sum += get(i));
   }
+  double sum(double own) { return own; }
   template <class F>
-  double sum(int rows, int columns, F f) {
-    double all = 0;
+  void grid(int rows, int columns, F f) {
     for (int i = 0; i < rows; ++i)
-      for (int j = 0; j < columns; ++j) all += f(i, j);
-    return all;
+      for (int j = 0; j < columns; ++j) f(i, j);
+  }
+  template <int together = 2, class Load, class Use>
+  void grid(int rows, int columns, Load load, Use use) {
+    grid(rows, columns, [&](int i, int j) { use(i, j, load(i, j)); });
+  }
+  template <int count>
+  struct Kept {
+    std::vector<float> elements;
+  };
+  template <int count, class F>
+  void each_kept(Kept<count>& kept, int rows, int columns, F f) {
+    kept.elements.resize(static_cast<size_t>(rows * columns), NAN);
+    grid(rows, columns,
+         [&](int i, int j) { f(i, j, kept.elements[static_cast<size_t>(i * columns + j)]); });
+  }
+  template <int count, class A, class B>
+  void add_kept(Kept<count>& kept, int rows, Span columns, Span depth, A a, B b) {
+    each_kept(kept, rows, columns.depth,
+              [&](int i, int j, float& x) { x += multiply(a, b, i, j, depth); });
   }
   template <class T, bool across>
   static float element(const Operand<T, across>& x, int i, int k) {
@@ -89,7 +107,7 @@ struct HostTeam {
   }
 };
 
-template <class T, class Rounding>
+template <class T, class Rounding, int kept>
 class HostMachine final : public Machine {
  public:
   HostMachine(const Plan& plan, const Buffers& buffers) : plan_(plan), b_(buffers) {}
@@ -105,18 +123,18 @@ class HostMachine final : public Machine {
   }
   void forward(const Args& a) override {
     each_unit(a, 0, a.size.sequences, plan_.forward, [&](char* shared, const Unit& u, int64_t) {
-      Forward<HostTeam<Rounding>, T>(team_, a, plan_.forward, shared, b_.scratch).run(u);
+      Forward<HostTeam<Rounding>, T, kept>(team_, a, plan_.forward, shared, b_.scratch).run(u);
     });
   }
   void begin_units(const Args& a, const Wave& w) override {
     each_unit(a, w.first, w.last, plan_.states, [&](char* shared, const Unit& u, int64_t number) {
-      States<HostTeam<Rounding>, T>(team_, a, plan_.states, shared, b_.scratch)
+      States<HostTeam<Rounding>, T, kept>(team_, a, plan_.states, shared, b_.scratch)
           .begin_unit(u, number, b_.units, w);
     });
   }
   void segment_states(const Args& a, const Wave& w) override {
     each_unit(a, w.first, w.last, plan_.states, [&](char* shared, const Unit& u, int64_t number) {
-      States<HostTeam<Rounding>, T>(team_, a, plan_.states, shared, b_.scratch)
+      States<HostTeam<Rounding>, T, kept>(team_, a, plan_.states, shared, b_.scratch)
           .segment(u, number, b_.units, w);
     });
   }

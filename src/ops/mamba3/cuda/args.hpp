@@ -32,9 +32,11 @@ struct Sizes {
   int rank = 1, columns = 0, values = 0, pairs = 0;  // R, N, P, A
   bool halves = false, head_norm = false, reduce = true, packed = false, step = false;
   bool backward = false, sum_angles = false, accumulate = false;
+  bool even_rows = false;  // two neighbours of q and k are one load
   float eps = 0;
-  int chunk = 1;        // C tokens
-  int64_t segment = 1;  // J chunks between two kept states
+  unsigned reciprocal = 65537;  // of R: (i * reciprocal) >> 16 is i / R of a row of a chunk
+  int chunk = 1;                // C tokens
+  int64_t segment = 1;          // J chunks between two kept states
 };
 
 // What the kernels of a call share. Tensors have their full number of axes (lane.hpp).
@@ -59,12 +61,14 @@ struct Place {
 // is multiplied; `wide` are fp32. Rows are filled up so that a warp meets every bank.
 struct ChunkPlaces {
   Place tokens, turns, angle, tainted;  // [12, C + 1]; [A] now, [C, A] of tokens, [A] flags
+  Place parameters, decays, held;       // wide: of the head, [C, C], [P + N] of the held-over token
   Place q, k, v, scaled, seen, state;   // [M, Np] [M, Np] [M, Pp] [M, Pp] [M, M] [Pp, Np]
   Place y, wide_state;                  // wide [M, Pp], [Pp, Np]
   Place sums;                           // reductions
   Place d_y, weights;                   // backward: [M, Pp] dO, [M, M]
   Place scores, products, gradient;     // wide [M, M], [M, M]; [M, Np] in the place of both
-  Place tanh, turn, row_sums;           // wide [C, A], [C, A], [8, M]
+  Place tanh, turn, row_sums;           // wide [C, A], [C, A], [10, M]
+  Place partial;                        // wide, sums over parts of the tokens
   Place upstream, wide_upstream;        // [Pp, Np] E
   int64_t shared_bytes = 0, scratch_bytes = 0;
   int rows = 0, padded_columns = 0, padded_values = 0;  // M, Np, Pp
@@ -82,7 +86,7 @@ struct UnitBuffers {
   float* states = nullptr;    // [units, segments, Pp, Np] before each segment
   uint64_t* turns = nullptr;  // [units, segments, A]
   int* taints = nullptr;      // the same
-  float* inner = nullptr;     // [units, J + 1, Pp, Np] of the segment at work
+  void* inner = nullptr;      // [units, J + 1, Pp, Np] of the segment at work, operands
   uint64_t* inner_turns = nullptr;
   int* inner_taints = nullptr;
   float* upstream = nullptr;           // [units, Pp, Np] E

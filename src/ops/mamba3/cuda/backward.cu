@@ -8,7 +8,7 @@ namespace talea::mamba3::cuda {
 namespace {
 
 template <class E>
-__global__ void __launch_bounds__(block_threads)
+__global__ void __launch_bounds__(most_threads, 1)
     back_kernel(const __grid_constant__ Args a, const __grid_constant__ UnitBuffers buffers,
                 const __grid_constant__ Wave wave, const __grid_constant__ ChunkPlaces places,
                 char* scratch, int64_t units) {
@@ -24,9 +24,9 @@ __global__ void __launch_bounds__(block_threads)
 
 void launch_back(const Launch& at, const Args& args, const Wave& wave) {
   const int64_t units = (wave.last - wave.first) * args.size.heads;
-  with_engine(at.plan.engine, [&](auto engine) {
+  with_engine<false>(at.plan, [&](auto engine) {
     launch_units("mamba3: gradients", back_kernel<decltype(engine)>, at, at.plan.backward, units,
-                 args, at.buffers.units, wave);
+                 most_threads, args, at.buffers.units, wave);
   });
 }
 

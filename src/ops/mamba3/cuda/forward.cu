@@ -8,13 +8,13 @@ namespace talea::mamba3::cuda {
 namespace {
 
 template <class E>
-__global__ void __launch_bounds__(block_threads)
+__global__ void __launch_bounds__(most_threads, 1)
     forward_kernel(const __grid_constant__ Args a, const __grid_constant__ ChunkPlaces places,
                    char* scratch, int64_t units) {
   using Team = typename E::Team;
   each_unit<Team>(a, 0, places, scratch, units,
                   [&](Team& team, char* shared, char* own, const Unit& u, int64_t) {
-                    Forward<Team, typename E::Type>(team, a, places, shared, own).run(u);
+                    Forward<Team, typename E::Type, E::kept>(team, a, places, shared, own).run(u);
                   });
 }
 
@@ -22,9 +22,9 @@ __global__ void __launch_bounds__(block_threads)
 
 void launch_forward(const Launch& at, const Args& args) {
   const int64_t units = args.size.sequences * args.size.heads;
-  with_engine(at.plan.engine, [&](auto engine) {
+  with_engine<true>(at.plan, [&](auto engine) {
     launch_units("mamba3: forward", forward_kernel<decltype(engine)>, at, at.plan.forward, units,
-                 args);
+                 at.plan.threads, args);
   });
 }
 

@@ -13,40 +13,40 @@
 
 namespace talea::mamba3::cuda {
 
-inline constexpr int block_threads = 512;
+inline constexpr int most_threads = 512;
 
-struct Fp32 {
-  using Type = float;
-  using Team = DeviceTeam<float, 3>;
+template <class T, int products, int kept_by_warp>
+struct EngineOf {
+  using Type = T;
+  using Team = DeviceTeam<T, products>;
+  static constexpr int kept = kept_by_warp;
 };
-struct Tf32 {
-  using Type = float;
-  using Team = DeviceTeam<float, 1>;
-};
-struct Narrow {
-  using Type = Bf16;
-  using Team = DeviceTeam<Bf16, 1>;
-};
+using Fp32 = EngineOf<float, 3, 0>;
+using Tf32 = EngineOf<float, 1, 0>;
+using Narrow = EngineOf<Bf16, 1, 0>;
+using NarrowKept = EngineOf<Bf16, 1, kept_tiles>;
 
-// f(Fp32{}) and so on.
-template <class F>
-void with_engine(Engine engine, F f) {
-  if (engine == Engine::three_tf32) return f(Fp32{});
-  if (engine == Engine::tf32) return f(Tf32{});
+// f(Fp32{}) and so on; `keeps`: whether the kernel can hold a state in registers.
+template <bool keeps, class F>
+void with_engine(const Plan& plan, F f) {
+  if (plan.engine == Engine::three_tf32) return f(Fp32{});
+  if (plan.engine == Engine::tf32) return f(Tf32{});
+  if constexpr (keeps)
+    if (plan.keeps) return f(NarrowKept{});
   f(Narrow{});
 }
 
 template <class Kernel, class... Rest>
 void launch_units(const char* name, Kernel* kernel, const Launch& at, const ChunkPlaces& places,
-                  int64_t units, const Rest&... rest) {
+                  int64_t units, int threads, const Rest&... rest) {
   if (units <= 0) return;
   const auto bytes = static_cast<int>(places.shared_bytes);
   device::check(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
                                      cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
                 name);
   const auto blocks = static_cast<unsigned>(std::min<int64_t>(units, at.plan.blocks));
-  kernel<<<blocks, block_threads, static_cast<size_t>(bytes), at.stream>>>(
-      rest..., places, at.buffers.scratch, units);
+  kernel<<<blocks, threads, static_cast<size_t>(bytes), at.stream>>>(rest..., places,
+                                                                     at.buffers.scratch, units);
   device::check_launch(name);
 }
 

@@ -3,6 +3,7 @@
 // Never: compiled for both at once: a host file has no device code, a device file no host code.
 #pragma once
 
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -13,9 +14,13 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #define TALEA_SCAN __device__ __forceinline__
+// Before a loop. A chunk runs through all of a kernel once: what does not fit in the cache of
+// instructions is fetched anew each time, and costs more than a branch.
+#define TALEA_ROLLED _Pragma("unroll 1")
 #else
 #include "core/half.hpp"
 #define TALEA_SCAN inline
+#define TALEA_ROLLED
 #endif
 
 namespace talea::mamba3::cuda {
@@ -63,6 +68,78 @@ TALEA_SCAN float load(const View& v, int64_t at) {
   if (v.dtype == DType::f16) return number(static_cast<const Half*>(v.data), at);
   return static_cast<const float*>(v.data)[at];
 }
+
+// An element as it lies in memory, of a tensor that the call does not write: what is read before it
+// is used can be under way together.
+TALEA_SCAN uint32_t bits_at(const View& v, int64_t at) {
+#ifdef __CUDACC__
+  if (v.dtype == DType::f32) return __ldg(static_cast<const uint32_t*>(v.data) + at);
+  return __ldg(static_cast<const uint16_t*>(v.data) + at);
+#else
+  uint32_t bits = 0;
+  const int64_t size = size_of(v.dtype);
+  std::memcpy(&bits, static_cast<const char*>(v.data) + at * size, static_cast<size_t>(size));
+  return bits;
+#endif
+}
+TALEA_SCAN float float_of(uint32_t bits) {
+#ifdef __CUDACC__
+  return __uint_as_float(bits);
+#else
+  return std::bit_cast<float>(bits);
+#endif
+}
+TALEA_SCAN float half_of(uint32_t bits) {
+#ifdef __CUDACC__
+  return __half2float(__ushort_as_half(static_cast<uint16_t>(bits)));
+#else
+  return f16_to_float(static_cast<uint16_t>(bits));
+#endif
+}
+TALEA_SCAN float number_of(DType dtype, uint32_t bits) {
+  return dtype == DType::f32    ? float_of(bits)
+         : dtype == DType::bf16 ? float_of(bits << 16)
+                                : half_of(bits);
+}
+TALEA_SCAN float read(const View& v, int64_t at) { return number_of(v.dtype, bits_at(v, at)); }
+
+struct Two {
+  float a, b;
+};
+// Two neighbours at an even place (Sizes::even_rows).
+struct TwoBits {
+  uint32_t low, high;
+};
+TALEA_SCAN TwoBits two_bits_at(const View& v, int64_t at) {
+#ifdef __CUDACC__
+  if (v.dtype == DType::f32) {
+    const uint2 x =
+        __ldg(reinterpret_cast<const uint2*>(static_cast<const uint32_t*>(v.data) + at));
+    return {x.x, x.y};
+  }
+  return {__ldg(reinterpret_cast<const uint32_t*>(static_cast<const uint16_t*>(v.data) + at)), 0};
+#else
+  if (v.dtype == DType::f32) return {bits_at(v, at), bits_at(v, at + 1)};
+  return {bits_at(v, at) | bits_at(v, at + 1) << 16, 0};
+#endif
+}
+TALEA_SCAN Two two_of(DType dtype, TwoBits x) {
+  if (dtype == DType::f32) return {float_of(x.low), float_of(x.high)};
+  if (dtype == DType::bf16) return {float_of(x.low << 16), float_of(x.low & 0xffff0000u)};
+  return {half_of(x.low & 0xffffu), half_of(x.low >> 16)};
+}
+#ifdef __CUDACC__
+TALEA_SCAN void put_two(Bf16* to, Two x) {
+  *reinterpret_cast<__nv_bfloat162*>(to) = __floats2bfloat162_rn(x.a, x.b);
+}
+TALEA_SCAN void put_two(float* to, Two x) { *reinterpret_cast<float2*>(to) = {x.a, x.b}; }
+#else
+template <class T>
+TALEA_SCAN void put_two(T* to, Two x) {
+  narrow(x.a, to[0]), narrow(x.b, to[1]);
+}
+#endif
+
 TALEA_SCAN void store(const View& v, int64_t at, float x) {
   if (v.dtype == DType::bf16) return put(static_cast<Bf16*>(v.data), at, x);
   if (v.dtype == DType::f16) return put(static_cast<Half*>(v.data), at, x);
@@ -74,6 +151,9 @@ TALEA_SCAN int64_t at(const View& v, int64_t a, int64_t b = 0, int64_t c = 0, in
 }
 TALEA_SCAN float load_or(float neutral, const View& v, int64_t place) {
   return v.data ? load(v, place) : neutral;
+}
+TALEA_SCAN float read_or(float neutral, const View& v, int64_t place) {
+  return v.data ? read(v, place) : neutral;
 }
 
 // Not finite: what adds nothing and taints its pair from there on. No finite number becomes it.
@@ -116,7 +196,13 @@ TALEA_SCAN uint64_t turn_of_radians(float angle) {
   return static_cast<uint64_t>(static_cast<int64_t>(rint(rest * 18446744073709551616.0)));
 }
 
-TALEA_SCAN float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
+TALEA_SCAN float sigmoid(float x) {
+#ifdef __CUDACC__
+  return __fdividef(1.0f, 1.0f + expf(-x));
+#else
+  return 1.0f / (1.0f + expf(-x));
+#endif
+}
 // What of x is left behind a decay of a: nothing behind a reset, not 0 * Inf.
 TALEA_SCAN float left_of(float a, float x) { return a == 0 ? 0.0f : a * x; }
 

@@ -43,7 +43,7 @@ Place behind(Place p, int64_t bytes) { return {p.at >= 0 ? p.at + bytes : p.at -
 
 enum class Work { forward, states, backward };
 
-ChunkPlaces places_of(const Problem& p, const Plan& plan, const DeviceFacts& device, Work work) {
+ChunkPlaces places_of(const Problem& p, const Plan& plan, int64_t budget, Work work) {
   ChunkPlaces c;
   const bool narrow = plan.engine == Engine::bf16;
   const int64_t size = narrow ? 2 : 4, pad = narrow ? 8 : 4, C = plan.chunk, A = p.pairs;
@@ -52,7 +52,7 @@ ChunkPlaces places_of(const Problem& p, const Plan& plan, const DeviceFacts& dev
   c.padded_columns = static_cast<int>(N);
   c.padded_values = static_cast<int>(P);
   c.pad = static_cast<int>(pad);
-  Room room(std::max<int64_t>(device.shared_bytes - reserved_bytes, 0));
+  Room room(std::max<int64_t>(budget - reserved_bytes, 0));
   const auto operand = [&](int64_t rows, int64_t columns) {
     return room.take(rows * (columns + pad) * size);
   };
@@ -60,21 +60,27 @@ ChunkPlaces places_of(const Problem& p, const Plan& plan, const DeviceFacts& dev
     return room.take(rows * (columns + 4) * 4);
   };
   const bool back = work == Work::backward, rows = work != Work::states;
+  const int64_t R = p.rank, parameters = R * (2 * p.state_dim + 3 * p.head_dim) + p.head_dim;
   c.tokens = room.take(12 * (C + 1) * 4);
   c.turns = room.take(A * 8);
   c.tainted = room.take(2 * A * 4);
-  c.sums = room.take(std::max(M, 4 * A) * 4);
+  c.sums = room.take(M * 4);
+  c.held = room.take((p.head_dim + p.state_dim) * 4);
   c.k = operand(M, N);
-  c.v = operand(M, P);
-  c.scaled = operand(M, P);
-  if (rows) {
+  if (back) {
     c.q = operand(M, N);
+    c.scaled = operand(M, P);
+  } else {  // the weighed values take the place of the queries
+    c.q = c.scaled = operand(M, rows ? std::max(N, P) : P);
+  }
+  if (rows) {
+    c.v = operand(M, P);
     c.seen = operand(M, M);
   }
   if (!back && !narrow) c.state = c.wide_state = wide(P, N);
   if (rows && (back || narrow)) c.state = operand(P, N);
   if (back) {
-    c.row_sums = room.take(8 * M * 4);
+    c.row_sums = room.take(10 * M * 4);
     c.d_y = operand(M, P);
     c.weights = operand(M, M);
     if (narrow)
@@ -85,12 +91,16 @@ ChunkPlaces places_of(const Problem& p, const Plan& plan, const DeviceFacts& dev
     c.products = behind(c.scores, M * (M + 4) * 4);
   }
   if (rows) c.y = wide(M, P);
+  c.parameters = room.take(parameters * 4);
+  if (rows) c.decays = room.take(C * C * 4);
   c.angle = room.take(C * A * 8);
-  if (!back && narrow) c.wide_state = wide(P, N);
+  if (!back && narrow && !plan.keeps) c.wide_state = wide(P, N);
   if (back) {
+    const int64_t parts = std::max<int64_t>(512, R * std::max(p.head_dim, p.state_dim));
+    c.partial = room.take(std::max({3 * parts, 4 * M, 4 * (p.state_dim + 1)}) * 4);
     c.turn = room.take(C * A * 4);
-    c.tanh = room.take(C * A * 4);
     if (narrow) c.wide_upstream = wide(P, N);
+    c.tanh = room.take(C * A * 4);
   }
   c.shared_bytes = room.shared;
   c.scratch_bytes = room.scratch;
@@ -113,10 +123,27 @@ bool operands_fit(const ChunkPlaces& c) {
   return true;
 }
 
+// Registers hold the state where two blocks share a multiprocessor, or one of twice the threads
+// has room for it.
+void choose_home(Plan& plan, const ChunkPlaces& c) {
+  const int64_t tiles = int64_t{c.padded_values} / 16 * ((c.padded_columns + 31) / 32);
+  const int64_t warps = (tiles + kept_tiles - 1) / kept_tiles;
+  plan.keeps = plan.engine == Engine::bf16 && warps <= 16;
+  plan.threads = plan.keeps && warps <= 8 ? 256 : 512;
+}
+
 void place_all(Plan& plan, const Problem& p, const DeviceFacts& device) {
-  plan.forward = places_of(p, plan, device, Work::forward);
-  plan.states = places_of(p, plan, device, Work::states);
-  plan.backward = places_of(p, plan, device, Work::backward);
+  // The runtime takes a KiB of each block.
+  const int64_t whole = device.shared_bytes, half = (whole + 1024) / 2 - 1024;
+  plan.keeps = false;
+  choose_home(plan, places_of(p, plan, whole, Work::forward));
+  plan.forward = places_of(p, plan, plan.threads == 256 ? half : whole, Work::forward);
+  if (plan.forward.scratch_bytes > 0) {
+    plan.threads = 512;
+    plan.forward = places_of(p, plan, whole, Work::forward);
+  }
+  plan.states = places_of(p, plan, whole, Work::states);
+  plan.backward = places_of(p, plan, whole, Work::backward);
 }
 
 int64_t scratch_of(const Plan& plan, const Problem& p) {
@@ -213,6 +240,7 @@ Sizes sizes_of(const Problem& p, const Plan& plan) {
   s.sum_angles = p.sum_angles;
   s.accumulate = p.out.d.accumulate_parameters;
   s.eps = static_cast<float>(p.options.norm_eps);
+  s.reciprocal = static_cast<unsigned>(65536 / p.rank + 1);
   s.chunk = static_cast<int>(plan.chunk);
   s.segment = plan.segment;
   return s;
@@ -235,7 +263,7 @@ Buffers lay_out(Arena& arena, const Problem& p, const Plan& plan) {
   u.states = arena.take<float>(units * plan.segments * size);
   u.turns = arena.take<uint64_t>(units * plan.segments * A);
   u.taints = arena.take<int>(units * plan.segments * A);
-  u.inner = arena.take<float>(units * (J + 1) * size);
+  u.inner = arena.take<char>(units * (J + 1) * size * (plan.engine == Engine::bf16 ? 2 : 4));
   u.inner_turns = arena.take<uint64_t>(units * J * A);
   u.inner_taints = arena.take<int>(units * J * A);
   u.upstream = arena.take<float>(units * size);

@@ -18,6 +18,8 @@ enum class Engine : int32_t { three_tf32 = 0, tf32 = 1, bf16 = 2 };
 const char* name_of(Engine engine);
 
 inline constexpr int most_rows = 128;
+// Tiles of 16 x 32 of the state that a warp of forward holds in registers.
+inline constexpr int kept_tiles = 2;
 
 struct Plan {
   Engine engine = Engine::three_tf32;
@@ -28,6 +30,8 @@ struct Plan {
   int64_t wave = 0;      // sequences whose heads go through backward side by side
   int64_t slice = 1;     // chunks whose rows by head exist at a time
   int64_t blocks = 0;    // of the largest launch
+  bool keeps = false;    // forward: the state lies in registers
+  int threads = 512;     // of a block of forward; backward has 512
   ChunkPlaces forward, states, backward;
 };
 Plan make_plan(const Problem& p, const DeviceFacts& device);

@@ -19,6 +19,14 @@ View view_of(const Tensor& t) {
   return v;
 }
 
+// Whether every row has two neighbours in one aligned load.
+bool is_even(const Tensor& t) {
+  if (t.shape[4] % 4 != 0 || t.stride[4] != 1) return false;
+  for (int i = 0; i < 4; ++i)
+    if (t.shape[i] > 1 && t.stride[i] % 2 != 0) return false;
+  return reinterpret_cast<uintptr_t>(t.data) % static_cast<uintptr_t>(2 * size_of(t.dtype)) == 0;
+}
+
 StateViews views_of(const States& s) {
   return {view_of(s.angle), view_of(s.ssm), view_of(s.k), view_of(s.v)};
 }
@@ -76,6 +84,7 @@ Args args_of(const Call& c, const Plan& plan, const Buffers& buffers) {
   a.last = views_of(c.problem.backward() ? in.d_final_states : c.out.final_states);
   a.grad = views_of(c.out.d);
   const Tensor& saved = c.problem.backward() ? in.saved : c.out.saved;
+  a.size.even_rows = is_even(in.q) && is_even(in.k);
   a.saved = saved ? static_cast<float*>(saved.data) : nullptr;
   a.ends = buffers.ends;
   a.kept = buffers.kept;

@@ -8,14 +8,14 @@ namespace talea::mamba3::cuda {
 namespace {
 
 template <class E, bool begins>
-__global__ void __launch_bounds__(block_threads)
+__global__ void __launch_bounds__(most_threads, 1)
     states_kernel(const __grid_constant__ Args a, const __grid_constant__ UnitBuffers buffers,
                   const __grid_constant__ Wave wave, const __grid_constant__ ChunkPlaces places,
                   char* scratch, int64_t units) {
   using Team = typename E::Team;
   each_unit<Team>(a, wave.first, places, scratch, units,
                   [&](Team& team, char* shared, char* own, const Unit& u, int64_t number) {
-                    States<Team, typename E::Type> states(team, a, places, shared, own);
+                    States<Team, typename E::Type, E::kept> states(team, a, places, shared, own);
                     if constexpr (begins)
                       states.begin_unit(u, number, buffers, wave);
                     else
@@ -26,9 +26,9 @@ __global__ void __launch_bounds__(block_threads)
 template <bool begins>
 void launch(const Launch& at, const Args& args, const Wave& wave) {
   const int64_t units = (wave.last - wave.first) * args.size.heads;
-  with_engine(at.plan.engine, [&](auto engine) {
+  with_engine<true>(at.plan, [&](auto engine) {
     launch_units("mamba3: states", states_kernel<decltype(engine), begins>, at, at.plan.states,
-                 units, args, at.buffers.units, wave);
+                 units, at.plan.threads, args, at.buffers.units, wave);
   });
 }
 

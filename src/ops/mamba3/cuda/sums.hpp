@@ -53,13 +53,15 @@ template <class Team>
 TALEA_SCAN void read_slots(Team& team, const Sizes& s, const Sequences& q) {
   const auto* from = static_cast<const int32_t*>(q.slots.data);
   const int64_t stride = q.slots.stride[0];
-  const double bad = team.sum(static_cast<int>(s.batch), 1, [&](int i, int) {
-    int64_t row = from ? from[i * stride] : i;
+  double own = 0;
+  team.each(s.batch, [&](int64_t i) {
+    const int64_t row = from ? from[i * stride] : i;
     bool wrong = row < -1 || row >= s.state_rows;
     for (int64_t j = 0; from && row >= 0 && j < i; ++j) wrong = wrong || from[j * stride] == row;
     q.ends[i] = wrong ? -1 : row;
-    return wrong ? 1.0 : 0.0;
+    own += wrong ? 1 : 0;
   });
+  const double bad = team.sum(own);
   team.each(1, [&](int64_t) { put_status(q.status, 0, -1, 0, static_cast<int64_t>(bad)); });
   team.sync();
 }

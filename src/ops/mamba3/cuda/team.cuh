@@ -13,11 +13,13 @@ struct DeviceWarp {
   __device__ bool leads() const { return lane == 0; }
   template <class F>
   __device__ __forceinline__ void each(int n, F f) {
+    TALEA_ROLLED
     for (int i = lane; i < n; i += 32) f(i);
   }
   template <class F>
   __device__ __forceinline__ float sum(int n, F f) {
     float all = 0;
+    TALEA_ROLLED
     for (int i = lane; i < n; i += 32) all += f(i);
     return device::warp_reduce(all, device::Sum{});
   }
@@ -163,12 +165,64 @@ struct DeviceTeam {
 
   template <class N, class F>
   __device__ __forceinline__ void each(N n, F f) {
+    TALEA_ROLLED
     for (N i = static_cast<N>(threadIdx.x); i < n; i += static_cast<N>(blockDim.x)) f(i);
   }
   template <class F>
   __device__ __forceinline__ void each_warp(int n, F f) {
     DeviceWarp own{lane()};
+    TALEA_ROLLED
     for (int i = warp(); i < n; i += warps()) f(i, own);
+  }
+
+  // f(row, column): a warp a row.
+  template <class F>
+  __device__ __forceinline__ void grid(int rows, int columns, F f) {
+    TALEA_ROLLED
+    for (int i = warp(); i < rows; i += warps()) TALEA_ROLLED
+    for (int j = lane(); j < columns; j += 32) f(i, j);
+  }
+  // use(row, column, load(row, column)): the loads of some rows are under way at a time.
+  template <int together = 2, class Load, class Use>
+  __device__ __forceinline__ void grid(int rows, int columns, Load load, Use use) {
+    using Loaded = decltype(load(0, 0));
+    TALEA_ROLLED
+    for (int j = lane(); j < columns; j += 32) TALEA_ROLLED
+    for (int i = warp(); i < rows; i += together * warps()) {
+      Loaded some[together];
+#pragma unroll
+      for (int x = 0; x < together; ++x) some[x] = load(min(i + x * warps(), rows - 1), j);
+#pragma unroll
+      for (int x = 0; x < together; ++x)
+        if (i + x * warps() < rows) use(i + x * warps(), j, some[x]);
+    }
+  }
+
+  // Tiles of a matrix that each warp holds in registers.
+  template <int count>
+  struct Kept {
+    float tiles[count > 0 ? count : 1][pairs][2][4];
+  };
+  template <int count, class F>
+  __device__ __forceinline__ void each_kept(Kept<count>& kept, int rows, int columns, F f) {
+    const int down = rows / 16, across = (columns + 31) / 32;
+#pragma unroll
+    for (int x = 0; x < count; ++x) {
+      const int tile = warp() + x * warps();
+      if (tile < down * across)
+        each_element(tile % down * 16, tile / down * 32, columns, kept.tiles[x], f);
+    }
+  }
+  template <int count, class A, class B>
+  __device__ __forceinline__ void add_kept(Kept<count>& kept, int rows, Span columns, Span depth,
+                                           A a, B b) {
+    const int down = rows / 16, across = (columns.depth + 31) / 32;
+#pragma unroll
+    for (int x = 0; x < count; ++x) {
+      const int tile = warp() + x * warps();
+      if (tile < down * across)
+        multiply(a, b, tile % down * 16, tile / down * 32, columns.depth, depth, kept.tiles[x]);
+    }
   }
 
   // put(i, get(0) + .. + get(i)); one warp.
@@ -177,6 +231,7 @@ struct DeviceTeam {
     if (warp() != 0) return;
     const int each = (n + 31) / 32, first = lane() * each;
     double own = 0;
+    TALEA_ROLLED
     for (int i = first; i < first + each && i < n; ++i) own += get(i);
     for (int step = 1; step < 32; step *= 2) {
       const double before = __shfl_up_sync(device::whole_warp, own, step);
@@ -184,15 +239,12 @@ struct DeviceTeam {
     }
     double sum = __shfl_up_sync(device::whole_warp, own, 1);
     if (lane() == 0) sum = 0;
+    TALEA_ROLLED
     for (int i = first; i < first + each && i < n; ++i) put(i, sum += get(i));
   }
 
-  // Every thread gets it.
-  template <class F>
-  __device__ __forceinline__ double sum(int rows, int columns, F f) {
-    double own = 0;
-    for (int i = warp(); i < rows; i += warps())
-      for (int j = lane(); j < columns; j += 32) own += f(i, j);
+  // Of all threads; every thread gets it.
+  __device__ __forceinline__ double sum(double own) {
     return device::block_reduce(own, device::Sum{}, shared_sums);
   }
 
@@ -200,6 +252,7 @@ struct DeviceTeam {
   __device__ __forceinline__ void multiply(const A& a, const B& b, int row, int column, int limit,
                                            Span depth, float (&sums)[pairs][2][4]) {
     const int end = depth.end(row);
+#pragma unroll 2
     for (int k = depth.begin(row); k < end; k += Unit16::depth) {
       typename Unit16::Part left, right;
       Unit16::load_left(a, row, k, lane(), left);
@@ -233,6 +286,7 @@ struct DeviceTeam {
   template <class F>
   __device__ __forceinline__ void each_tile(int rows, Span columns, F f) {
     const int down = rows / 16, across = (columns.depth + 31) / 32;
+    TALEA_ROLLED
     for (int tile = warp(); tile < down * across; tile += warps()) {
       const int row = tile % down * 16, column = tile / down * 32, limit = columns.end(row);
       if (column < limit) f(row, column, limit);

@@ -1,6 +1,6 @@
 // What: how lane cuda cuts a problem, without a GPU: engine, places of a chunk, waves, the limit.
-// Why: a plan is a pure function; a place too small or a limit not kept would be silent on a
-// device. Never: needs a device.
+// Why: a plan is a pure function; a place too small, a limit not kept would be silent on a device.
+// Never: needs a device.
 #ifdef TALEA_WITH_CUDA
 #include <gtest/gtest.h>
 

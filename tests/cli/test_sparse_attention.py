@@ -8,7 +8,9 @@ import math
 import os
 import pathlib
 import random
+import re
 import struct
+import subprocess
 import sys
 import unittest
 
@@ -259,6 +261,20 @@ class Index(SparseCase):
             dot = sum(self.iq[(t * HI + h) * DI + c] * self.ik[j * DI + c] for c in range(DI))
             total += self.iw[t * HI + h] * max(dot, 0)
         return total
+
+    def test_the_limit_that_a_refusal_names_is_enough(self):
+        def tool(*arguments):
+            return subprocess.run([TALEA, *arguments], capture_output=True, text=True)
+
+        sizes = ["--operator", "sparse_attention", "--tokens", "9", "--keys", "70", "--heads", "2"]
+        sizes += ["--dim", "16", "--value-dim", "8", "--top-k", "5"]
+        for command in (["explain"], ["bench", "--lanes", "unfused", "--repeats", "1"]):
+            low = tool(*command, *sizes, "--workspace-limit", "1KiB", "--json")
+            named = re.search(r"lane unfused needs at least (\d+) bytes", low.stdout + low.stderr)
+            self.assertIsNotNone(named, low.stdout + low.stderr)
+            done = tool(*command, *sizes, "--workspace-limit", named[1], "--json")
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertNotIn("needs at least", done.stdout + done.stderr)
 
     def test_selection(self):
         flags = ["--top-k", "4", "--outputs", "indices,topk_length,scores", "--causal"]

@@ -24,6 +24,7 @@ void SparseSizes::add(CLI::App& sub) {
   sub.add_option("--pass", pass, "which of the passes")
       ->check(CLI::IsMember({"forward", "backward", "select", "index_loss"}))
       ->capture_default_str();
+  sub.add_option("--workspace-limit", workspace_limit, "bytes, e.g. 64MiB")->capture_default_str();
 }
 
 SparseTensors tensors_of(const SparseSizes& z, const std::string& lane, const Place& place) {
@@ -31,6 +32,8 @@ SparseTensors tensors_of(const SparseSizes& z, const std::string& lane, const Pl
   t.pass = choice<sa::Pass>(z.pass, {"forward", "backward", "select", "index_loss"});
   const DType kind = parse_dtype(z.dtype);
   const int64_t n = z.tokens, h = z.heads, k = z.top_k;
+  t.attention.options.workspace_limit_bytes = t.select.options.workspace_limit_bytes =
+      t.loss.options.workspace_limit_bytes = parse_bytes("--workspace-limit", z.workspace_limit);
   if (t.pass == sa::Pass::forward || t.pass == sa::Pass::backward) {
     sa::Inputs& in = t.attention.in;
     sa::Outputs& out = t.attention.out;

@@ -11,7 +11,7 @@ namespace talea::cli {
 struct SparseSizes {
   int64_t tokens = 512, keys = 4096, heads = 16, dim = 576, value_dim = 512, top_k = 512;
   int64_t index_heads = 16, index_dim = 64;
-  std::string pass = "forward", dtype = "fp32";
+  std::string pass = "forward", dtype = "fp32", workspace_limit = "256MiB";
 
   void add(CLI::App& sub);
 };

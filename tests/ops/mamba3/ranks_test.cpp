@@ -25,34 +25,6 @@ std::vector<int64_t> pieces(int64_t n, int ranks, int kind) {
   return bounds;
 }
 
-int head_axis(const Case& c, const std::string& name) {
-  if (name == "cu_seqlens" || name == "q" || name == "k" || name == "d_q" || name == "d_k")
-    return -1;
-  const std::string of = name.substr(name.rfind('_') + 1);
-  const bool state =
-      name.find("initial_") != std::string::npos || name.find("final_") != std::string::npos;
-  if (state) return of == "k" && (c.size.rank_axis || c.size.R > 1) ? 2 : 1;
-  if (name == "out" || name == "d_out") return c.reduce() ? 2 : 3;
-  const int axis = token_axis(name);
-  if (axis == 2) return 1;
-  if (axis == 1) return name.find("angles") != std::string::npos && c.size.shared_angles ? -1 : 2;
-  return 0;
-}
-
-Case heads_of(const Case& c, int64_t first, int64_t last, int64_t group, int64_t groups) {
-  Case p = c;
-  p.size.H = last - first;
-  p.size.G = groups;
-  const int axis = c.size.rank_axis || c.size.R > 1 ? 3 : 2;
-  for (auto& [name, tensor] : p.in) {
-    if (name == "q" || name == "k")
-      tensor = part(c.in.at(name), axis, group, group + groups);
-    else if (const int a = head_axis(c, name); a >= 0)
-      tensor = part(c.in.at(name), a, first, last);
-  }
-  return p;
-}
-
 // Every rank's outcome; `local` makes its case and its Ranks from communicator and rank.
 std::vector<Outcome> run_world(const std::string& lane, int ranks,
                                const std::function<Case(int, Communicator&, How&)>& local) {

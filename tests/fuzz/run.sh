@@ -8,6 +8,7 @@ shift || true
 cd "$(dirname "$0")/../.."
 cmake --preset fuzz >/dev/null
 cmake --build build/fuzz --target fuzzers
+export LSAN_OPTIONS=suppressions=$PWD/tests/sanitizers/lsan.supp  # threads of lanes cpu
 bin=build/fuzz/bin
 work=build/fuzz/corpus
 "$bin/fuzz_seeds" "$work/seeds"

@@ -17,7 +17,6 @@ from .. import _abi
 from .._abi import UsageError
 from .._torch import _fill
 from . import _c
-from ._rests import Rests
 from ._settings import Config
 from ._tensors import GRADIENTS, NO_GRADIENT, PER_TOKEN, Described, _key_of, keep, kept_under
 from ._tensors import run as run_described
@@ -103,18 +102,18 @@ def _and_states(config: Config) -> Config:
 class _LateCall:
     """The struct of talea_linear_cross_entropy_late(), filled once for a described call."""
 
-    __slots__ = ("slots", "struct")
+    __slots__ = ("names", "struct")
 
     def __init__(self, tensors: dict) -> None:
         self.struct = _c.Late()
         self.struct.struct_bytes = c.sizeof(self.struct)
-        self.slots = [getattr(self.struct, name) for name in tensors]
-        for slot, (name, tensor) in zip(self.slots, tensors.items(), strict=True):
-            _fill(slot, tensor, name)
+        self.names = tuple(tensors)
+        for name, tensor in tensors.items():
+            _fill(getattr(self.struct, name), tensor, name)
 
-    def __call__(self, addresses, stream) -> None:
-        for slot, address in zip(self.slots, addresses, strict=True):
-            slot.data = address
+    def __call__(self, tensors: dict, stream) -> None:
+        for name in self.names:
+            getattr(self.struct, name).data = tensors[name].data_ptr()
         self.struct.stream = stream
         _abi.check(_abi.lib.talea_linear_cross_entropy_late(c.byref(self.struct)))
 
@@ -122,38 +121,17 @@ class _LateCall:
 _calls: dict = {}  # one entry a shape; its struct is filled and used under the interpreter's lock
 
 
-def _late(tensors: dict, stream) -> _LateCall:
+def _late(tensors: dict, stream) -> None:
     key = tuple((n, t.shape, t.stride(), t.dtype, t.get_device()) for n, t in tensors.items())
     call = _calls.get(key)
     if call is None:
         if len(_calls) >= 256:
             _calls.clear()
         call = _calls[key] = _LateCall(tensors)
-    call([t.data_ptr() for t in tensors.values()], stream)
-    return call
+    call(tensors, stream)
 
 
-def again(described: Described, kept: list, factor: torch.Tensor, stream) -> list | None:
-    """What multiply() gives, where it was called before for equal tensors; else None.
-
-    Backward runs in a thread whose caches are cold: the less it does there, the better.
-    """
-    call, dtype = described.again
-    if factor.dtype is not dtype or factor.dim() or factor.get_device() != described.device_index:
-        return None
-    offsets = described.rests.offsets
-    made = kept[:-1] if offsets else kept
-    addresses = [factor.data_ptr(), *[t.data_ptr() for t in made]]
-    if offsets:
-        if type(kept[-1]) is not Rests:
-            return None
-        place = kept[-1].place
-        addresses += [place + at for at in offsets]
-    call(addresses, stream)
-    return made
-
-
-def multiply(described: Described, kept: dict, inputs, factor: torch.Tensor, stream=None) -> dict:
+def multiply(kept: dict, inputs, factor: torch.Tensor, stream=None) -> dict:
     """Every kept gradient times the factor, in the dtype of its input, rounded once.
 
     factor: a scalar, or a value a row where dx alone is kept. Scales in place: once.
@@ -177,9 +155,7 @@ def multiply(described: Described, kept: dict, inputs, factor: torch.Tensor, str
     if "rests" in kept:
         tensors.update(kept["rests"]())
     if "dx" in made or "dw" in made:
-        call = _late(tensors, stream)
-        if not factor.dim() and "db" not in made and all(made[n] is kept[n] for n in made):
-            described.again = call, factor.dtype
+        _late(tensors, stream)
     if "db" in made:
         made["db"].copy_(kept["db"] * factor)
     return made

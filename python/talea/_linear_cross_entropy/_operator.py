@@ -129,7 +129,7 @@ class _Waiting:
     """What forward leaves to backward; what few calls have stands in the class until it is set."""
 
     main_grad = receipts = said = stream = None
-    described, names, kept, saved = None, (), (), ()  # of what is kept, and itself; the row states
+    names = kept = saved = ()  # of what is kept, and itself; the row states
 
     def __init__(self, config, need) -> None:
         self.config, self.need = config, need
@@ -177,7 +177,7 @@ def _form(waiting: _Waiting, tensors) -> tuple:
     )
     waiting.stream = described.stream
     if described.late is not None:  # without the results, which know this function themselves
-        waiting.described = described
+        waiting.names = described.names[described.results :]
         waiting.kept = made[described.results :]
     elif described.config is not waiting.config:
         by_name = dict(zip(described.names, made, strict=True))
@@ -225,24 +225,19 @@ def _backward(ctx, *upstream):
         return (None,) * 6
     tensors = ctx.saved_tensors
     tensors += (None,) * (len(TENSORS) - len(tensors))
-    kept, said, described = waiting.kept, waiting.said, waiting.described
-    waiting.kept, waiting.said = (), None  # handed out once, so that nothing is scaled twice
+    kept, said = dict(zip(waiting.names, waiting.kept, strict=True)), waiting.said
+    # Handed out once, so that nothing is scaled twice.
+    waiting.names, waiting.kept, waiting.said = (), (), None
     stream = waiting.stream() if waiting.stream is not None else None
     if said is not None:
-        kept = dict(zip(waiting.names, kept, strict=True))
         _late_gradients.compare(said, upstream[0], kept.get("dx"), stream)
         found = [kept.get(n) for n in GRADIENTS]
     elif kept:
         factor = upstream[0]
         if waiting.config.outputs == ("target_logprob",):
             factor = -factor
-        made = described.again and _late_gradients.again(described, kept, factor, stream)
-        if made is not None:
-            found = in_places(made, waiting.need)
-        else:
-            kept = dict(zip(described.names[described.results :], kept, strict=True))
-            made = _late_gradients.multiply(described, kept, tensors, factor, stream)
-            found = [made.get(n) for n in GRADIENTS]
+        made = _late_gradients.multiply(kept, tensors, factor, stream)
+        found = [made.get(n) for n in GRADIENTS]
     else:
         by_name = dict(zip(results_of(waiting.config), upstream, strict=True))
         exact = [by_name.get(name) for name in ("loss", *PER_TOKEN)]

@@ -92,7 +92,7 @@ class Described:
     """A call as it was described once: its plan, how its outputs are made, on which stream."""
 
     __slots__ = (
-        "again", "config", "device_index", "fresh", "late", "makers", "names", "plan", "ranks", "rests",
+        "config", "device_index", "fresh", "late", "makers", "names", "plan", "ranks", "rests",
         "results", "stream", "workspace",
     )  # fmt: skip
 
@@ -101,7 +101,7 @@ class Described:
     ) -> None:
         """waits: the gradients made in fp32 and the rests that are kept; see _late.py."""
         device = inputs[0].device
-        self.config, self.late, self.again = config, waits, None
+        self.config, self.late = config, waits
         wide_gradients, rests = waits or ((), ())
         makers = recipe(config, inputs, need, given or (), wide_gradients)
         if "dx_rest" in rests:

@@ -55,6 +55,10 @@ __device__ __forceinline__ void barrier_expect(uint64_t* barrier, uint32_t bytes
       : "memory");
 }
 
+__device__ __forceinline__ void barrier_arrive(uint64_t* barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(smem_address(barrier)) : "memory");
+}
+
 // Arrives at the barrier of the same shared address in block `rank` of the cluster. What it
 // releases was read by the matrix units, so no ordinary memory access needs cluster-wide ordering:
 // asking for it would cost a device-wide fence per stage (measured: 1.6 x the product's time).
@@ -90,6 +94,36 @@ __device__ __forceinline__ void named_barrier_sync(int id, int threads) {
 
 __device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// Waits as named_barrier_sync; whether `mine` holds of any of its threads.
+__device__ __forceinline__ bool named_barrier_any(int id, int threads, bool mine) {
+  uint32_t any;
+  asm volatile(
+      "{\n.reg .pred p, q;\n"
+      "setp.ne.u32 p, %1, 0;\n"
+      "barrier.cta.red.or.pred q, %2, %3, p;\n"
+      "selp.u32 %0, 1, 0, q;\n}"
+      : "=r"(any)
+      : "r"(mine ? 1u : 0u), "r"(id), "r"(threads)
+      : "memory");
+  return any != 0;
+}
+
+// ---- copies of 16 bytes -----------------------------------------------------------------------
+
+// `present` false: 16 zeros, and nothing is read. `to`: an address in shared memory.
+__device__ __forceinline__ void copy_16_bytes(uint32_t to, const void* from, bool present) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+               "r"(present ? 16 : 0)
+               : "memory");
+}
+
+// Arrives once all copies that this thread has begun are done; counts as one of the barrier's
+// arrivals. What reads them in the async proxy fences after its wait.
+__device__ __forceinline__ void barrier_arrive_after_copies(uint64_t* barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(smem_address(barrier))
+               : "memory");
 }
 
 // ---- bulk tensor copies -----------------------------------------------------------------------

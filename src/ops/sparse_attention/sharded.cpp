@@ -217,6 +217,13 @@ Problem local_problem(const Problem& p) {
   return l;
 }
 
+std::optional<std::string> decline_exchange(const Problem& p) {
+  if (p.device == DeviceKind::cpu || !cut(p)) return std::nullopt;
+  const bool sums_sink = p.wants_d_sink && p.sequence_world > 1;
+  if (!p.gather_kv && !sums_dkv(p) && !sums_dk(p) && !sums_sink) return std::nullopt;
+  return "ranks: device tensors whose parts are exchanged: in this version on the host alone";
+}
+
 int64_t exchange_bytes(const Problem& p) {
   if (!cut(p)) return 0;
   Arena arena;

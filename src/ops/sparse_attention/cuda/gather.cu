@@ -2,7 +2,6 @@
 // Why: products read dense rows; the rule of validity is applied where an index is first read.
 // Never: reads a row of kv that no valid slot names.
 #include <algorithm>
-#include <climits>
 #include <type_traits>
 
 #include "device/common/cuda_check.hpp"
@@ -16,49 +15,6 @@ constexpr int64_t scale_columns = 128, packed_values = 512, packed_scales_at = 5
 constexpr int64_t packed_rope_at = 528;
 
 int64_t blocks_of(int64_t items, int64_t each = threads) { return (items + each - 1) / each; }
-
-__device__ SlotKind kind_of(const Tables& t, int64_t b, int64_t s, int64_t g, int64_t k) {
-  const QueryRule query = query_rule(t, b, s);
-  if (k >= query.slots) return SlotKind::absent;
-  const int64_t index = integer_at(t.indices, offset(t.indices, b, s, g, k));
-  return find_key(t.rule, query, k, index).kind;
-}
-
-__device__ void count(const Tables& t, Counters* counters, int64_t b, int64_t s, int64_t g,
-                      int64_t k) {
-  atomicAdd(&counters->foreign, 1ull);
-  const int64_t flat = ((b * t.queries + s) * t.groups + g) * t.slots + k;
-  atomicMin(&counters->first, static_cast<long long>(flat));
-}
-
-__global__ void reset_kernel(Counters* counters) {
-  counters->foreign = 0;
-  counters->nan_scores = 0;
-  counters->first = LLONG_MAX;
-}
-
-__global__ void write_status_kernel(const Counters* counters, Tables t, View status) {
-  auto* to = static_cast<long long*>(status.data);
-  const int64_t each = status.stride[0];
-  to[0] += static_cast<long long>(counters->foreign);
-  to[3 * each] += static_cast<long long>(counters->nan_scores);
-  const int64_t first = counters->first;
-  if (counters->foreign != 0 && (to[each] < 0 || first < to[each])) {
-    const int64_t k = first % t.slots, g = first / t.slots % t.groups;
-    const int64_t row = first / t.slots / t.groups;
-    to[each] = first;
-    to[2 * each] = integer_at(t.indices, offset(t.indices, row / t.queries, row % t.queries, g, k));
-  }
-}
-
-__global__ void count_foreign_kernel(Tables t, int64_t all, Counters* counters) {
-  for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < all;
-       i += int64_t{gridDim.x} * blockDim.x) {
-    const int64_t k = i % t.slots, g = i / t.slots % t.groups, row = i / t.slots / t.groups;
-    const int64_t b = row / t.queries, s = row % t.queries;
-    if (kind_of(t, b, s, g, k) == SlotKind::foreign) count(t, counters, b, s, g, k);
-  }
-}
 
 __global__ void find_rows_kernel(Tables t, Chunk c, int64_t inner_rows, int64_t* rows,
                                  Counters* counters) {
@@ -138,7 +94,7 @@ __global__ void gather_kernel(Gather g, Chunk c, const int64_t* rows, T* keys, b
 }
 
 template <typename T>
-__global__ void pack_kernel(View from, View scale, Chunk c, int64_t columns, T* packed) {
+__global__ void pack_kernel(View from, View scale, Chunk c, int64_t columns, T* packed, T* rest) {
   const int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x;
   if (i >= c.n * c.heads * columns) return;
   const int64_t column = i % columns, h = c.head + i / columns % c.heads;
@@ -146,6 +102,7 @@ __global__ void pack_kernel(View from, View scale, Chunk c, int64_t columns, T* 
   float value = number_at(from, offset(from, c.b, s, h, column));
   if (scale.present) value *= number_at(scale, offset(scale, c.b, s, h));
   packed[i] = rounded<T>(value);
+  if (rest) rest[i] = rounded<T>(value - static_cast<float>(packed[i]));
 }
 
 // Calls f with a null pointer of the operand's type.
@@ -170,25 +127,6 @@ bool in_words(const Gather& g) {
 
 }  // namespace
 
-void reset(Counters* counters, cudaStream_t stream) {
-  reset_kernel<<<1, 1, 0, stream>>>(counters);
-  device::check_launch("sparse_attention: reset");
-}
-
-void write_status(const Counters* counters, const Tables& tables, const View& status,
-                  cudaStream_t stream) {
-  write_status_kernel<<<1, 1, 0, stream>>>(counters, tables, status);
-  device::check_launch("sparse_attention: write_status");
-}
-
-void count_foreign(const Tables& tables, int64_t batch, Counters* counters, cudaStream_t stream) {
-  const int64_t all = batch * tables.queries * tables.groups * tables.slots;
-  if (all == 0) return;
-  const auto blocks = static_cast<unsigned>(std::min<int64_t>(blocks_of(all), 4096));
-  count_foreign_kernel<<<blocks, threads, 0, stream>>>(tables, all, counters);
-  device::check_launch("sparse_attention: count_foreign");
-}
-
 void find_rows(const Tables& tables, const Chunk& chunk, int64_t inner_rows, int64_t* rows,
                Counters* counters, cudaStream_t stream) {
   const auto blocks = static_cast<unsigned>(blocks_of(chunk.n * chunk.padded));
@@ -210,13 +148,13 @@ void gather_rows(const Gather& gather, const Chunk& chunk, const int64_t* rows, 
 }
 
 void pack(const View& from, const View& scale, const Chunk& chunk, int64_t columns, DType to,
-          void* packed, cudaStream_t stream) {
+          const Packed& packed, cudaStream_t stream) {
   const auto blocks = static_cast<unsigned>(blocks_of(chunk.n * chunk.heads * columns));
   if (blocks == 0) return;
   of_type(to, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
-    pack_kernel<T>
-        <<<blocks, threads, 0, stream>>>(from, scale, chunk, columns, static_cast<T*>(packed));
+    pack_kernel<T><<<blocks, threads, 0, stream>>>(
+        from, scale, chunk, columns, static_cast<T*>(packed.values), static_cast<T*>(packed.rest));
   });
   device::check_launch("sparse_attention: pack");
 }

@@ -8,7 +8,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include "ops/sparse_attention/cuda/tables.cuh"
+#include "ops/sparse_attention/foreign.cuh"
 
 namespace talea::sparse_attention::cuda {
 
@@ -17,17 +17,6 @@ struct Chunk {
   int64_t b = 0, s = 0, n = 0, g = 0, head = 0, heads = 0;
   int64_t padded = 0;  // Kp
 };
-
-// Counts over the whole call, in the workspace; written to the caller's status at the end.
-struct Counters {
-  unsigned long long foreign = 0, nan_scores = 0;
-  long long first = 0;  // lowest flat slot of a foreign index; INT64_MAX: none
-};
-void reset(Counters* counters, cudaStream_t stream);
-void write_status(const Counters* counters, const Tables& tables, const View& status,
-                  cudaStream_t stream);
-// Counts the foreign indices of all batch entries into `counters`, and nothing else.
-void count_foreign(const Tables& tables, int64_t batch, Counters* counters, cudaStream_t stream);
 
 // rows [n, Kp]: outer * inner_rows + inner of each valid slot, -1 else. counters may be null.
 void find_rows(const Tables& tables, const Chunk& chunk, int64_t inner_rows, int64_t* rows,
@@ -43,18 +32,23 @@ struct Gather {
 void gather_rows(const Gather& gather, const Chunk& chunk, const int64_t* rows, void* keys,
                  cudaStream_t stream);
 
-// A matrix [n, heads, columns] of the caller, packed in `to`. scale: of e4m3, may be absent.
+// A matrix [n, heads, columns] of the caller, packed in `to`. scale: of e4m3, may be absent. rest:
+// what rounding left, may be null.
+struct Packed {
+  void *values = nullptr, *rest = nullptr;
+};
 void pack(const View& from, const View& scale, const Chunk& chunk, int64_t columns, DType to,
-          void* packed, cudaStream_t stream);
+          const Packed& packed, cudaStream_t stream);
 
 struct Softmax {
   float scale = 1;
   View sink, lse, row_max;  // lse, row_max: outputs, may be absent
   DType to = DType::bf16;   // of P
 };
-// S [n, heads, Kp] fp32 -> P, the probabilities with the sink in the denominator.
+// S [n, heads, Kp] fp32 -> P, the probabilities with the sink in the denominator; rest: what
+// rounding them left, may be null.
 void softmax(const Softmax& softmax, const Chunk& chunk, const int64_t* rows, const float* scores,
-             void* weights, cudaStream_t stream);
+             void* weights, void* rest, cudaStream_t stream);
 
 // o [n, heads, columns] fp32 -> the caller's o and its residual.
 void write_output(const float* values, const Chunk& chunk, int64_t columns, const View& o,
@@ -64,10 +58,9 @@ struct Slopes {
   float scale = 1;
   View sink, d_lse;
   DType to = DType::bf16;
-  bool split = false;  // P and dS as hi + lo
 };
-// S, dP [n, heads, Kp] fp32 -> P and dS as operands (lo: only where split), and the chunk's share
-// of d_sink [n, heads]. Delta = sum P dP, in fp32.
+// S, dP [n, heads, Kp] fp32 -> P and dS as operands (lo: what rounding left, may be null), and the
+// chunk's share of d_sink [n, heads]. Delta = sum P dP, in fp32.
 struct SlopesOut {
   void *p_hi = nullptr, *p_lo = nullptr, *ds_hi = nullptr, *ds_lo = nullptr;
   float* d_sink = nullptr;

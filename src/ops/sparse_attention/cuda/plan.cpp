@@ -20,16 +20,20 @@ T* take(Arena& arena, int64_t count, DType dtype) {
   return reinterpret_cast<T*>(arena.take<char>(count * size_of(dtype)));
 }
 
+// Weights of 16 bits have a second number for what rounding left.
+bool rests(const Problem& p, const ChunkPlan& plan) {
+  return p.options.operands == Operands::split && plan.operands != DType::f32;
+}
+
 void lay_out_backward(Arena& arena, const Problem& p, const ChunkPlan& plan, Buffers& b) {
   const int64_t n = plan.queries, slots = n * plan.padded, rows = n * plan.heads;
   const DType type = plan.operands;
   b.d_o = take<void>(arena, rows * p.value_dim, type);
   b.d_weights = arena.take<float>(rows * plan.padded);
   b.slopes = take<void>(arena, rows * plan.padded, type);
-  if (p.options.operands == Operands::split) {
-    b.weights_lo = take<void>(arena, rows * plan.padded, type);
-    b.slopes_lo = take<void>(arena, rows * plan.padded, type);
-  }
+  if (rests(p, plan)) b.slopes_lo = take<void>(arena, rows * plan.padded, type);
+  if (p.d_o_dtype == DType::f32 && type != DType::f32)
+    b.d_o_lo = take<void>(arena, rows * p.value_dim, type);
   if (p.wants_d_sink) {
     b.d_sink_shares = arena.take<float>(rows);
     b.d_sink = arena.take<double>(p.heads);
@@ -74,6 +78,7 @@ Buffers lay_out(Arena& arena, const Problem& p, const ChunkPlan& plan) {
   b.q = take<void>(arena, rows * p.dim, plan.operands);
   b.scores = arena.take<float>(rows * plan.padded);
   b.weights = take<void>(arena, rows * plan.padded, plan.operands);
+  if (rests(p, plan)) b.weights_lo = take<void>(arena, rows * plan.padded, plan.operands);
   b.values = arena.take<float>(rows * (p.pass == Pass::backward ? p.dim : p.value_dim));
   if (p.pass == Pass::backward) lay_out_backward(arena, p, plan, b);
   return b;

@@ -23,21 +23,23 @@ struct Buffers {
   Counters* counters = nullptr;
   void* product = nullptr;  // cuBLASLt's own
   // forward and backward
-  int64_t* rows = nullptr;  // [queries, padded]
-  void* keys = nullptr;     // [queries, padded, dim]
-  void* q = nullptr;        // [queries, heads, dim]
-  float* scores = nullptr;  // [queries, heads, padded]
-  void* weights = nullptr;  // [queries, heads, padded] P
-  float* values = nullptr;  // [queries, heads, value_dim], or of dq [.., dim]
+  int64_t* rows = nullptr;     // [queries, padded]
+  void* keys = nullptr;        // [queries, padded, dim]
+  void* q = nullptr;           // [queries, heads, dim]
+  float* scores = nullptr;     // [queries, heads, padded]
+  void* weights = nullptr;     // [queries, heads, padded] P
+  void* weights_lo = nullptr;  // split: what rounding P left
+  float* values = nullptr;     // [queries, heads, value_dim], or of dq [.., dim]
   // backward
-  void* d_o = nullptr;         // [queries, heads, value_dim]
-  float* d_weights = nullptr;  // [queries, heads, padded] dP
-  void *weights_lo = nullptr, *slopes = nullptr, *slopes_lo = nullptr;  // as weights
-  float* contributions = nullptr;                                       // [queries, padded, dim]
-  float* d_sink_shares = nullptr;                                       // [queries, heads]
-  double* d_sink = nullptr;                                             // [all heads]
-  float* dkv = nullptr;  // [outer, inner, groups, dim]
-  SortBuffers sort;      // of queries * padded slots
+  void* d_o = nullptr;                           // [queries, heads, value_dim]
+  void* d_o_lo = nullptr;                        // of an fp32 d_o: what rounding left
+  float* d_weights = nullptr;                    // [queries, heads, padded] dP
+  void *slopes = nullptr, *slopes_lo = nullptr;  // as weights
+  float* contributions = nullptr;                // [queries, padded, dim]
+  float* d_sink_shares = nullptr;                // [queries, heads]
+  double* d_sink = nullptr;                      // [all heads]
+  float* dkv = nullptr;                          // [outer, inner, groups, dim]
+  SortBuffers sort;                              // of queries * padded slots
   // select
   void* index_q = nullptr;        // [queries, index heads, index dim]
   void* index_k = nullptr;        // [keys, index dim]

@@ -4,29 +4,10 @@
 #include "ops/sparse_attention/cuda/run.hpp"
 
 #include <algorithm>
-#include <climits>
+
+#include "ops/sparse_attention/foreign.hpp"
 
 namespace talea::sparse_attention::cuda {
-
-Tables tables_of(const Problem& p, const Args& a) {
-  Tables t;
-  t.rule = key_rule(p);
-  t.queries = p.queries;
-  t.slots = p.slots;
-  t.groups = p.groups;
-  t.keys = p.keys;
-  t.sequences = p.sequences;
-  t.position_base = p.options.q_position_base;
-  t.has_block_table = p.has_block_table;
-  t.indices = a.indices;
-  t.topk_length = a.topk_length;
-  t.cu_seqlens_q = a.cu_seqlens_q;
-  t.cu_seqlens_k = a.cu_seqlens_k;
-  t.q_positions = a.q_positions;
-  t.block_table = a.block_table;
-  t.kv_lengths = a.kv_lengths;
-  return t;
-}
 
 Run::Run(const Call& call, const ChunkPlan& plan)
     : c_(call),
@@ -37,35 +18,6 @@ Run::Run(const Call& call, const ChunkPlan& plan)
       b_(lay_out(arena_, call.problem, plan_)),
       tables_(tables_of(call.problem, call.args)),
       stream_(device::cuda_stream(call.stream)) {}
-
-// The one synchronisation of IndexCheck::checked.
-void Run::check_foreign() {
-  reset(b_.counters, stream_);
-  if (p_.options.index_check != IndexCheck::checked || !a_.indices) return;
-  require(
-      !device::capturing(stream_), ErrorKind::usage,
-      "index_check = checked: needs a synchronisation, impossible while the stream is captured");
-  count_foreign(tables_, p_.batch, b_.counters, stream_);
-  Counters found;
-  device::check(cudaMemcpyAsync(&found, b_.counters, sizeof found, cudaMemcpyDeviceToHost, stream_),
-                "reading the count of foreign indices");
-  device::check(cudaStreamSynchronize(stream_), "index_check = checked");
-  if (found.foreign == 0) return;
-  const int64_t k = found.first % p_.slots, g = found.first / p_.slots % p_.groups;
-  const int64_t row = found.first / p_.slots / p_.groups;
-  const int64_t element = a_.indices.at(row / p_.queries, row % p_.queries, g, k);
-  int64_t value = 0;
-  int32_t narrow = 0;
-  const bool wide = a_.indices.dtype == DType::i64;
-  device::check(
-      cudaMemcpyAsync(wide ? static_cast<void*>(&value) : &narrow, a_.indices.address(element),
-                      wide ? 8 : 4, cudaMemcpyDeviceToHost, stream_),
-      "reading a foreign index");
-  device::check(cudaStreamSynchronize(stream_), "index_check = checked");
-  fail(ErrorKind::invalid_data,
-       "indices: {} at batch {}, query {}, slot {} lies outside its space ({} such)",
-       wide ? value : narrow, row / p_.queries, row % p_.queries, g * p_.slots + k, found.foreign);
-}
 
 template <typename F>
 void Run::each_chunk(F&& body) {
@@ -129,21 +81,47 @@ void Run::prepare(const Chunk& chunk) {
   gather.dim = p_.dim;
   gather.to = plan_.operands;
   gather_rows(gather, chunk, b_.rows, b_.keys, stream_);
-  pack(a_.q, a_.q_scale, chunk, p_.dim, plan_.operands, b_.q, stream_);
+  pack(a_.q, a_.q_scale, chunk, p_.dim, plan_.operands, {b_.q}, stream_);
+  compare(chunk, b_.q, p_.dim, b_.scores);
+}
+
+void Run::compare(const Chunk& chunk, const void* rows, int64_t columns, float* to, float beta) {
   Batched x;
   x.transpose_a = true;
   x.m = plan_.padded;
   x.n = chunk.heads;
-  x.k = p_.dim;
-  x.lda = x.ldb = p_.dim;
+  x.k = columns;
+  x.lda = p_.dim;
+  x.ldb = columns;
   x.ldc = plan_.padded;
   x.stride_a = plan_.padded * p_.dim;
-  x.stride_b = chunk.heads * p_.dim;
+  x.stride_b = chunk.heads * columns;
   x.stride_c = chunk.heads * plan_.padded;
   x.batches = chunk.n;
   x.a = b_.keys;
-  x.b = b_.q;
-  x.c = b_.scores;
+  x.beta = beta;
+  x.b = rows;
+  x.c = to;
+  multiply(x);
+}
+
+void Run::weigh(const Chunk& chunk, const void* weights, int64_t columns, float alpha, float beta) {
+  Batched x;
+  x.m = columns;
+  x.n = chunk.heads;
+  x.k = plan_.padded;
+  x.lda = p_.dim;
+  x.ldb = plan_.padded;
+  x.ldc = columns;
+  x.stride_a = plan_.padded * p_.dim;
+  x.stride_b = chunk.heads * plan_.padded;
+  x.stride_c = chunk.heads * columns;
+  x.batches = chunk.n;
+  x.alpha = alpha;
+  x.beta = beta;
+  x.a = b_.keys;
+  x.b = weights;
+  x.c = b_.values;
   multiply(x);
 }
 
@@ -155,29 +133,15 @@ void Run::forward_chunk(const Chunk& chunk) {
   row.lse = a_.lse;
   row.row_max = a_.row_max;
   row.to = plan_.operands;
-  softmax(row, chunk, b_.rows, b_.scores, b_.weights, stream_);
+  softmax(row, chunk, b_.rows, b_.scores, b_.weights, b_.weights_lo, stream_);
   if (!a_.o && !a_.o_residual) return;
-  Batched x;  // o [n, H, dv] = P V
-  x.m = p_.value_dim;
-  x.n = chunk.heads;
-  x.k = plan_.padded;
-  x.lda = p_.dim;
-  x.ldb = plan_.padded;
-  x.ldc = p_.value_dim;
-  x.stride_a = plan_.padded * p_.dim;
-  x.stride_b = chunk.heads * plan_.padded;
-  x.stride_c = chunk.heads * p_.value_dim;
-  x.batches = chunk.n;
-  x.a = b_.keys;
-  x.b = b_.weights;
-  x.c = b_.values;
-  multiply(x);
+  weigh(chunk, b_.weights, p_.value_dim, 1, 0);
+  if (b_.weights_lo) weigh(chunk, b_.weights_lo, p_.value_dim, 1, 1);
   write_output(b_.values, chunk, p_.value_dim, a_.o, a_.o_residual, stream_);
 }
 
 void Run::forward() {
-  check_foreign();
-  if (p_.options.index_check == IndexCheck::checked) reset(b_.counters, stream_);
+  begin_counting(c_, tables_, b_.counters, stream_);
   each_chunk([&](const Chunk& chunk) { forward_chunk(chunk); });
   finish();
 }
@@ -206,27 +170,9 @@ void Run::end_dkv() {
 
 // dq [n, H, D] = scale dS keys
 void Run::form_dq(const Chunk& chunk) {
-  Batched x;
-  x.m = p_.dim;
-  x.n = chunk.heads;
-  x.k = plan_.padded;
-  x.lda = p_.dim;
-  x.ldb = plan_.padded;
-  x.ldc = p_.dim;
-  x.stride_a = plan_.padded * p_.dim;
-  x.stride_b = chunk.heads * plan_.padded;
-  x.stride_c = chunk.heads * p_.dim;
-  x.batches = chunk.n;
-  x.alpha = static_cast<float>(p_.scale);
-  x.a = b_.keys;
-  x.b = b_.slopes;
-  x.c = b_.values;
-  multiply(x);
-  if (b_.slopes_lo) {
-    x.b = b_.slopes_lo;
-    x.beta = 1;
-    multiply(x);
-  }
+  const auto scale = static_cast<float>(p_.scale);
+  weigh(chunk, b_.slopes, p_.dim, scale, 0);
+  if (b_.slopes_lo) weigh(chunk, b_.slopes_lo, p_.dim, scale, 1);
   write_output(b_.values, chunk, p_.dim, a_.dq, {}, stream_);
 }
 
@@ -256,11 +202,14 @@ void Run::form_dkv(const Chunk& chunk) {
   x.m = x.lda = p_.value_dim;
   x.stride_a = chunk.heads * p_.value_dim;
   x.alpha = 1;
-  x.a = b_.d_o;
-  for (const void* weights : {b_.weights, b_.weights_lo}) {
-    if (!weights) continue;
-    x.b = weights;
-    multiply(x);
+  for (const void* d_o : {b_.d_o, b_.d_o_lo}) {
+    if (!d_o) continue;
+    x.a = d_o;
+    for (const void* weights : {b_.weights, b_.weights_lo}) {
+      if (!weights) continue;
+      x.b = weights;
+      multiply(x);
+    }
   }
   Scatter to;
   to.sums = dkv_sums_;
@@ -276,36 +225,23 @@ void Run::backward_chunk(const Chunk& chunk) {
   prepare(chunk);
   View none;
   if (a_.d_o) {
-    pack(a_.d_o, none, chunk, p_.value_dim, plan_.operands, b_.d_o, stream_);
+    pack(a_.d_o, none, chunk, p_.value_dim, plan_.operands, {b_.d_o, b_.d_o_lo}, stream_);
   } else {
-    device::check(cudaMemsetAsync(b_.d_o, 0,
-                                  static_cast<size_t>(chunk.n * chunk.heads * p_.value_dim *
-                                                      size_of(plan_.operands)),
-                                  stream_),
-                  "d_o: clearing");
+    for (void* d_o : {b_.d_o, b_.d_o_lo})
+      if (d_o)
+        device::check(cudaMemsetAsync(d_o, 0,
+                                      static_cast<size_t>(chunk.n * chunk.heads * p_.value_dim *
+                                                          size_of(plan_.operands)),
+                                      stream_),
+                      "d_o: clearing");
   }
-  Batched x;  // dP [n, H, Kp] = d_o V^T
-  x.transpose_a = true;
-  x.m = plan_.padded;
-  x.n = chunk.heads;
-  x.k = p_.value_dim;
-  x.lda = p_.dim;
-  x.ldb = p_.value_dim;
-  x.ldc = plan_.padded;
-  x.stride_a = plan_.padded * p_.dim;
-  x.stride_b = chunk.heads * p_.value_dim;
-  x.stride_c = chunk.heads * plan_.padded;
-  x.batches = chunk.n;
-  x.a = b_.keys;
-  x.b = b_.d_o;
-  x.c = b_.d_weights;
-  multiply(x);
+  compare(chunk, b_.d_o, p_.value_dim, b_.d_weights);
+  if (b_.d_o_lo) compare(chunk, b_.d_o_lo, p_.value_dim, b_.d_weights, 1);
   Slopes row;
   row.scale = static_cast<float>(p_.scale);
   row.sink = a_.sink;
   row.d_lse = a_.d_lse;
   row.to = plan_.operands;
-  row.split = p_.options.operands == Operands::split;
   const SlopesOut out = {b_.weights, b_.weights_lo, b_.slopes, b_.slopes_lo, b_.d_sink_shares};
   slopes(row, chunk, b_.rows, b_.scores, b_.d_weights, out, stream_);
   if (p_.wants_d_sink) add_d_sink(b_.d_sink_shares, chunk, b_.d_sink, stream_);
@@ -314,8 +250,7 @@ void Run::backward_chunk(const Chunk& chunk) {
 }
 
 void Run::backward() {
-  check_foreign();
-  if (p_.options.index_check == IndexCheck::checked) reset(b_.counters, stream_);
+  begin_counting(c_, tables_, b_.counters, stream_);
   begin_dkv();
   each_chunk([&](const Chunk& chunk) { backward_chunk(chunk); });
   end_dkv();
@@ -323,7 +258,7 @@ void Run::backward() {
 }
 
 void Run::select_chunk(const Chunk& chunk) {
-  pack(a_.index_q, {}, chunk, p_.index_dim, plan_.operands, b_.index_q, stream_);
+  pack(a_.index_q, {}, chunk, p_.index_dim, plan_.operands, {b_.index_q}, stream_);
   Scores scores;
   scores.tables.base = tables_;
   scores.tables.causal = p_.options.causal;
@@ -367,7 +302,7 @@ void Run::select() {
     all.b = b;
     all.n = p_.keys_stored;
     all.heads = 1;
-    pack(a_.index_k, {}, all, p_.index_dim, plan_.operands, b_.index_k, stream_);
+    pack(a_.index_k, {}, all, p_.index_dim, plan_.operands, {b_.index_k}, stream_);
     for (int64_t s = 0; s < p_.queries; s += plan_.queries) {
       Chunk chunk;
       chunk.b = b;

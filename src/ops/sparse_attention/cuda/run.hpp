@@ -9,8 +9,6 @@
 
 namespace talea::sparse_attention::cuda {
 
-Tables tables_of(const Problem& p, const Args& a);
-
 // Products of a batch of small matrices that lie one behind the other.
 struct Batched {
   bool transpose_a = false, transpose_b = false;
@@ -31,11 +29,14 @@ class Run {
   void select();
 
  private:
-  void check_foreign();
   template <typename F>
   void each_chunk(F&& body);
   void prepare(const Chunk& chunk);
   void multiply(const Batched& product);
+  // to [n, H, Kp] = rows [n, H, columns] times the keys' first columns + beta to.
+  void compare(const Chunk& chunk, const void* rows, int64_t columns, float* to, float beta = 0);
+  // values [n, H, columns] = alpha weights [n, H, Kp] keys + beta values.
+  void weigh(const Chunk& chunk, const void* weights, int64_t columns, float alpha, float beta);
   void forward_chunk(const Chunk& chunk);
   void backward_chunk(const Chunk& chunk);
   void form_dq(const Chunk& chunk);

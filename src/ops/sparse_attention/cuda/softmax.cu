@@ -92,7 +92,7 @@ __device__ Place2 place(const Chunk& c) {
 
 template <typename T>
 __global__ void softmax_kernel(Softmax m, Chunk c, const int64_t* rows, const float* scores,
-                               T* weights) {
+                               T* weights, T* rest) {
   __shared__ float shared[threads / 32];
   const Place2 at = place(c);
   const float* s = scores + at.row * c.padded;
@@ -102,8 +102,10 @@ __global__ void softmax_kernel(Softmax m, Chunk c, const int64_t* rows, const fl
   const float inverse = inverse_whole(r, sink);
   for (int64_t k = threadIdx.x; k < c.padded; k += blockDim.x) {
     const bool valid = list[k] >= 0;
-    weights[at.row * c.padded + k] =
-        rounded<T>(valid ? weight(m.scale * s[k], r, inverse, sink) : 0.0f);
+    const float p = valid ? weight(m.scale * s[k], r, inverse, sink) : 0.0f;
+    const int64_t i = at.row * c.padded + k;
+    weights[i] = rounded<T>(p);
+    if (rest) rest[i] = rounded<T>(p - widened(weights[i]));
   }
   if (threadIdx.x != 0) return;
   if (m.lse.present) put(m.lse, offset(m.lse, c.b, at.s, at.h), lse_of(r, sink));
@@ -153,7 +155,7 @@ __global__ void slopes_kernel(Slopes m, Chunk c, const int64_t* rows, const floa
     const int64_t i = at.row * c.padded + k;
     p_hi[i] = rounded<T>(p);
     ds_hi[i] = rounded<T>(ds);
-    if (!m.split) continue;
+    if (!p_lo) continue;
     p_lo[i] = rounded<T>(p - widened(p_hi[i]));
     ds_lo[i] = rounded<T>(ds - widened(ds_hi[i]));
   }
@@ -185,19 +187,22 @@ unsigned rows_of(const Chunk& c) { return static_cast<unsigned>(c.n * c.heads); 
 
 }  // namespace
 
+template <typename T>
+static void softmax_of(const Softmax& m, const Chunk& chunk, const int64_t* rows,
+                       const float* scores, void* weights, void* rest, cudaStream_t stream) {
+  softmax_kernel<<<rows_of(chunk), threads, 0, stream>>>(
+      m, chunk, rows, scores, static_cast<T*>(weights), static_cast<T*>(rest));
+}
+
 void softmax(const Softmax& m, const Chunk& chunk, const int64_t* rows, const float* scores,
-             void* weights, cudaStream_t stream) {
-  const unsigned blocks = rows_of(chunk);
-  if (blocks == 0) return;
+             void* weights, void* rest, cudaStream_t stream) {
+  if (rows_of(chunk) == 0) return;
   if (m.to == DType::bf16)
-    softmax_kernel<<<blocks, threads, 0, stream>>>(m, chunk, rows, scores,
-                                                   static_cast<__nv_bfloat16*>(weights));
+    softmax_of<__nv_bfloat16>(m, chunk, rows, scores, weights, rest, stream);
   else if (m.to == DType::f16)
-    softmax_kernel<<<blocks, threads, 0, stream>>>(m, chunk, rows, scores,
-                                                   static_cast<__half*>(weights));
+    softmax_of<__half>(m, chunk, rows, scores, weights, rest, stream);
   else
-    softmax_kernel<<<blocks, threads, 0, stream>>>(m, chunk, rows, scores,
-                                                   static_cast<float*>(weights));
+    softmax_of<float>(m, chunk, rows, scores, weights, rest, stream);
   device::check_launch("sparse_attention: softmax");
 }
 

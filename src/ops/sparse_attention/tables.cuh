@@ -19,6 +19,26 @@ struct Tables {
   View indices, topk_length, cu_seqlens_q, cu_seqlens_k, q_positions, block_table, kv_lengths;
 };
 
+inline Tables tables_of(const Problem& p, const Args& a) {
+  Tables t;
+  t.rule = key_rule(p);
+  t.queries = p.queries;
+  t.slots = p.slots;
+  t.groups = p.groups;
+  t.keys = p.keys;
+  t.sequences = p.sequences;
+  t.position_base = p.options.q_position_base;
+  t.has_block_table = p.has_block_table;
+  t.indices = a.indices;
+  t.topk_length = a.topk_length;
+  t.cu_seqlens_q = a.cu_seqlens_q;
+  t.cu_seqlens_k = a.cu_seqlens_k;
+  t.q_positions = a.q_positions;
+  t.block_table = a.block_table;
+  t.kv_lengths = a.kv_lengths;
+  return t;
+}
+
 // What the indexer's kernels need beside the tables.
 struct IndexTables {
   Tables base;

@@ -1,4 +1,4 @@
-// What: lane cuda and the calls beside the passes where the build has no CUDA.
+// What: the device lanes and the calls beside the passes where the build has no CUDA.
 // Why: "not built" is a reason like any other, and device tensors get an answer.
 // Never: runs; a build with CUDA leaves this file out.
 #include "ops/sparse_attention/beside.hpp"
@@ -10,15 +10,18 @@ namespace {
   fail(ErrorKind::unavailable, "{}: device tensors: this build has no CUDA lanes", name);
 }
 
-}  // namespace
-
-Lane cuda_lane() {
-  Lane lane = absent_lane<Operator>("cuda", DeviceKind::cuda);
+Lane absent(const char* name) {
+  Lane lane = absent_lane<Operator>(name, DeviceKind::cuda);
   lane.decline = [](const Problem&, const DeviceFacts&) -> std::optional<std::string> {
     return "not built: this library holds no CUDA code";
   };
   return lane;
 }
+
+}  // namespace
+
+Lane sm90_lane() { return absent("sm90"); }
+Lane cuda_lane() { return absent("cuda"); }
 
 void index_mask_on_device(const Problem&, const Args&, const View&, Stream) { no_cuda("mask"); }
 void pack_rows_on_device(const Tensor&, const Tensor&, Stream) { no_cuda("kv"); }

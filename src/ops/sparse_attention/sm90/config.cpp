@@ -1,0 +1,71 @@
+// What: how lane sm90 cuts a forward call: tiles, shared memory, blocks; and what it declines.
+// Why: a pure function of the problem and the device, tested without one.
+// Never: reads a tensor.
+#include "ops/sparse_attention/sm90/config.hpp"
+
+#include <algorithm>
+
+#include "ops/sparse_attention/contract.hpp"
+
+namespace talea::sparse_attention::sm90 {
+namespace {
+
+using Reason = std::optional<std::string>;
+
+Reason decline_shape(const Problem& p) {
+  if (p.dim % 16 != 0 || p.value_dim % 16 != 0)
+    return fmt::format("dim = {}, value_dim = {}: not multiples of 16", p.dim, p.value_dim);
+  if (p.dim > most_columns)
+    return fmt::format("dim = {}: more than {}; its tiles need {} bytes of shared memory", p.dim,
+                       most_columns, shared_bytes(p.dim, 256));
+  if (p.value_dim > most_value_columns)
+    return fmt::format("value_dim = {}: more than {}", p.value_dim, most_value_columns);
+  return std::nullopt;
+}
+
+// Rows are copied in pieces of 16 bytes.
+Reason decline_rows(const char* name, const Strides& s, DType dtype) {
+  for (const int64_t stride : {s.batch, s.row, s.head})
+    if (stride * size_of(dtype) % 16 != 0)
+      return fmt::format("{}: stride {} of {}: rows must lie on multiples of 16 bytes", name,
+                         stride, name_of(dtype));
+  return std::nullopt;
+}
+
+}  // namespace
+
+Reason decline(const Problem& p, const DeviceFacts& d) {
+  if (p.device != DeviceKind::cuda) return "host tensors: this lane reads device memory";
+  if (d.cuda_devices == 0) return d.cuda_problem.empty() ? "no CUDA device" : d.cuda_problem;
+  if (d.sm != 90) return fmt::format("sm_{}: needs sm_90", d.sm);
+  if (p.pass != Pass::forward) return "this version has kernels of the forward pass alone";
+  if (p.options.kv_storage != KvStorage::plain)
+    return "kv_storage: this version reads plain rows alone";
+  if (p.q_dtype != DType::bf16 && p.q_dtype != DType::f16)
+    return fmt::format("q of {}: tensor cores multiply bf16 or fp16 here", name_of(p.q_dtype));
+  if (p.options.operands == Operands::split)
+    return "operands = split: this version feeds the weights as one number";
+  if (auto reason = decline_shape(p)) return reason;
+  if (p.alignment_bytes < 16)
+    return fmt::format("tensors on multiples of {} bytes: 16 are needed", p.alignment_bytes);
+  if (auto reason = decline_rows("q", p.q_stride, p.q_dtype)) return reason;
+  return decline_rows("kv", p.kv_stride, p.kv_dtype);
+}
+
+Config config(const Problem& p, const DeviceFacts& d) {
+  Config c;
+  c.half = p.value_dim <= 128 ? 64 : p.value_dim <= 256 ? 128 : 256;
+  int64_t most_heads = 1;  // without heads, too, indices are counted
+  for (int64_t g = 0; g < p.groups; ++g) {
+    const HeadRange range = heads_of(p, g);
+    most_heads = std::max(most_heads, range.last - range.first);
+  }
+  c.head_tiles = (most_heads + tile_heads - 1) / tile_heads;
+  c.work = p.batch * p.queries * p.groups * c.head_tiles;
+  c.blocks = std::min<int64_t>(c.work, std::max(d.sm_count, 1));
+  c.shared_bytes = shared_bytes(p.dim, c.half);
+  c.counts = p.wants_status || p.options.index_check == IndexCheck::checked;
+  return c;
+}
+
+}  // namespace talea::sparse_attention::sm90

@@ -1,0 +1,12 @@
+// What: the kernels of lane sm90's forward pass for tensors of f16.
+// Why: a file a type: they compile beside each other.
+// Never: chooses a width.
+#include "ops/sparse_attention/sm90/forward.cuh"
+
+namespace talea::sparse_attention::sm90 {
+
+void launch_f16(const Forward& f, int half, unsigned blocks, cudaStream_t stream) {
+  launch<true>(f, half, blocks, stream);
+}
+
+}  // namespace talea::sparse_attention::sm90

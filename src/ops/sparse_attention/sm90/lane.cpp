@@ -1,0 +1,97 @@
+// What: the table entry of lane sm90: one kernel for the forward pass.
+// Why: on Hopper, rows are gathered into shared memory and multiplied there: no copy, no workspace.
+// Never: declines in silence, allocates, or waits but under IndexCheck::checked.
+#include "core/arena.hpp"
+#include "ops/sparse_attention/foreign.hpp"
+#include "ops/sparse_attention/sharded.hpp"
+#include "ops/sparse_attention/sm90/config.hpp"
+
+namespace talea::sparse_attention {
+namespace {
+
+cuda::Counters* lay_out(Arena& arena, const sm90::Config& c) {
+  return c.counts ? arena.take<cuda::Counters>(1) : nullptr;
+}
+
+// 16 bits, and every row on 16-byte words.
+bool in_words(const View& v) {
+  if (!v.present || !is_16bit(v.dtype) || reinterpret_cast<uintptr_t>(v.data) % 16 != 0)
+    return false;
+  return (v.stride[0] | v.stride[1] | v.stride[2]) % 8 == 0;
+}
+
+struct Sm90 {
+  static std::optional<std::string> decline(const Problem& p, const DeviceFacts& d) {
+    return sm90::decline(p, d);
+  }
+  static Planned plan(const Problem& p, const DeviceFacts& d) {
+    const sm90::Config c = sm90::config(p, d);
+    Arena counting;
+    lay_out(counting, c);
+    return planned(c.counts ? counting.bytes() : 0, 0, c);
+  }
+  static std::vector<std::string> details(const Problem& p, const Planned& planned) {
+    const auto& c = planned.as<sm90::Config>();
+    const sm90::TilePlan tiles = sm90::tile_plan(p.dim, c.half);
+    return {fmt::format("tile = {} heads x {} keys, one query a block", sm90::tile_heads,
+                        sm90::tile_keys),
+            fmt::format("value columns = 2 x {}", c.half),
+            fmt::format("shared memory = {} bytes: q of {} columns, two tiles of keys",
+                        c.shared_bytes, tiles.columns * sm90::chunk_columns),
+            fmt::format("blocks = {}, persistent", c.blocks)};
+  }
+  static void run(const Call& c, const Planned& planned);
+};
+
+void Sm90::run(const Call& c, const Planned& planned) {
+  const auto& config = planned.as<sm90::Config>();
+  const Problem& p = c.problem;
+  const Args& a = c.args;
+  const device::DeviceGuard guard(p.device_index);
+  const cudaStream_t stream = device::cuda_stream(c.stream);
+  device::refuse_earlier_error(stream);
+  Arena arena(c.workspace);
+  sm90::Forward f;
+  f.tables = cuda::tables_of(p, a);
+  f.counters = lay_out(arena, config);
+  f.q = a.q;
+  f.kv = a.kv;
+  f.sink = a.sink;
+  f.o = a.o;
+  f.o_residual = a.o_residual;
+  f.lse = a.lse;
+  f.row_max = a.row_max;
+  f.scale = static_cast<float>(p.scale);
+  f.dim = p.dim;
+  f.value_dim = p.value_dim;
+  f.heads = p.heads;
+  f.head_begin = p.head_begin;
+  f.group_heads = p.total_heads / p.groups;
+  f.head_tiles = config.head_tiles;
+  f.work = config.work;
+  f.o_words = in_words(a.o);
+  f.residual_words = in_words(a.o_residual);
+  if (f.counters) cuda::begin_counting(c, f.tables, f.counters, stream);
+  if (config.blocks > 0) {
+    const auto blocks = static_cast<unsigned>(config.blocks);
+    (p.q_dtype == DType::f16 ? sm90::launch_f16 : sm90::launch_bf16)(f, config.half, blocks,
+                                                                     stream);
+  }
+  if (a.status) cuda::write_status(f.counters, f.tables, a.status, stream);
+  Result& r = c.result;
+  r.scores_home = "registers of a warpgroup, fp32";
+  r.scores_tile_rows = sm90::tile_heads;
+  r.scores_tile_keys = sm90::tile_keys;
+  r.scores_tile_bytes = 4 * sm90::tile_heads * sm90::tile_keys;
+  r.kv_path = "selected rows copied to shared memory, a tile of keys at a time";
+  r.accumulator_o = "fp32";
+}
+
+}  // namespace
+
+Lane sm90_lane() {
+  return lane_of_ranks<Sm90>(
+      {.name = "sm90", .kind = "native kernel", .runs_on = DeviceKind::cuda});
+}
+
+}  // namespace talea::sparse_attention

@@ -1,0 +1,67 @@
+// What: the tiles of lane sm90 in shared memory, and the plain value that its kernel gets.
+// Why: host and kernel lay out shared memory by one function.
+// Never: holds a rule of attention.
+#pragma once
+
+#include "ops/sparse_attention/foreign.cuh"
+
+namespace talea::sparse_attention::sm90 {
+
+inline constexpr int tile_heads = 64, tile_keys = 64;
+inline constexpr int chunk_columns = 64, chunk_bytes = 8192;  // 64 rows of 128 bytes, swizzled
+inline constexpr int producer_threads = 128, consumer_threads = 256;
+inline constexpr int threads = producer_threads + consumer_threads;
+inline constexpr int64_t most_columns = 576, most_value_columns = 512;
+
+// A tile is filled and released in parts: each half of the columns, that of a warpgroup's values,
+// in one or two. The last part has what is no value, too.
+constexpr int parts_of_half(int half) { return half == 256 ? 2 : 1; }
+
+// Chunks of 64 columns. Tile 0 holds its weights in its last chunk where that is no column of a
+// value: its scores have read it by then. Tile 1 has no time for that: its weights have a chunk
+// behind.
+struct TilePlan {
+  int columns = 0;     // chunks of q, and of kv that hold something
+  int keys = 0;        // chunks of a tile of keys
+  bool apart = false;  // the weights of tile 0 have a chunk of their own, too
+};
+constexpr TilePlan tile_plan(int64_t dim, int half) {
+  const int columns = static_cast<int>((dim + chunk_columns - 1) / chunk_columns);
+  const int values = 2 * half / chunk_columns;
+  return {columns, columns > values ? columns : values, columns <= values};
+}
+constexpr int chunks_of(const TilePlan& p) {
+  return p.columns + 2 * p.keys + 1 + (p.apart ? 1 : 0);
+}
+
+// What lies behind the tiles.
+struct Beside {
+  uint64_t q_ready, q_free;
+  uint64_t keys_ready[2][4], keys_free[2][4];  // [tile][part of its columns]
+  uint64_t weights_ready[2];
+  uint64_t valid[2];  // a bit a slot of each tile
+  int pairs;          // of tiles of keys
+  uint32_t moved[2];  // the last pair, counted from 1, in which a warpgroup moved a reference
+  int seen[2];        // whether a warpgroup saw a valid slot
+  float reference[2][tile_heads], sum[2][tile_heads], top[2][tile_heads];
+};
+
+constexpr int64_t shared_bytes(int64_t dim, int half) {
+  return int64_t{chunk_bytes} * chunks_of(tile_plan(dim, half)) + int64_t{sizeof(Beside)};
+}
+
+struct Forward {
+  cuda::Tables tables;
+  View q, kv, sink, o, o_residual, lse, row_max;
+  cuda::Counters* counters = nullptr;  // null: not counted
+  float scale = 1;
+  int64_t dim = 0, value_dim = 0;
+  int64_t heads = 0, head_begin = 0, group_heads = 0;  // group_heads: of all ranks
+  int64_t head_tiles = 0, work = 0;
+  bool o_words = false, residual_words = false;  // 16 bits, rows of whole 16-byte words
+};
+
+void launch_bf16(const Forward& f, int half, unsigned blocks, cudaStream_t stream);
+void launch_f16(const Forward& f, int half, unsigned blocks, cudaStream_t stream);
+
+}  // namespace talea::sparse_attention::sm90

@@ -1,0 +1,67 @@
+// What: which query and heads a turn of a block has, and where its tiles lie.
+// Why: the three warpgroups of a block walk through the same turns, each for itself.
+// Never: reads a tensor.
+#pragma once
+
+#include "ops/sparse_attention/sm90/tile.hpp"
+
+namespace talea::sparse_attention::sm90 {
+
+// One query, one group of heads, 64 of them at most.
+struct Work {
+  int64_t b = 0, s = 0, g = 0;
+  int tile = 0;      // of the group's heads
+  int64_t head = 0;  // first, local
+  int heads = 0;     // how many; 0 or less: none of this rank
+};
+
+__device__ inline Work work_of(const Forward& f, int64_t number) {
+  Work w;
+  w.tile = static_cast<int>(number % f.head_tiles);
+  int64_t rest = number / f.head_tiles;
+  w.g = rest % f.tables.groups;
+  rest /= f.tables.groups;
+  w.s = rest % f.tables.queries;
+  w.b = rest / f.tables.queries;
+  const int64_t begin = w.g * f.group_heads - f.head_begin;
+  const int64_t first = begin > 0 ? begin : 0;
+  const int64_t last = min(begin + f.group_heads, f.heads);
+  w.head = first + w.tile * tile_heads;
+  w.heads = static_cast<int>(min(last - w.head, int64_t{tile_heads}));
+  return w;
+}
+
+// Tiles are taken two at a time, one a warpgroup; the second may be all absent.
+__device__ inline int pairs_of(int64_t slots) {
+  return static_cast<int>((slots + 2 * tile_keys - 1) / (2 * tile_keys));
+}
+
+// The chunks [first, last) of a part of a tile; a part may be empty.
+struct Part {
+  int first, last;
+};
+template <int kHalf>
+__device__ inline Part part_of(const TilePlan& plan, int part) {
+  constexpr int count = 2 * parts_of_half(kHalf), each = 2 * kHalf / chunk_columns / count;
+  const int first = min(part * each, plan.columns);
+  return {first, part + 1 == count ? plan.columns : min(first + each, plan.columns)};
+}
+
+// Shared memory: q, two tiles of keys, weights, what lies beside.
+struct Tiles {
+  char* base;
+  TilePlan plan;
+  __device__ uint32_t keys_at(int tile) const {
+    return static_cast<uint32_t>((plan.columns + tile * plan.keys) * chunk_bytes);
+  }
+  __device__ char* keys(int tile) const { return base + keys_at(tile); }
+  __device__ char* weights(int tile) const {
+    if (tile == 0 && !plan.apart) return keys(1) - chunk_bytes;
+    return keys(2) + (1 - tile) * chunk_bytes;
+  }
+  __device__ Beside& beside() const {
+    return *reinterpret_cast<Beside*>(base + chunks_of(plan) * chunk_bytes);
+  }
+};
+
+}  // namespace talea::sparse_attention::sm90

@@ -27,7 +27,8 @@ struct Outcome {
   sa::Result forward, backward;
   std::vector<double> o, lse, row_max, o_residual, dq, dkv, d_sink;
   std::vector<int64_t> status;
-  std::string damage;  // what was written that must not be, or changed under the call
+  bool library_sums = false;  // logits are sums of products on a device, in an order of its own
+  std::string damage;         // what was written that must not be, or changed under the call
 };
 // one_order: the lane sums dP and Delta alike, so that no cancellation is allowed for.
 std::string judge(const Case& c, const Outcome& ours, bool one_order = false);

@@ -54,14 +54,41 @@ Grid output(DType dtype, std::vector<int64_t> shape, Lay lay) {
 
 }  // namespace
 
-Room::Room(int64_t bytes)
-    : bytes_(bytes), memory_(static_cast<size_t>(bytes / 8 + 24), ~uint64_t{0}) {}
+Home::Home(Place* place) : place_(place) {
+  if (place_) place_->reset();
+}
+
+Tensor Home::tensor(const Grid& g, std::vector<int> without) {
+  if (!place_ || !g) return g.tensor(std::move(without));
+  const auto bytes = static_cast<int64_t>(g.memory().size());
+  auto* there = static_cast<char*>(place_->allocate(bytes));
+  place_->upload(there, g.memory().data(), bytes);
+  copies_.push_back({&g, there});
+  Tensor t = g.tensor(std::move(without), there + (g.bytes() - g.memory().data()));
+  t.device = place_->kind();
+  return t;
+}
+
+void Home::fetch() {
+  for (const Copy& c : copies_)
+    place_->download(const_cast<std::byte*>(c.grid->memory().data()), c.there,
+                     static_cast<int64_t>(c.grid->memory().size()));
+}
+
+Room::Room(int64_t bytes, Place* place)
+    : bytes_(bytes), memory_(static_cast<size_t>(bytes / 8 + 24), ~uint64_t{0}), place_(place) {
+  if (!place_) return;
+  there_ = static_cast<char*>(place_->allocate(static_cast<int64_t>(memory_.size() * 8)));
+  place_->upload(there_, memory_.data(), static_cast<int64_t>(memory_.size() * 8));
+}
 Workspace Room::workspace() {
-  auto address = reinterpret_cast<uintptr_t>(memory_.data());
+  auto address =
+      place_ ? reinterpret_cast<uintptr_t>(there_) : reinterpret_cast<uintptr_t>(memory_.data());
   address += 8 - address % 16 + (address % 16 > 8 ? 16 : 0);
   return {bytes_ ? reinterpret_cast<void*>(address) : nullptr, bytes_};
 }
-bool Room::intact() const {
+bool Room::intact() {
+  if (place_) place_->download(memory_.data(), there_, static_cast<int64_t>(memory_.size() * 8));
   const auto* bytes = reinterpret_cast<const unsigned char*>(memory_.data());
   const size_t size = memory_.size() * 8;
   for (size_t i = static_cast<size_t>(bytes_) + 24; i < size; ++i)
@@ -70,39 +97,48 @@ bool Room::intact() const {
 }
 
 sa::Inputs inputs_of(const Case& c) {
+  Home host;
+  return inputs_of(c, host);
+}
+
+sa::Inputs inputs_of(const Case& c, Home& home) {
   const bool nb = c.without_batch, ng = c.without_group, paged = pages(c);
   sa::Inputs in;
-  in.q = c.q.tensor(missing(nb, false, 0));
-  in.kv = c.kv.tensor(missing(nb && !paged, ng, 2));
-  in.indices = c.indices.tensor(missing(nb, ng, 2));
+  in.q = home.tensor(c.q, missing(nb, false, 0));
+  in.kv = home.tensor(c.kv, missing(nb && !paged, ng, 2));
+  in.indices = home.tensor(c.indices, missing(nb, ng, 2));
   const auto row = missing(nb, false, 0);
-  if (c.q_scale) in.q_scale = c.q_scale.tensor(row);
+  if (c.q_scale) in.q_scale = home.tensor(c.q_scale, row);
   if (c.kv_scale)
-    in.kv_scale = c.kv_scale.tensor(missing(nb && !paged && !c.kv_scale.shape().empty(), false, 0));
-  if (c.topk_length) in.topk_length = c.topk_length.tensor(row);
-  if (c.sink) in.sink = c.sink.tensor();
-  if (c.cu_q) in.cu_seqlens_q = c.cu_q.tensor(), in.cu_seqlens_k = c.cu_k.tensor();
-  if (c.positions) in.q_positions = c.positions.tensor(row);
-  if (c.table) in.block_table = c.table.tensor(row), in.kv_lengths = c.lengths.tensor();
-  if (c.d_o) in.d_o = c.d_o.tensor(row);
-  if (c.d_lse) in.d_lse = c.d_lse.tensor(row);
+    in.kv_scale =
+        home.tensor(c.kv_scale, missing(nb && !paged && !c.kv_scale.shape().empty(), false, 0));
+  if (c.topk_length) in.topk_length = home.tensor(c.topk_length, row);
+  if (c.sink) in.sink = home.tensor(c.sink);
+  if (c.cu_q) in.cu_seqlens_q = home.tensor(c.cu_q), in.cu_seqlens_k = home.tensor(c.cu_k);
+  if (c.positions) in.q_positions = home.tensor(c.positions, row);
+  if (c.table) in.block_table = home.tensor(c.table, row), in.kv_lengths = home.tensor(c.lengths);
+  if (c.d_o) in.d_o = home.tensor(c.d_o, row);
+  if (c.d_lse) in.d_lse = home.tensor(c.d_lse, row);
   return in;
 }
 
-std::string declines(const Case& c, const std::string& lane) {
+std::string declines(const Case& c, const std::string& lane, Place* place) {
+  Home home(place);
   sa::Options o = c.options;
   o.lane = lane;
   Grid out(c.o_dtype, {c.batch(), c.queries(), c.heads(), c.value_dim()});
   sa::Outputs outputs;
-  outputs.o = out.tensor();
-  sa::Inputs in = inputs_of(c);
+  outputs.o = home.tensor(out);
+  sa::Inputs in = inputs_of(c, home);
   in.d_o = in.d_lse = {};
   const auto choice = sa::explain(sa::describe(sa::Pass::forward, in, outputs, o));
   return choice.lane.empty() ? choice.declined.back().reason : "";
 }
 
-Outcome run_lane(const Case& input, const std::string& lane, int threads) {
+Outcome run_lane(const Case& input, const std::string& lane, int threads, Place* place) {
   Case c = input;
+  Home home(place);
+  const Stream stream = place ? place->stream() : nullptr;
   const auto rows = missing(c.without_batch, false, 0);
   sa::Options o = c.options;
   o.lane = lane;
@@ -130,18 +166,20 @@ Outcome run_lane(const Case& input, const std::string& lane, int threads) {
   for (const auto& [name, grid] : std::initializer_list<std::pair<const char*, Grid*>>{
            {"o", &out_o}, {"o_residual", &residual}, {"lse", &lse}, {"row_max", &row_max}})
     watch.add(name, *grid, true);
-  sa::Inputs in = inputs_of(c);
+  sa::Inputs in = inputs_of(c, home);
   sa::Inputs first = in;
   first.d_o = first.d_lse = {};
   sa::Outputs out;
-  out.o = out_o.tensor(rows);
-  if (c.residual) out.o_residual = residual.tensor(rows);
-  out.lse = lse.tensor(rows);
-  out.row_max = row_max.tensor(rows);
-  out.status = status.tensor();
+  out.o = home.tensor(out_o, rows);
+  if (c.residual) out.o_residual = home.tensor(residual, rows);
+  out.lse = home.tensor(lse, rows);
+  out.row_max = home.tensor(row_max, rows);
+  out.status = home.tensor(status);
   Outcome result;
-  Room room(sa::workspace_bytes(sa::describe(sa::Pass::forward, first, out, o)));
-  result.forward = sa::forward(first, out, o, room.workspace());
+  result.library_sums = place != nullptr;
+  Room room(sa::workspace_bytes(sa::describe(sa::Pass::forward, first, out, o)), place);
+  result.forward = sa::forward(first, out, o, room.workspace(), {}, stream);
+  home.fetch();
   if (!room.intact()) result.damage += "forward: wrote behind its workspace; ";
   result.damage += watch.damage();
   result.o = out_o.numbers();
@@ -149,6 +187,10 @@ Outcome run_lane(const Case& input, const std::string& lane, int threads) {
   result.row_max = row_max.numbers();
   result.o_residual = residual.numbers();
   for (int64_t i = 0; i < 4; ++i) result.status.push_back(status.integer(i));
+  if (result.forward.slots_foreign < 0) {  // the count stayed on the device: in the status
+    result.forward.slots_foreign = result.status[0];
+    result.forward.first_foreign_slot = result.status[1];
+  }
   if (!c.backward()) return result;
 
   Grid dq = output(c.dq_dtype, c.q.shape(), c.out_lay);
@@ -165,12 +207,14 @@ Outcome run_lane(const Case& input, const std::string& lane, int threads) {
     if (c.residual) in.o_residual = out.o_residual;
   }
   sa::Outputs grad;
-  grad.dq = dq.tensor(rows);
-  grad.dkv = dkv.tensor(missing(c.without_batch && !pages(c), c.without_group, 2));
+  grad.dq = home.tensor(dq, rows);
+  grad.dkv = home.tensor(dkv, missing(c.without_batch && !pages(c), c.without_group, 2));
   grad.accumulate_dkv = c.accumulate;
-  if (c.sink) grad.d_sink = d_sink.tensor();
-  Room more(sa::workspace_bytes(sa::describe(sa::Pass::backward, in, grad, o)));
-  result.backward = sa::backward(in, grad, o, more.workspace());
+  if (c.sink) grad.d_sink = home.tensor(d_sink);
+  if (sa::explain(sa::describe(sa::Pass::backward, in, grad, o)).lane.empty()) o.lane = "auto";
+  Room more(sa::workspace_bytes(sa::describe(sa::Pass::backward, in, grad, o)), place);
+  result.backward = sa::backward(in, grad, o, more.workspace(), {}, stream);
+  home.fetch();
   if (!more.intact()) result.damage += "backward: wrote behind its workspace; ";
   result.damage += watch.damage() + second.damage();
   result.dq = dq.numbers();

@@ -14,7 +14,7 @@ class AttentionPairs : public AttentionLane {
   void every_pair(uint64_t seed) {
     const std::vector<Spec> specs = pairwise(seed);
     EXPECT_GT(specs.size(), 60u);
-    for (const Spec& s : specs) expect_right(make_case(s), describe(s));
+    for (const Spec& s : specs) expect_right(make(s), describe(s));
   }
 };
 TALEA_ATTENTION_LANES(AttentionPairs);
@@ -31,19 +31,46 @@ TEST_P(AttentionDrawn, OddDimensions) {
       Spec s;
       s.seed = ++seed, s.dim = dim, s.value_dim = value, s.dtype = dtype;
       s.heads = 5, s.slots = 21, s.sink = s.d_lse = true;
-      expect_right(make_case(s), describe(s));
+      expect_right(make(s), describe(s));
     }
 }
 
 TEST_P(AttentionDrawn, Fp64) {
   Spec s;
   s.dtype = DType::f64, s.sink = s.d_lse = s.topk_length = true;
-  const Case c = make_case(s);
+  const Case c = make(s);
   expect_right(c);
   if (lane() != "reference") {
     EXPECT_FALSE(accepts(c));
     ++runs_;
   }
+}
+
+// Whole tiles and rests of heads and keys at the sizes that models have: more tiles of heads than
+// one, many of keys, an odd number, a rest in the last.
+class AttentionLarge : public AttentionLane {};
+TALEA_ATTENTION_ON(AttentionLarge, device_attention_lanes);
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(AttentionLarge);
+
+TEST_P(AttentionLarge, ModelSizes) {
+  struct Size {
+    int64_t dim, value, heads, slots, keys;
+  };
+  uint64_t seed = 40;
+  for (const Size& n : {Size{576, 512, 128, 2048, 4096},
+                        {512, 512, 128, 1985, 2100},
+                        {576, 512, 66, 330, 4096},
+                        {128, 64, 128, 256, 512},
+                        {192, 128, 32, 512, 700},
+                        {288, 256, 48, 513, 600}})
+    for (const DType dtype : {DType::bf16, DType::f16}) {
+      Spec s;
+      s.seed = ++seed, s.queries = n.slots > 1000 ? 2 : 5;
+      s.dim = n.dim, s.value_dim = n.value, s.heads = n.heads, s.slots = n.slots, s.keys = n.keys;
+      s.dtype = dtype, s.sink = true, s.backward = false;
+      s.topk_length = s.causal = seed % 2;
+      expect_right(make(s), describe(s));
+    }
 }
 
 }  // namespace

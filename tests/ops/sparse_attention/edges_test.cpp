@@ -19,6 +19,7 @@ class AttentionEdges : public AttentionLane {
     s.dtype = dtype, s.sink = s.d_lse = true, s.foreign = false;
     return s;
   }
+  Case logits_case(const std::vector<double>& logits, double sink) const;
 };
 TALEA_ATTENTION_LANES(AttentionEdges);
 
@@ -36,7 +37,7 @@ void expect_all(const std::vector<double>& numbers, double value, const char* na
 TEST_P(AttentionEdges, RowsWithoutValidSlots) {
   for (const DType dtype : {DType::f32, DType::bf16})
     for (const double sink : {0.0, 2.4e38, -inf, inf}) {
-      Case c = make_case(plain(dtype));
+      Case c = make(plain(dtype));
       every_slot(c, -1);
       for (int64_t h = 0; h < c.heads(); ++h) c.sink.put(sink, h);
       const Outcome o = run(c);
@@ -57,7 +58,7 @@ TEST_P(AttentionEdges, EmptyExtents) {
     if (which == 2) s.slots = 0;
     if (which == 3) s.heads = 0;
     if (which == 4) s.batch = 0;
-    const Case c = make_case(s);
+    const Case c = make(s);
     const Outcome o = run(c);
     expect_all(o.o, 0, "o");
     expect_all(o.dkv, 0, "dkv");
@@ -67,7 +68,7 @@ TEST_P(AttentionEdges, EmptyExtents) {
 TEST_P(AttentionEdges, OneKeyOnce) {
   Spec s = plain();
   s.sink = s.d_lse = false;
-  Case c = make_case(s);
+  Case c = make(s);
   every_slot(c, -1);
   for (int64_t q = 0; q < c.queries(); ++q) c.indices.put_integer(7, 0, q, 0, 4);
   const Outcome o = run(c);
@@ -80,7 +81,7 @@ TEST_P(AttentionEdges, OneKeyOnce) {
 TEST_P(AttentionEdges, OneKeyInTwoSlots) {
   Spec s = plain();
   s.sink = false;
-  Case c = make_case(s);
+  Case c = make(s);
   every_slot(c, -1);
   for (int64_t q = 0; q < c.queries(); ++q)
     for (const int64_t k : {2, 9}) c.indices.put_integer(7, 0, q, 0, k);
@@ -94,7 +95,7 @@ TEST_P(AttentionEdges, ForeignIndicesAreAbsentAndCounted) {
   for (const bool wide : {false, true}) {
     Spec s = plain();
     s.index64 = wide;
-    Case c = make_case(s);
+    Case c = make(s);
     const Outcome clean = run(c);
     const std::vector<int64_t> odd = {INT32_MIN, -123456, c.kv.shape()[1], INT32_MAX};
     for (size_t i = 0; i < odd.size(); ++i)
@@ -110,7 +111,7 @@ TEST_P(AttentionEdges, ForeignIndicesAreAbsentAndCounted) {
 }
 
 TEST_P(AttentionEdges, CheckedNamesTheIndexAndWritesNothing) {
-  Case c = make_case(plain());
+  Case c = make(plain());
   c.options.index_check = sa::IndexCheck::checked;
   c.indices.put_integer(c.kv.shape()[1] + 5, 0, 3, 0, 2);
   try {
@@ -140,7 +141,7 @@ TEST_P(AttentionEdges, RowsThatNobodyNamesAreNeverRead) {
   for (const DType dtype : {DType::f32, DType::bf16}) {
     Spec s = plain(dtype);
     s.causal = s.topk_length = true;
-    Case c = make_case(s);
+    Case c = make(s);
     const Outcome clean = run(c);
     std::vector<bool> named(static_cast<size_t>(c.kv.shape()[1]), false);
     for (int64_t q = 0; q < c.queries(); ++q)
@@ -158,7 +159,7 @@ TEST_P(AttentionEdges, RowsThatNobodyNamesAreNeverRead) {
 
 TEST_P(AttentionEdges, NaNStaysWhereItBelongs) {
   for (const DType dtype : {DType::f32, DType::bf16}) {
-    Case c = make_case(plain(dtype));
+    Case c = make(plain(dtype));
     const Outcome clean = run(c);
     c.q.put(NAN, 0, 3, 1, 5);
     Outcome o = run(c);
@@ -170,43 +171,50 @@ TEST_P(AttentionEdges, NaNStaysWhereItBelongs) {
       else
         EXPECT_EQ(o.lse[at], clean.lse[at]);
     }
-    c = make_case(plain(dtype));
+    c = make(plain(dtype));
     c.d_o.put(NAN, 0, 1, 0, 2);
     o = run(c);
     EXPECT_EQ(judge(c, o), "");
-    c = make_case(plain(dtype));
+    c = make(plain(dtype));
     c.kv.put(NAN, 0, c.indices.integer(0, 0, 0, 0) < 0 ? 1 : c.indices.integer(0, 0, 0, 0), 0, 1);
     EXPECT_EQ(judge(c, run(c)), "");
   }
 }
 
 // One head of one column: the logits of a query are the keys' numbers.
-Case with_logits(const std::vector<double>& logits, double sink, DType dtype = DType::f32) {
+Spec of_logits(const std::vector<double>& logits) {
   Spec s;
   s.queries = 1, s.heads = 1, s.dim = 2, s.value_dim = 1, s.sink = true, s.d_lse = true;
   s.keys = s.slots = static_cast<int64_t>(logits.size());
-  s.dtype = dtype, s.scale = 1, s.foreign = false;
-  Case c = make_case(s);
-  c.q.put(0, 0, 0, 0, 0), c.q.put(1, 0, 0, 0, 1);
+  s.scale = 1, s.foreign = false;
+  return s;
+}
+Case with_logits(Case c, const std::vector<double>& logits, double sink) {
+  const int64_t column = c.value_dim();  // beyond the value's columns
+  for (int64_t x = 0; x < c.dim(); ++x) c.q.put(x == column, 0, 0, 0, x);
   c.sink.put(sink, 0);
   for (size_t j = 0; j < logits.size(); ++j) {
     const auto at = static_cast<int64_t>(j);
-    c.kv.put(logits[j], 0, at, 0, 1);  // beyond the value's columns
+    c.kv.put(logits[j], 0, at, 0, column);
     c.indices.put_integer(at, 0, 0, 0, at);
   }
   return c;
 }
 
+Case AttentionEdges::logits_case(const std::vector<double>& logits, double sink) const {
+  return with_logits(make(of_logits(logits)), logits, sink);
+}
+
 TEST_P(AttentionEdges, InfiniteLogits) {
   for (const double sink : {0.5, -inf}) {
-    Outcome o = run(with_logits({1, inf, 2}, sink));
+    Outcome o = run(logits_case({1, inf, 2}, sink));
     EXPECT_TRUE(std::isnan(o.lse[0]) && std::isnan(o.o[0]));
-    Case c = with_logits({1, -inf, 2}, sink);
+    Case c = logits_case({1, -inf, 2}, sink);
     c.d_o = c.d_lse = Grid();
     o = run(c);
     EXPECT_EQ(judge(c, o), "");
     EXPECT_TRUE(std::isfinite(o.o[0]));
-    c = with_logits({-inf, -inf}, sink);
+    c = logits_case({-inf, -inf}, sink);
     c.d_o = c.d_lse = Grid();
     o = run(c);
     if (sink == -inf) {
@@ -225,7 +233,7 @@ TEST_P(AttentionEdges, LogitsFarFromZero) {
                                             {-1e31, -1.0001e31, -1e30},
                                             {88.9, 89.5, 120}})
     for (const double sink : {-inf, 0.0}) {
-      Case c = with_logits(logits, sink);
+      Case c = logits_case(logits, sink);
       c.options.scale = logits[0] == -1e31 ? -1 : 1;
       const Outcome o = run(c);
       EXPECT_EQ(judge(c, o), "") << logits[0] << " sink " << sink;
@@ -238,7 +246,7 @@ TEST_P(AttentionEdges, AbsentSlotsHaveNoLogit) {
   for (const int64_t slots : {1, 15, 16, 17, 63, 64, 65, 129}) {
     Spec s = plain();
     s.slots = slots;
-    Case c = make_case(s);
+    Case c = make(s);
     every_slot(c, -1);
     for (int64_t q = 0; q < c.queries(); ++q) {
       c.indices.put_integer(5 + q, 0, q, 0, slots - 1);
@@ -253,7 +261,7 @@ TEST_P(AttentionEdges, Sinks) {
   for (const DType dtype : {DType::f32, DType::bf16})
     for (const double sink : {-inf, inf, 2.4e38, -2.4e38, 0.0}) {
       Spec s = plain(dtype);
-      Case c = make_case(s), none = c;
+      Case c = make(s), none = c;
       for (int64_t h = 0; h < c.heads(); ++h) c.sink.put(sink, h);
       const Outcome o = run(c);
       EXPECT_EQ(judge(c, o), "") << sink;
@@ -266,7 +274,7 @@ TEST_P(AttentionEdges, Sinks) {
       }
       for (size_t i = 0; sink < -1e38 && i < o.o.size(); ++i) EXPECT_EQ(o.o[i], without.o[i]);
     }
-  Case c = make_case(plain());
+  Case c = make(plain());
   c.sink.put(NAN, 1);
   const Outcome o = run(c);
   EXPECT_EQ(judge(c, o), "");
@@ -277,7 +285,7 @@ TEST_P(AttentionEdges, Sinks) {
 TEST_P(AttentionEdges, LengthsBelowZeroAndBeyondK) {
   Spec s = plain();
   s.topk_length = true;
-  Case c = make_case(s);
+  Case c = make(s);
   const int64_t lengths[] = {-9, 0, 1, 1000, 11};
   for (int64_t q = 0; q < 5; ++q) c.topk_length.put_integer(lengths[q], 0, q);
   expect_right(c);
@@ -293,7 +301,7 @@ TEST_P(AttentionEdges, LengthsBelowZeroAndBeyondK) {
 TEST_P(AttentionEdges, KeyZeroAndMoreSlotsThanKeys) {
   Spec s = plain();
   s.keys = 3, s.slots = 70;
-  Case c = make_case(s);
+  Case c = make(s);
   expect_right(c, "K > S_kv");
   every_slot(c, -1);
   for (int64_t q = 0; q < c.queries(); ++q) c.indices.put_integer(0, 0, q, 0, 3 * q);
@@ -305,7 +313,7 @@ TEST_P(AttentionEdges, KeyZeroAndMoreSlotsThanKeys) {
 TEST_P(AttentionEdges, AnotherSequencesRowIsAbsentALocalOneBeyondForeign) {
   Spec s = plain();
   s.thd = true;
-  Case c = make_case(s);
+  Case c = make(s);
   every_slot(c, c.kv.shape()[1] - 1);  // of the last sequence
   Outcome o = run(c);
   EXPECT_EQ(judge(c, o), "");
@@ -319,22 +327,25 @@ TEST_P(AttentionEdges, AnotherSequencesRowIsAbsentALocalOneBeyondForeign) {
 }
 
 TEST_P(AttentionEdges, SecondBackwardAndParts) {
-  const Case c = make_case(plain(DType::bf16));
+  const Case c = make(plain(DType::bf16));
   expect_same(run(c), run(c));
   // dq, dkv or d_sink alone equal the full call.
   const Outcome whole = run(c);
-  sa::Inputs in = inputs_of(c);
   sa::Options o = c.options;
-  o.lane = lane();
+  o.lane = whole.backward.lane;
   for (int part = 0; part < 2; ++part) {
     Case repeated = c;
     repeated.saved = false;
-    const Outcome all = run_lane(repeated, lane());
+    const Outcome all = run(repeated);
+    Home home(place());
+    const sa::Inputs in = inputs_of(c, home);
     Grid g(DType::bf16, part ? std::vector<int64_t>{1, c.kv.shape()[1], 1, c.dim()} : c.q.shape());
     sa::Outputs out;
-    (part ? out.dkv : out.dq) = g.tensor();
-    Room room(sa::workspace_bytes(sa::describe(sa::Pass::backward, in, out, o)));
-    const sa::Result r = sa::backward(in, out, o, room.workspace());
+    (part ? out.dkv : out.dq) = home.tensor(g);
+    Room room(sa::workspace_bytes(sa::describe(sa::Pass::backward, in, out, o)), place());
+    const sa::Result r =
+        sa::backward(in, out, o, room.workspace(), {}, place() ? place()->stream() : nullptr);
+    home.fetch();
     EXPECT_TRUE(r.forward_repeated);
     EXPECT_EQ(g.numbers(), part ? all.dkv : all.dq);
   }
@@ -344,7 +355,7 @@ TEST_P(AttentionEdges, AnyNumberOfThreads) {
   for (const DType dtype : {DType::bf16, DType::f32}) {  // 16 bits hide the order of a sum
     Spec s = plain(dtype);
     s.queries = 23, s.heads = 17, s.slots = 60;
-    const Case c = make_case(s);
+    const Case c = make(s);
     const Outcome one = run(c, 1);
     for (const int threads : {2, 3, 5, 16}) expect_same(run(c, threads), one);
   }

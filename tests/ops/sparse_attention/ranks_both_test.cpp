@@ -11,7 +11,7 @@ namespace talea::testing {
 namespace {
 
 class AttentionRanksBoth : public RankedLane {};
-TALEA_ATTENTION_LANES(AttentionRanksBoth);
+TALEA_ATTENTION_ON(AttentionRanksBoth, host_attention_lanes);
 
 // Chunks r and 2 ranks - 1 - r of the rows belong to rank r: all have the same work under causal.
 std::vector<int64_t> zig_zag(int64_t rows, int ranks) {

@@ -11,7 +11,7 @@ namespace talea::testing {
 namespace {
 
 class AttentionRanks : public RankedLane {};
-TALEA_ATTENTION_LANES(AttentionRanks);
+TALEA_ATTENTION_ON(AttentionRanks, host_attention_lanes);
 
 TEST_P(AttentionRanks, HeadsCut) {
   for (const int ranks : {1, 2, 3, 4, 8})

@@ -96,20 +96,6 @@ __device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-// Waits as named_barrier_sync; whether `mine` holds of any of its threads.
-__device__ __forceinline__ bool named_barrier_any(int id, int threads, bool mine) {
-  uint32_t any;
-  asm volatile(
-      "{\n.reg .pred p, q;\n"
-      "setp.ne.u32 p, %1, 0;\n"
-      "barrier.cta.red.or.pred q, %2, %3, p;\n"
-      "selp.u32 %0, 1, 0, q;\n}"
-      : "=r"(any)
-      : "r"(mine ? 1u : 0u), "r"(id), "r"(threads)
-      : "memory");
-  return any != 0;
-}
-
 // ---- copies of 16 bytes -----------------------------------------------------------------------
 
 // `present` false: 16 zeros, and nothing is read. `to`: an address in shared memory.

@@ -43,13 +43,14 @@ struct Consumer {
   const Tiles tiles;
   Beside& beside;
   const int thread;  // of the warpgroup
-  uint32_t works = 0, pairs_done = 0;
+  uint32_t works = 0, works_met = 0, pairs_done = 0;
   float o[parts][columns / 2];
   RowPair rows;
   float pending[2];  // what the output is still to be multiplied by
 
   __device__ int row() const { return thread / 32 * 16 + thread % 32 / 4; }
   __device__ static void arrive_warp(uint64_t* barrier) {
+    __syncwarp();
     if (threadIdx.x % 32 == 0) ptx::barrier_arrive(barrier);
   }
   __device__ void hold() {
@@ -142,9 +143,11 @@ struct Consumer {
       ptx::store_matrix_x4(to + (((2 * j + lane / 16) ^ (line % 8)) * 16), p[4 * j], p[4 * j + 1],
                            p[4 * j + 2], p[4 * j + 3]);
     if (lane % 4 == 0) {
-      beside.reference[kGroup][row()] = rows.reference[0];
-      beside.reference[kGroup][row() + 8] = rows.reference[1];
-      if (factor[0] != 1.0f || factor[1] != 1.0f) beside.moved[kGroup] = pairs_done + 1;
+      float(&reference)[tile_heads] = beside.reference[pairs_done % 2][kGroup];
+      reference[row()] = rows.reference[0];
+      reference[row() + 8] = rows.reference[1];
+      if (factor[0] != 1.0f || factor[1] != 1.0f)
+        beside.moved[pairs_done % 2][kGroup] = pairs_done + 1;
     }
     ptx::fence_async_shared();
     ptx::barrier_arrive(&beside.weights_ready[kGroup]);
@@ -159,7 +162,7 @@ struct Consumer {
   __device__ void add_others_tile() {
     ptx::barrier_wait(&beside.weights_ready[kGroup], pairs_done & 1);
     ptx::barrier_wait(&beside.weights_ready[1 - kGroup], pairs_done & 1);
-    const volatile uint32_t* moved = beside.moved;
+    const volatile uint32_t* moved = beside.moved[pairs_done % 2];
     const bool same = moved[0] != pairs_done + 1 && moved[1] != pairs_done + 1;
     pending[0] = pending[1] = 1;
     if (__shfl_sync(~0u, same, 0)) {
@@ -169,7 +172,7 @@ struct Consumer {
     float before[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const float other = beside.reference[1 - kGroup][row() + 8 * i];
+      const float other = beside.reference[pairs_done % 2][1 - kGroup][row() + 8 * i];
       const Meeting m = meeting_of(rows.reference[i], other);
       before[i] = m.before;
       pending[i] = m.after;
@@ -244,7 +247,9 @@ struct Consumer {
           beside.top[kGroup][row() + 8 * i] = top[i];
         }
       if (thread == 0) beside.seen[kGroup] = seen;
-      ptx::named_barrier_sync(1, consumer_threads);
+      ptx::barrier_arrive(&beside.sums_ready[kGroup]);
+      for (uint64_t& sums : beside.sums_ready) ptx::barrier_wait(&sums, works_met & 1);
+      ++works_met;
       for (int i = 0; i < 2; ++i) {
         const int r = row() + 8 * i;
         sum[i] = beside.sum[0][r] + beside.sum[1][r];

@@ -19,7 +19,8 @@ __device__ inline void begin_barriers(Beside& b) {
       ptx::barrier_init(&b.keys_ready[t][k], producers + (k == t * each ? warps : 0));
       ptx::barrier_init(&b.keys_free[t][k], warps);
     }
-    b.moved[t] = 0;
+    b.moved[t][0] = b.moved[t][1] = 0;
+    ptx::barrier_init(&b.sums_ready[t], consumer_threads / 2);
     ptx::barrier_init(&b.weights_ready[t], consumer_threads / 2);
   }
   ptx::barrier_init_fence();

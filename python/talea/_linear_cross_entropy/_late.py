@@ -22,10 +22,11 @@ from ._tensors import GRADIENTS, NO_GRADIENT, PER_TOKEN, Described, _key_of, kee
 from ._tensors import run as run_described
 
 _SMALL_BYTES = 32 << 20
+RESTS = ("dx_rest", "dw_rest")
 
 
 def forward(config: Config, inputs, need, receipts=None):
-    """The described forward call, and what it made, in the order of its names.
+    """The described forward call, and what it made, by name.
 
     The gradients that `need` names are formed where nothing but a factor can come later and where
     the workspace limit has room for what has to be kept; else the row states that backward needs.
@@ -35,7 +36,8 @@ def forward(config: Config, inputs, need, receipts=None):
     if described is None:
         described = _describe(config, inputs, need)
         keep(key, bits, described)
-    return described, run_described(described, inputs, None, addresses, receipts)
+    made = run_described(described, inputs, None, addresses, receipts)
+    return described, dict(zip(described.names, made, strict=True))
 
 
 def factor_of(config: Config, need) -> str | None:
@@ -152,8 +154,7 @@ def multiply(kept: dict, inputs, factor: torch.Tensor, stream=None) -> dict:
             tensors[f"{name}_sum"] = sums
     if not factor.is_cuda:
         return _multiply_on_host(kept, made, factor)
-    if "rests" in kept:
-        tensors.update(kept["rests"]())
+    tensors.update((n, kept[n]) for n in RESTS if n in kept)
     if "dx" in made or "dw" in made:
         _late(tensors, stream)
     if "db" in made:

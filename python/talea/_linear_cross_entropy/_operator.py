@@ -126,16 +126,14 @@ NO_EXTRAS = Extras()
 
 
 class _Waiting:
-    """What forward leaves to backward; what few calls have stands in the class until it is set."""
+    """What forward leaves to backward."""
 
-    main_grad = receipts = said = stream = None
-    names = kept = saved = ()  # of what is kept, and itself; the row states
+    __slots__ = ("config", "kept", "main_grad", "need", "receipts", "said", "saved", "stream")
 
-    def __init__(self, config, need) -> None:
+    def __init__(self, config, need, extras) -> None:
         self.config, self.need = config, need
-
-
-_LOSS = ("loss",)
+        self.main_grad, self.receipts = extras.main_grad, extras.receipts
+        self.kept, self.saved, self.said, self.stream = {}, (), None, None
 
 
 class Operator(torch.autograd.Function):
@@ -145,16 +143,12 @@ class Operator(torch.autograd.Function):
     def forward(ctx, hidden, weight, bias, config, extras, rest):
         tensors = (hidden, weight, bias, *rest)
         ctx.save_for_backward(*tensors)
-        waiting = ctx.waiting = _Waiting(config, ctx.needs_input_grad[:3])
-        names = results_of(config)
-        if extras is NO_EXTRAS:
-            described, made = _form(waiting, tensors)
-            if names == _LOSS:
-                return made[0]
-            made = dict(zip(described.names, made, strict=True))
+        waiting = ctx.waiting = _Waiting(config, ctx.needs_input_grad[:3], extras)
+        if extras is NO_EXTRAS or (extras.main_grad is None and extras.scale is None):
+            made = _form(waiting, tensors)
         else:
-            waiting.main_grad, waiting.receipts = extras.main_grad, extras.receipts
             made = _form_with(waiting, tensors, extras.scale)
+        names = results_of(config)
         if len(names) == 1:
             return made[names[0]]
         ctx.set_materialize_grads(False)
@@ -170,19 +164,16 @@ class Operator(torch.autograd.Function):
         return _backward(ctx, *upstream)
 
 
-def _form(waiting: _Waiting, tensors) -> tuple:
-    """The described call and what it made, in the order of its names."""
+def _form(waiting: _Waiting, tensors) -> dict:
     described, made = _late_gradients.forward(
         waiting.config, tensors, waiting.need, waiting.receipts
     )
     waiting.stream = described.stream
-    if described.late is not None:  # without the results, which know this function themselves
-        waiting.names = described.names[described.results :]
-        waiting.kept = made[described.results :]
+    if described.late is not None:
+        waiting.kept = {n: made[n] for n in (*GRADIENTS, *_late_gradients.RESTS) if n in made}
     elif described.config is not waiting.config:
-        by_name = dict(zip(described.names, made, strict=True))
-        waiting.saved = tuple(by_name[n].detach() for n in PER_TOKEN[:2])
-    return described, made
+        waiting.saved = tuple(made[n].detach() for n in PER_TOKEN[:2])
+    return made
 
 
 def _form_with(waiting: _Waiting, tensors, scale) -> dict:
@@ -193,8 +184,7 @@ def _form_with(waiting: _Waiting, tensors, scale) -> dict:
         waiting.need = (need_x, False, need_b)
     if scale is None or not (main_grad is not None or any(waiting.need)):
         if main_grad is None:
-            described, made = _form(waiting, tensors)
-            return dict(zip(described.names, made, strict=True))
+            return _form(waiting, tensors)
         states = _late_gradients.with_states(config, tensors)
         made = call(states, tensors, NO_GRADIENT, receipts=waiting.receipts)
         made = dict(zip(results_of(states), made, strict=True))
@@ -212,8 +202,7 @@ def _form_with(waiting: _Waiting, tensors, scale) -> dict:
     made = call(config, inputs, waiting.need, given, accumulate_dw=main_grad is not None,
                 receipts=waiting.receipts)  # fmt: skip
     made = dict(zip(names, made, strict=False))
-    waiting.names = tuple(n for n in GRADIENTS if n in made)
-    waiting.kept = [made[n] for n in waiting.names]
+    waiting.kept = {n: made[n] for n in GRADIENTS if n in made}
     if tensors[0].is_cuda:
         waiting.stream = _fast.stream_of(tensors[0].device.index)
     return made
@@ -225,9 +214,8 @@ def _backward(ctx, *upstream):
         return (None,) * 6
     tensors = ctx.saved_tensors
     tensors += (None,) * (len(TENSORS) - len(tensors))
-    kept, said = dict(zip(waiting.names, waiting.kept, strict=True)), waiting.said
-    # Handed out once, so that nothing is scaled twice.
-    waiting.names, waiting.kept, waiting.said = (), (), None
+    kept, said = waiting.kept, waiting.said
+    waiting.kept, waiting.said = {}, None  # handed out once, so that nothing is scaled twice
     stream = waiting.stream() if waiting.stream is not None else None
     if said is not None:
         _late_gradients.compare(said, upstream[0], kept.get("dx"), stream)

@@ -17,7 +17,6 @@ from .. import _fast
 from .._torch import _fill
 from . import _c
 from ._call import Plan
-from ._rests import Rests, RestsLike
 from ._settings import Config
 
 PER_TOKEN = ("lse", "target_logprob", "entropy")
@@ -92,8 +91,8 @@ class Described:
     """A call as it was described once: its plan, how its outputs are made, on which stream."""
 
     __slots__ = (
-        "config", "device_index", "fresh", "late", "makers", "names", "plan", "ranks", "rests",
-        "results", "stream", "workspace",
+        "config", "device_index", "fresh", "late", "makers", "names", "plan", "ranks", "stream",
+        "workspace",
     )  # fmt: skip
 
     def __init__(
@@ -112,15 +111,13 @@ class Described:
         scalars = {
             n: _like(t) for n, t in outputs.items() if not t.dim() and n not in (given or ())
         }
-        self.names, self.results = tuple(makers), len(results_of(config))
-        if rests:  # one thing to keep, whatever it has
-            self.names = (*(n for n in makers if n not in rests), "rests")
+        self.names = tuple(makers)
         self.ranks, self.stream = None, _no_stream
         if config.group or config.batch_group:
             from ._ranks import Groups
 
             given_inputs = tuple(t is not None for t in inputs)
-            same = (tuple(makers), given_inputs, inputs[0].shape, inputs[0].dtype, accumulate_dw)
+            same = (self.names, given_inputs, inputs[0].shape, inputs[0].dtype, accumulate_dw)
             self.ranks = Groups(config, device, same)
         named = {n: t for n, t in zip(_c.INPUT_NAMES, inputs, strict=False) if t is not None}
         struct = self.ranks and self.ranks.struct
@@ -145,16 +142,14 @@ class Described:
         self.device_index = device.index
         if device.type == "cuda":
             self.stream = _fast.stream_of(device.index)
-        self.fresh, self.rests = None, RestsLike([(n, outputs[n]) for n in makers if n in rests])
+        self.fresh = None
         large = device.type == "cpu" and any(t.nbytes >= _LARGE_BYTES for t in outputs.values())
         if not given and self.ranks is None and not large and device.type in _EMPTY_STRIDED:
             new = _EMPTY_STRIDED[device.type]
             if device.type == "cpu" and size < _LARGE_BYTES:
                 self.workspace = partial(new, (size,), (1,), torch.uint8)
             self.fresh = tuple(
-                partial(new, tuple(t.shape), t.stride(), t.dtype)
-                for n, t in outputs.items()
-                if n not in rests
+                partial(new, tuple(t.shape), t.stride(), t.dtype) for t in outputs.values()
             )
 
 
@@ -268,11 +263,7 @@ def run(described: Described, inputs, given, addresses, receipts=None) -> list[t
         workspace = described.workspace()
         receipt = plan.run(addresses, workspace.data_ptr(), None, wanted)
     else:
-        stream, rests = described.stream(), described.rests
-        if rests.bytes:
-            place = _fast.allocate(rests.bytes, stream)
-            outputs.append(Rests(rests, inputs[0].device, place))
-            addresses += [place + at for at in rests.offsets]
+        stream = described.stream()
         place = _fast.allocate(plan.workspace_bytes, stream)
         try:
             receipt = plan.run(addresses, place, stream, wanted)
@@ -296,8 +287,4 @@ def _run(described: Described, inputs, given, addresses, receipts) -> list[torch
         receipt = described.ranks.run(plan, wanted)
     if wanted:
         receipts.append(receipt)
-    count = len(described.rests.like)
-    if count:
-        rests = zip(described.rests.like, outputs[-count:], strict=True)
-        outputs[-count:] = [partial(dict, [(like[0], t) for like, t in rests])]
     return outputs

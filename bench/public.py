@@ -228,26 +228,36 @@ def show(runs):
               f"{r['sm_mhz']} MHz {r['plan']}")  # fmt: skip
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def arguments(about, seconds):
+    parser = argparse.ArgumentParser(description=about.splitlines()[0])
     parser.add_argument("--tokens", type=int, default=8192)
     parser.add_argument("--hidden", type=int, default=4096)
     parser.add_argument("--vocab", type=int, default=128256)
-    parser.add_argument("--seconds", type=float, default=2.0, help="of each sustained run")
+    parser.add_argument("--seconds", type=float, default=seconds, help="of each sustained run")
     parser.add_argument("--modes", help="names, parted by ';' (default: all)")
     parser.add_argument("--receipt", help="where to write it, .json")
-    args = parser.parse_args()
-    if not torch.cuda.is_available():
-        print("unavailable: no CUDA device", file=sys.stderr)
-        return 3
-    start, device = now(), torch.device("cuda", 0)
-    torch.backends.cuda.matmul.allow_tf32 = False
+    return parser.parse_args()
+
+
+def drawn(args, device):
+    """Hidden states, weight and targets, the same for the same sizes; and their truth."""
     torch.manual_seed(1)
     x = torch.randn(args.tokens, args.hidden, device=device).bfloat16()
     w = (torch.randn(args.vocab, args.hidden, device=device) / args.hidden**0.5).bfloat16()
     y = torch.randint(args.vocab, (args.tokens,), device=device)
     truth = reference(x, w, y)
     torch.cuda.empty_cache()
+    return x, w, y, truth
+
+
+def main():
+    args = arguments(__doc__, seconds=2.0)
+    if not torch.cuda.is_available():
+        print("unavailable: no CUDA device", file=sys.stderr)
+        return 3
+    start, device = now(), torch.device("cuda", 0)
+    torch.backends.cuda.matmul.allow_tf32 = False
+    x, w, y, truth = drawn(args, device)
     wanted = args.modes.split(";") if args.modes else list(MODES)
     buffers, facts, modes, not_run = {}, {}, [], {}
     for name in wanted:

@@ -9,7 +9,6 @@ The limit of a row is the same rank's share of the three plain products and the 
 "unfused" is cross-entropy over local logits with an exchange of the maxima, sums and targets.
 """
 
-import argparse
 import os
 import statistics
 import sys
@@ -17,11 +16,10 @@ import sys
 import talea
 import torch
 import torch.distributed as dist
-from peer_truth import reference, relative_l2
+from peer_truth import relative_l2
+from public import MIB, WARM_SECONDS, arguments, drawn
 from talea._receipt import now, write_receipt
 
-MIB = 1 << 20
-WARM_SECONDS = 0.6
 # name -> options of the call, and whether an fp32 main gradient or a share of the tokens goes in
 MODES = {
     "default": {},
@@ -187,14 +185,7 @@ def plain_steps(x, w, y, rank, size):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--tokens", type=int, default=8192)
-    parser.add_argument("--hidden", type=int, default=4096)
-    parser.add_argument("--vocab", type=int, default=128256)
-    parser.add_argument("--seconds", type=float, default=1.0, help="of each sustained run")
-    parser.add_argument("--modes", help="names, parted by ';' (default: all)")
-    parser.add_argument("--receipt", help="where to write it, .json")
-    args = parser.parse_args()
+    args = arguments(__doc__, seconds=1.0)
     if not torch.cuda.is_available():
         print("unavailable: no CUDA device", file=sys.stderr)
         return 3
@@ -202,12 +193,7 @@ def main():
     torch.cuda.set_device(device)
     dist.init_process_group("nccl", device_id=device)
     rank, size = dist.get_rank(), dist.get_world_size()
-    torch.manual_seed(1)
-    x = torch.randn(args.tokens, args.hidden, device=device).bfloat16()
-    w = (torch.randn(args.vocab, args.hidden, device=device) / args.hidden**0.5).bfloat16()
-    y = torch.randint(args.vocab, (args.tokens,), device=device)
-    truth = reference(x, w, y)
-    torch.cuda.empty_cache()
+    x, w, y, truth = drawn(args, device)
     modes, facts, not_run = [], {}, {}
     for name in args.modes.split(";") if args.modes else list(MODES):
         mode = Mode(name, x, w, y)

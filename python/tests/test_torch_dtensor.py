@@ -20,11 +20,19 @@ def _case(words, device):
     return x.to(device), w.to(device), b.to(device), y.to(device)
 
 
-def _whole(x, w, b, y):
+def _whole(x, w, b, y, scale):
     x, w, b = (t.clone().requires_grad_() for t in (x, w, b))
-    loss = eager(x.flatten(0, 1), w, y.flatten(), bias=b, **OPTIONS)
+    each = eager(x.flatten(0, 1), w, y.flatten(), bias=b, reduction="none", **OPTIONS)
+    loss = (each * scale.flatten()).sum() / (y != -100).sum()
     loss.backward()
-    return loss.detach(), x.grad, w.grad, b.grad
+    lse = torch.logsumexp(torch.nn.functional.linear(x, w, b), -1).detach()
+    return (loss.detach(), x.grad, w.grad, b.grad), lse.masked_fill(y == -100, 0)  # as documented
+
+
+def _by_rank(t, placement, size):
+    """Values a token in the order of ranks, each rank's tokens as it has them."""
+    parts = [t] if placement.is_replicate() else t.chunk(size, dim=placement.dim)
+    return torch.cat([p.flatten() for p in parts])
 
 
 def _agree(where, ours, theirs):
@@ -43,7 +51,8 @@ def tensor_parallel(mesh):
     """
     for words in (51, 11, 1):
         x, w, b, y = _case(words, mesh.device_type)
-        want = _whole(x, w, b, y)
+        scale = torch.linspace(0.5, 2, BATCH * TOKENS, device=x.device).reshape(BATCH, TOKENS)
+        want, lse = _whole(x, w, b, y, scale)
         for placement in (Replicate(), Shard(0), Shard(1)):
             for cut_targets in (False, True):
                 for outputs in (None, ("loss",), ("loss", "lse")):
@@ -51,8 +60,9 @@ def tensor_parallel(mesh):
                     hidden = distribute_tensor(x, mesh, [placement]).requires_grad_()
                     targets = distribute_tensor(y, mesh, [placement]) if cut_targets else y
                     found = talea.linear_cross_entropy(
-                        hidden, head, targets, linear_bias=bias, outputs=outputs, **OPTIONS
-                    )
+                        hidden, head, targets, linear_bias=bias, token_weight=scale,
+                        outputs=outputs, **OPTIONS,
+                    )  # fmt: skip
                     loss = found if outputs is None else found.loss
                     loss.backward()
                     where = f"{words} words, {placement}, {outputs}"
@@ -61,6 +71,9 @@ def tensor_parallel(mesh):
                     , strict=True):  # fmt: skip
                         _agree(f"{where}: {name}", ours, theirs)
                     assert hidden.grad.placements == (placement,)
+                    if outputs is not None and "lse" in outputs:
+                        ours = found.lse.flatten()
+                        _agree(f"{where}: lse", ours, _by_rank(lse, placement, mesh.size()))
                     if outputs is not None and not placement.is_replicate():
                         few = words < BATCH * TOKENS and outputs == ("loss",)
                         gathered = "weight" if few else "hidden"

@@ -27,7 +27,7 @@ struct Outcome {
   sa::Result forward, backward;
   std::vector<double> o, lse, row_max, o_residual, dq, dkv, d_sink;
   std::vector<int64_t> status;
-  bool library_sums = false;  // logits are sums of products on a device, in an order of its own
+  bool on_device = false;  // a lane of a device ran
   std::string damage;         // what was written that must not be, or changed under the call
 };
 // one_order: the lane sums dP and Delta alike, so that no cancellation is allowed for.

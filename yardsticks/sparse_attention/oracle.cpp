@@ -111,15 +111,8 @@ void scores(const Case& c, const std::vector<Weighed>& keys, const std::vector<d
   r.score.assign(keys.size(), 0);
   r.max = -INFINITY;
   for (size_t i = 0; i < keys.size(); ++i) {
-    double magnitudes = 0;
-    for (size_t x = 0; x < d; ++x) {
-      const double term = r.q[x] * rows[i * d + x];
-      r.score[i] += term;
-      magnitudes += std::abs(term);
-    }
+    for (size_t x = 0; x < d; ++x) r.score[i] += r.q[x] * rows[i * d + x];
     r.score[i] *= c.scale();
-    magnitudes *= std::abs(c.scale());
-    if (std::isfinite(magnitudes)) n.largest_sum = std::max(n.largest_sum, magnitudes);
     if (!(r.score[i] <= r.max)) r.max = std::isnan(r.max) ? r.max : r.score[i];
     if (std::isfinite(r.score[i]))
       n.largest_logit = std::max(n.largest_logit, std::abs(r.score[i]));

@@ -13,7 +13,6 @@ struct Numbers {
   std::vector<double> d_sink_squares;   // sum of squares of what d_sink adds up
   int64_t valid = 0, foreign = 0, first_foreign = -1;
   double largest_logit = 0;
-  double largest_sum = 0;            // of the magnitudes whose sum is a logit
   double dq_term = 0, dkv_term = 0;  // the largest summands, of which sums may cancel
 };
 

@@ -176,7 +176,7 @@ Outcome run_lane(const Case& input, const std::string& lane, int threads, Place*
   out.row_max = home.tensor(row_max, rows);
   out.status = home.tensor(status);
   Outcome result;
-  result.library_sums = place != nullptr;
+  result.on_device = place != nullptr;
   Room room(sa::workspace_bytes(sa::describe(sa::Pass::forward, first, out, o)), place);
   result.forward = sa::forward(first, out, o, room.workspace(), {}, stream);
   home.fetch();

@@ -119,7 +119,7 @@ std::string judge(const Case& c, const Outcome& ours, bool one_order) {
                   std::to_string(right.valid) + ", " + std::to_string(right.foreign) + "; ";
   // With it o has the digits of the lane's sum: of weights rounded to 16 bits, those of eager code.
   const bool once = ours.on_device && (c.options.operands == sa::Operands::native ||
-                                          c.options.kv_storage != sa::KvStorage::plain);
+                                       c.options.kv_storage != sa::KvStorage::plain);
   const double lost = once ? 2 * worst(rough.o, right.o) : 0;
   for (size_t i = 0; i < ours.o_residual.size(); ++i) {
     const double exact = right.o[i], both = ours.o[i] + ours.o_residual[i];

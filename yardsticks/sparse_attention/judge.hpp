@@ -28,7 +28,7 @@ struct Outcome {
   std::vector<double> o, lse, row_max, o_residual, dq, dkv, d_sink;
   std::vector<int64_t> status;
   bool on_device = false;  // a lane of a device ran
-  std::string damage;         // what was written that must not be, or changed under the call
+  std::string damage;      // what was written that must not be, or changed under the call
 };
 // one_order: the lane sums dP and Delta alike, so that no cancellation is allowed for.
 std::string judge(const Case& c, const Outcome& ours, bool one_order = false);

@@ -31,7 +31,7 @@ TEST(Generate, WeightsHaveTheLeastElementsAskedFor) {
     }
   // A weight that is large enough, or empty, stays as described.
   EXPECT_EQ(weight_elements(make_case({.hidden = 512, .vocab = 257})), 512 * 257);
-  EXPECT_EQ(weight_elements(make_case({.hidden = 5, .vocab = 0})), 0);
+  EXPECT_EQ(weight_elements(make_case({.hidden = 0, .vocab = 11})), 0);
 }
 
 }  // namespace

@@ -59,6 +59,12 @@ SANITISED = [
     "*Edges.TopKOfEveryWidth/sm90",
     "*Options.EachOutputAlone/sm90",
     "*Sm90Slices.E*/sm90",
+    "*AttentionEdges.OneKeyInTwoSlots/cuda",
+    "*AttentionEdges.Sinks/cuda",
+    "*AttentionEdges.OneKeyInTwoSlots/sm90",
+    "*AttentionEdges.Sinks/sm90",
+    "*ScanEdges.AResetCutsExactly/cuda",
+    "*ScanStates.SlotsOfACache/cuda",
 ]
 
 

@@ -18,7 +18,21 @@ _DTYPES = {
 }
 
 
+def settled(tensor):
+    """The library reads what is stored: a view that PyTorch negates on reading, as numbers of its own."""
+    return tensor.resolve_neg() if tensor is not None and tensor.is_neg() else tensor
+
+
+def refuse_negated(tensor: torch.Tensor, name: str) -> None:
+    if tensor.is_neg():
+        raise _abi.DataError(
+            f"{name}: a view whose sign PyTorch keeps apart (is_neg()): its storage holds other "
+            f"numbers; pass {name}.resolve_neg()"
+        )
+
+
 def _fill(slot: _abi.Tensor, tensor: torch.Tensor, name: str) -> None:
+    refuse_negated(tensor, name)
     dtype = _DTYPES.get(tensor.dtype)
     if dtype is None:
         raise _abi.DataError(f"{name}: dtype {tensor.dtype} is not supported")

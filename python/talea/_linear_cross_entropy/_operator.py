@@ -15,6 +15,7 @@ from torch.autograd import forward_ad
 
 from .. import _fast
 from .._abi import UsageError
+from .._torch import refuse_negated, settled
 from . import _late as _late_gradients
 from ._settings import Config
 from ._tensors import GRADIENTS, NO_GRADIENT, PER_TOKEN, call, results_of, wide
@@ -212,6 +213,7 @@ def _backward(ctx, *upstream):
     waiting = ctx.waiting
     if all(g is None for g in upstream):
         return (None,) * 6
+    upstream = tuple(settled(g) for g in upstream)
     tensors = ctx.saved_tensors
     tensors += (None,) * (len(TENSORS) - len(tensors))
     kept, said = waiting.kept, waiting.said
@@ -273,6 +275,10 @@ def apply(config: Config, hidden, weight, bias, rest: tuple, extras: Extras = NO
     """
     if _fast.in_transform() or _fast.forward_mode():
         _refuse_transforms(hidden, weight, bias, *rest)
+    hidden, weight, bias = settled(hidden), settled(weight), settled(bias)
+    rest = tuple(settled(t) for t in rest)
+    if extras.main_grad is not None:
+        refuse_negated(extras.main_grad, "main_grad")
     if torch.is_grad_enabled() and (
         weight.requires_grad or hidden.requires_grad or (bias is not None and bias.requires_grad)
     ):

@@ -10,7 +10,7 @@ import threading
 import torch
 
 from .._abi import DataError
-from .._torch import _DTYPES, _fill
+from .._torch import _DTYPES, _fill, settled
 from . import _c
 from ._call import Call
 from ._settings import Settings
@@ -104,6 +104,10 @@ def _groups(settings: Settings, t: dict):
     return ScanGroups(settings, t["v"].device, t["v"].shape[2], t["v"].shape[1])
 
 
+def _settled(t: dict) -> dict:
+    return {name: settled(tensor) for name, tensor in t.items()}
+
+
 def forward(settings: Settings, t: dict) -> dict:
     """out, the final states where asked for, and `saved` where it is to be kept."""
     made = {"out": t["q"].new_empty(out_shape(t))}
@@ -111,7 +115,7 @@ def forward(settings: Settings, t: dict) -> dict:
         made.update(final_tensors(t))
     groups = _groups(settings, t)
     ranks = groups and groups.struct
-    call = Call(_c.FORWARD, settings, t, made, _fill, ranks=ranks)
+    call = Call(_c.FORWARD, settings, _settled(t), made, _fill, ranks=ranks)
     if settings.save:
         made["saved"] = t["q"].new_empty((call.saved_bytes(),), dtype=torch.uint8)
         _fill(call.written.saved, made["saved"], "saved")
@@ -140,7 +144,7 @@ def backward(settings: Settings, t: dict, upstream: dict, need, main_grads=None)
     ranks = groups and groups.struct
     outputs = {"d_" + name: tensor for name, tensor in made.items()}
     call = Call(
-        _c.BACKWARD, settings, {**t, **upstream}, outputs, _fill, ranks=ranks,
+        _c.BACKWARD, settings, _settled({**t, **upstream}), outputs, _fill, ranks=ranks,
         accumulate=bool(main_grads),
     )  # fmt: skip
     _run(settings, call, t["q"], groups)
@@ -153,6 +157,6 @@ def step(settings: Settings, t: dict, state: dict, slots) -> torch.Tensor:
     """One token an entry; `state` is written in place."""
     out = t["q"].new_empty(out_shape(t, tokens=False))
     written = {"slots": slots, "out": out, **{"state_" + n: s for n, s in state.items()}}
-    call = Call(_c.STEP, settings, t, written, _fill)
+    call = Call(_c.STEP, settings, _settled(t), written, _fill)
     _run(settings, call, t["q"])
     return out

@@ -57,7 +57,7 @@ def text_of(**settings) -> str:
             value = repr(number(name, value))
         elif name in _FLAGS:
             value = "1" if value else "0"
-        elif ";" in value:
+        elif not isinstance(value, str) or ";" in value:
             raise UsageError(f"{name} = {value!r}: no such {name}")
         parts.append(f"{name}={value}")
     return ";".join(parts)

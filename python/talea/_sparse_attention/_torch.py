@@ -7,6 +7,7 @@ import threading
 import torch
 
 from .. import _abi
+from .._torch import refuse_negated, settled
 from . import _c, _call, _settings
 
 _DTYPES = {
@@ -26,6 +27,7 @@ def fill(slot: _abi.Tensor, tensor: torch.Tensor, name: str) -> None:
     dtype = _DTYPES.get(tensor.dtype)
     if dtype is None:
         raise _abi.DataError(f"{name}: dtype {tensor.dtype} is not supported")
+    refuse_negated(tensor, name)
     rank = tensor.dim()
     if rank > len(slot.shape):
         raise _abi.DataError(f"{name}: {rank} dimensions; at most {len(slot.shape)}")
@@ -51,6 +53,7 @@ def stream_of(device: torch.device):
 
 def call(which: str, text: str, inputs: dict, outputs: dict, flags=()) -> None:
     """Runs a pass on the current stream of the first input's device."""
+    inputs = {name: settled(t) for name, t in inputs.items()}
     device = next(t for t in inputs.values() if t is not None).device
     settings, groups = _settings.parse(text), None
     if any(getattr(settings, g, "") for g in ("heads_group", "sequence_group", "batch_group")):

@@ -36,14 +36,6 @@ Real norm_square(const std::vector<Real>& truth) {
   return sum;
 }
 
-// Half the distance of two neighbours of dtype at x: the most one rounding can be off.
-Real half_step(DType dtype, Real x) {
-  if (!is_16bit(dtype) || x == 0) return 0;
-  const bool bf16 = dtype == DType::bf16;
-  const int exponent = std::max(std::ilogb(x), bf16 ? -126 : -14);
-  return std::ldexp(Real(1), exponent - (bf16 ? 8 : 11));
-}
-
 // The last rounding of ours and of eager's are two draws: each error is spread evenly over the
 // step s, so its square has mean s^2/3 and variance 4 s^4/45. Five deviations of the difference of
 // the two sums, and never more than every element rounded the worst way. In a tensor of thousands
@@ -83,7 +75,7 @@ std::string compare_l2(const std::string& name, const Array& ours, const std::ve
   for (size_t k = 0; rule.floor && k < held.size(); ++k)
     if (std::isfinite(held[k])) floor += square(rule.unit * (*rule.floor)[k]);
   const Real own = std::sqrt(error_square(values, held));
-  const Real luck = luck_of_rounding(ours.dtype(), held);
+  const Real luck = luck_of_rounding(ours.dtype(), held) + rule.luck;
   const Real bound = std::sqrt(yard + luck) + std::sqrt(floor);
   if (own <= rule.l2_times * bound) return "";
   const Real norm = std::sqrt(norm_square(held));
@@ -94,6 +86,13 @@ std::string compare_l2(const std::string& name, const Array& ours, const std::ve
 }  // namespace
 
 Yardsticks yardsticks(const Case& c) { return {oracle(c), {eager(c, false), eager(c, true)}}; }
+
+Real half_step(DType dtype, Real x) {
+  if (!is_16bit(dtype) || x == 0) return 0;
+  const bool bf16 = dtype == DType::bf16;
+  const int exponent = std::max(std::ilogb(x), bf16 ? -126 : -14);
+  return std::ldexp(Real(1), exponent - (bf16 ? 8 : 11));
+}
 
 std::string compare(const std::string& name, const Array& ours, const std::vector<Real>& truth,
                     const std::vector<const std::vector<Real>*>& eager, const Rule& rule) {

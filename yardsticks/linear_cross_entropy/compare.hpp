@@ -40,6 +40,7 @@ struct Rule {
   Real unit = 0x1p-24L;
   // 16-bit gradients: these multiples of the worst eager error and of eager's L2. 0: elementwise.
   int worst_times = 0, l2_times = 0;
+  Real luck = 0;  // what the square of the L2 error may have by luck beside the last rounding's
   Real* worst_use = nullptr;  // the largest share of the floor that was needed, over a run
 };
 // What a run needed beyond the contract's accuracy rule, for the products and for the lane that is
@@ -52,9 +53,14 @@ inline Used used_by_products, used_by_yardstick;
 std::string compare(const std::string& name, const Array& ours, const std::vector<Real>& truth,
                     const std::vector<const std::vector<Real>*>& eager, const Rule& rule);
 
+// Half the distance of two neighbours of a 16-bit dtype at x: the most one rounding can be off.
+Real half_step(DType dtype, Real x);
+
 // A product must be as near to the truth as eager arithmetic. A yardstick is eager arithmetic in
 // code of its own: within what rounding its logits and their gradient to 16 bits explains.
-enum class Standing { product, yardstick };
+// one_term: a product that rounds the gradient of each logit to the inputs' 16 bits before it
+// multiplies, as eager arithmetic does, and as device lanes do with large weights.
+enum class Standing { product, one_term, yardstick };
 
 // Every output the case wants, the exact zeros, and the ranking. Empty: all holds.
 std::string judge(const Case& c, const CaseOutputs& ours, const Yardsticks& y,

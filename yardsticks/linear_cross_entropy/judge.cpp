@@ -66,6 +66,7 @@ struct Judge {
       rule.worst_times = is_16bit(c.in.hidden.dtype()) ? 2 : 0;
       // The lane that is eager on purpose cannot be asked to beat eager in every drawing.
       if (rule.worst_times > 0 && name != "db") rule.l2_times = is_product() ? 1 : 2;
+      if (name == "dw" && one_term()) rule.luck = luck_of_terms();
     } else {
       rule.floor_magnitude = y.truth.largest_logit;
       // z_y and lse, each of logits that this lane rounds by its definition.
@@ -74,7 +75,7 @@ struct Judge {
     complaints += compare(name, array, values_of(y.truth, name), eager, rule);
   }
 
-  bool is_product() const { return standing == Standing::product; }
+  bool is_product() const { return standing != Standing::yardstick; }
   Used& used() const { return is_product() ? used_by_products : used_by_yardstick; }
 
   std::vector<Real> floor_of(const std::string& name) const {
@@ -84,7 +85,55 @@ struct Judge {
                        : name == "dw" ? a.dw_subtracted
                                       : a.db_subtracted;
     for (size_t k = 0; !is_product() && k < floor.size(); ++k) floor[k] += more[k];
+    if (name == "dx" && one_term() && a.rows_alike) roundings_alike(floor);
     return floor;
+  }
+
+  // The rest is section 4 of decision 0007.
+  bool one_term() const { return standing == Standing::one_term && is_16bit(c.in.hidden.dtype()); }
+  Real once(int64_t t, int64_t v) const {
+    return half_step(c.in.hidden.dtype(), y.truth.sizes[size_t(t * c.vocab() + v)]);
+  }
+
+  // Of a weight whose rows are the same numbers all terms round alike, and nothing averages out.
+  void roundings_alike(std::vector<Real>& floor) const {
+    for (int64_t t = 0; t < c.tokens(); ++t) {
+      Real sum = 0;
+      for (int64_t v = 0; v < c.vocab(); ++v) sum += once(t, v);
+      for (int64_t i = 0; i < c.hidden(); ++i)
+        floor[size_t(t * c.hidden() + i)] += sum / unit() * std::fabs(Real(c.in.weight.get(0, i)));
+    }
+  }
+
+  // Five deviations of the difference of two draws of dW's squared L2 error, whose terms are each
+  // off by a number spread evenly over a half step; none where more than 1,024 of them count.
+  Real luck_of_terms() const {
+    const int64_t n = c.tokens(), vocab = c.vocab();
+    std::vector<Real> products(size_t(n * n), 0);
+    for (int64_t t = 0; t < n; ++t)
+      for (int64_t u = 0; u <= t; ++u) {
+        for (int64_t i = 0; i < c.hidden(); ++i)
+          products[size_t(t * n + u)] += Real(c.in.hidden.get(t, i)) * c.in.hidden.get(u, i);
+        products[size_t(u * n + t)] = products[size_t(t * n + u)];
+      }
+    Real mean = 0, variance = 0, most = 0;
+    for (int64_t v = 0; v < vocab; ++v) {
+      Real worst = 0;
+      for (int64_t t = 0; t < n; ++t) {
+        const Real s = once(t, v), own = products[size_t(t * n + t)];
+        if (s == 0) continue;
+        worst += s * std::sqrt(own);
+        mean += s * s * own / 3;
+        variance += 4 * s * s * s * s * own * own / 45;
+        for (int64_t u = 0; u < t; ++u) {
+          const Real both = s * once(u, v) * products[size_t(t * n + u)];
+          variance += 4 * both * both / 9;
+        }
+      }
+      most += worst * worst;
+    }
+    const Real effective = variance > 0 ? mean * mean / (1.25L * variance) : Real(0);
+    return effective >= 1024 ? 0 : std::min(most, 5 * std::sqrt(2 * variance));
   }
 
   // What one rounding is: of fp32 where the softmax reads the accumulator (fp64 for fp64 problems).

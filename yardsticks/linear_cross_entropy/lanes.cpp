@@ -59,8 +59,11 @@ bool is_yardstick_lane(const std::string& lane) { return info(lane).kind == "unf
 
 bool is_reference_lane(const std::string& lane) { return info(lane).kind == "reference"; }
 
-Standing standing_of(const std::string& lane) {
-  return is_yardstick_lane(lane) ? Standing::yardstick : Standing::product;
+Standing standing_of(const std::string& lane, const Case& c) {
+  constexpr int64_t large = int64_t{1} << 17;  // elements: up to so many dz keeps two terms
+  if (is_yardstick_lane(lane)) return Standing::yardstick;
+  const bool once = is_device_lane(lane) && c.vocab() * c.hidden() > large;
+  return once ? Standing::one_term : Standing::product;
 }
 
 bool needs_16bit_rows(const std::string& lane) { return lane == "sm90"; }

@@ -26,7 +26,7 @@ bool is_device_lane(const std::string& lane);
 bool is_yardstick_lane(const std::string& lane);
 // Plain loops, slow on purpose.
 bool is_reference_lane(const std::string& lane);
-Standing standing_of(const std::string& lane);
+Standing standing_of(const std::string& lane, const Case& c);
 
 // Multiplies 16-bit rows of whole 16-byte pieces only.
 bool needs_16bit_rows(const std::string& lane);

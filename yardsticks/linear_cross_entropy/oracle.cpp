@@ -11,6 +11,7 @@ namespace talea::testing {
 namespace {
 
 constexpr Real nan = __builtin_nanl("");
+constexpr Real smallest = 0x1p-126L;  // normal number of fp32
 
 Real value(const Array& a, int64_t i, Real otherwise) { return a.present() ? a.get(i) : otherwise; }
 
@@ -234,8 +235,10 @@ class Oracle {
     a_.db_floor = magnitudes(a_.db);
     // The roundings of a sum of n terms are a walk of sqrt(n) steps; equal terms round alike, and
     // what is left of n of them are n / 8 roundings at the worst.
+    a_.rows_alike = rows_alike();
+    a_.sizes.assign(a_.dz.size(), 0);
     const Real over_tokens = std::sqrt(Real(n_));
-    const Real over_vocab = std::max(std::sqrt(Real(v_)), rows_alike() ? Real(v_) / 8 : Real(0));
+    const Real over_vocab = std::max(std::sqrt(Real(v_)), a_.rows_alike ? Real(v_) / 8 : Real(0));
     for (int64_t t = 0; c_.backward() && t < n_; ++t) {
       const Row kind = a_.rows[static_cast<size_t>(t)];
       if (kind == Row::poisoned) std::fill_n(a_.dx.begin() + t * d_, d_, nan);
@@ -245,7 +248,10 @@ class Oracle {
         const auto cell = static_cast<size_t>(t * v_ + v);
         const Real da = a_.dz[cell] * slope_[cell];
         // Without the factor of the softcap, which eager arithmetic forms as a difference.
-        const Real logit = 1 + a_.row_largest[static_cast<size_t>(t)], size = dz_size_[cell];
+        const Real logit = 1 + a_.row_largest[static_cast<size_t>(t)];
+        // Below the smallest normal number of fp32 a rounding is as large as there.
+        const Real size = dz_size_[cell] > 0 ? std::max(dz_size_[cell], smallest) : Real(0);
+        a_.sizes[cell] = dz_size_[cell] * std::fabs(s);
         a_.db[static_cast<size_t>(v)] += da;
         a_.db_floor[static_cast<size_t>(v)] += size * (logit + over_tokens);
         for (int64_t i = 0; i < d_; ++i) {

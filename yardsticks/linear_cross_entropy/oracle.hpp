@@ -30,6 +30,10 @@ struct Answer {
   std::vector<Real> dx_floor, dw_floor, db_floor;
   // What p - 1 by subtraction adds to that; nothing that a product may claim.
   std::vector<Real> dx_subtracted, dw_subtracted, db_subtracted;
+  // [tokens, vocab]: the magnitude of each logit's gradient, times the scale, as a product forms
+  // it.
+  std::vector<Real> sizes;
+  bool rows_alike = false;        // of the weight: all are the same numbers
   std::vector<Real> row_largest;  // the largest number each row's logits pass through
 };
 

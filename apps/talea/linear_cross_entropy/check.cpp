@@ -162,7 +162,7 @@ struct Run {
       try {
         const auto ran = run_subject(subject, c, flags, world);
         o.complaint =
-            ran.damage + testing::judge(c, ran.out, y, testing::standing_of(subject.lane));
+            ran.damage + testing::judge(c, ran.out, y, testing::standing_of(subject.lane, c));
         errors = figures(ran.out, y, subject.lane, o.complaint.empty());
       } catch (const Error& e) {
         // A lost rank ends the check: those that are left could only wait for it again.

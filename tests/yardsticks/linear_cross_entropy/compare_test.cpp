@@ -193,6 +193,50 @@ TEST(Compare, LuckIsGrantedByWhatTheTensorConsistsOf) {
   }
 }
 
+// bf16, all rows of the weight alike: what is left of dX is the luck of the one rounding of each
+// logit's gradient. Who rounds them to 16 bits has nine tenths of the worst; who does not has none.
+TEST(JudgedOnce, EqualRowsRoundAlike) {
+  Case c = plain_case({.tokens = 2, .hidden = 3, .vocab = 600, .dtype = DType::bf16});
+  for (int64_t v = 0; v < 600; ++v)
+    for (int64_t i = 0; i < 3; ++i) c.in.weight.set(v, i, 1 + 0.25 * double(i));
+  want_everything(c);
+  const Yardsticks y = yardsticks(c);
+  ASSERT_TRUE(y.truth.rows_alike);
+  Real worst = 0, eager = 0;
+  for (int64_t v = 0; v < 600; ++v) worst += half_step(DType::bf16, y.truth.sizes[size_t(v)]);
+  for (const Answer& other : y.eager)
+    for (size_t k = 0; k < 6; ++k) eager = std::max(eager, std::fabs(other.dx[k] - y.truth.dx[k]));
+  CaseOutputs only;
+  only.dx = Array(DType::f32, {2, 3});
+  const Used lanes = used_by_products;  // what this test plants is no lane's need
+  for (const Real share : {0.9L, 1.2L}) {
+    for (int64_t t = 0; t < 2; ++t)
+      for (int64_t i = 0; i < 3; ++i) only.dx.set(t, i, y.truth.dx[size_t(3 * t + i)]);
+    only.dx.set(0, 0, y.truth.dx[0] + share * (2 * eager + floor_share * worst));
+    EXPECT_EQ(judge(c, only, y, Standing::one_term).empty(), share < 1) << double(share);
+    EXPECT_NE(judge(c, only, y, Standing::product), "") << double(share);
+  }
+  used_by_products = lanes;
+}
+
+// dW of few tokens and few large gradients of logits: 1.2 of eager's L2 is luck there for who rounds
+// those gradients once, and is none in a tensor of many.
+TEST(JudgedOnce, LuckOfFewTermsAveragesOut) {
+  for (const int tokens : {1, 40}) {
+    Case c = plain_case({.tokens = tokens, .hidden = 8, .vocab = 300, .dtype = DType::bf16});
+    want_everything(c);
+    const Yardsticks y = yardsticks(c);
+    CaseOutputs only;
+    only.dw = Array(DType::f32, {300, 8});
+    for (int64_t k = 0; k < 2400; ++k) {
+      const Real error = y.eager[0].dw[size_t(k)] - y.truth.dw[size_t(k)];
+      only.dw.set(k / 8, k % 8, y.truth.dw[size_t(k)] + 1.2L * error);
+    }
+    EXPECT_NE(judge(c, only, y, Standing::product), "") << tokens;
+    EXPECT_EQ(judge(c, only, y, Standing::one_term).empty(), tokens == 1);
+  }
+}
+
 TEST_F(Judged, AnIgnoredRowIsExactlyZero) {
   ours_.dx.set(2, 1, 1e-30L);
   EXPECT_NE(verdict(), "");

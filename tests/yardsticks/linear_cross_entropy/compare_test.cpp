@@ -219,8 +219,8 @@ TEST(JudgedOnce, EqualRowsRoundAlike) {
   used_by_products = lanes;
 }
 
-// dW of few tokens and few large gradients of logits: 1.2 of eager's L2 is luck there for who rounds
-// those gradients once, and is none in a tensor of many.
+// dW of few tokens and few large gradients of logits: 1.2 of eager's L2 is luck there for who
+// rounds those gradients once, and is none in a tensor of many.
 TEST(JudgedOnce, LuckOfFewTermsAveragesOut) {
   for (const int tokens : {1, 40}) {
     Case c = plain_case({.tokens = tokens, .hidden = 8, .vocab = 300, .dtype = DType::bf16});

@@ -202,7 +202,8 @@ struct Problem {
   int device_index = 0;
   DType q_dtype = DType::f32, kv_dtype = DType::f32, o_dtype = DType::f32, dq_dtype = DType::f32;
   DType dkv_dtype = DType::f32, d_o_dtype = DType::f32, index_dtype = DType::i32;
-  Strides q_stride, kv_stride, o_stride, d_o_stride, dq_stride, dkv_stride;
+  Strides q_stride, kv_stride;  // select: of index_q, index_k
+  Strides o_stride, d_o_stride, dq_stride, dkv_stride;
   int64_t alignment_bytes = 16;  // largest power of two (<= 256) dividing the matrices' addresses
   int64_t pages = 0, page_rows = 0, blocks = 0;  // paged kv; pages: also IndexSpace::slots
   int64_t sequences = 0;                         // thd: n

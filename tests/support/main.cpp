@@ -98,7 +98,9 @@ bool plant(std::string_view wanted) {
   for (const auto& m : planted_there)
     if (wanted == m.name) {
       talea::sparse_attention::planted_mutant = m.mutant;
-      return true;
+      return std::all_of(talea::sparse_attention::device_switches.begin(),
+                         talea::sparse_attention::device_switches.end(),
+                         [&](auto plant_there) { return plant_there(m.mutant); });
     }
   for (const Planted& m : planted)
     if (wanted == m.name) {

@@ -106,32 +106,38 @@ std::string describe(const IndexSpec& s) {
   return text;
 }
 
-Selected run_select(const IndexCase& c, const std::string& lane, int threads) {
+Selected run_select(const IndexCase& c, const std::string& lane, int threads, Place* place) {
+  Home home(place);
   sa::SelectInputs in;
-  in.index_q = c.q.tensor();
-  in.index_k = c.k.tensor();
-  in.index_weights = c.weights.tensor();
-  if (c.q_scale) in.index_q_scale = c.q_scale.tensor(), in.index_k_scale = c.k_scale.tensor();
-  if (c.begin) in.begin = c.begin.tensor(), in.end = c.end.tensor();
-  if (c.cu_q) in.cu_seqlens_q = c.cu_q.tensor(), in.cu_seqlens_k = c.cu_k.tensor();
-  if (c.positions) in.q_positions = c.positions.tensor();
+  in.index_q = home.tensor(c.q);
+  in.index_k = home.tensor(c.k);
+  in.index_weights = home.tensor(c.weights);
+  if (c.q_scale) in.index_q_scale = home.tensor(c.q_scale);
+  if (c.k_scale) in.index_k_scale = home.tensor(c.k_scale);
+  if (c.begin) in.begin = home.tensor(c.begin), in.end = home.tensor(c.end);
+  if (c.cu_q) in.cu_seqlens_q = home.tensor(c.cu_q), in.cu_seqlens_k = home.tensor(c.cu_k);
+  if (c.positions) in.q_positions = home.tensor(c.positions);
   Grid indices(DType::i32, {c.batch(), c.queries(), c.top_k}, Lay::padded);
   Grid scores(c.q.dtype() == DType::f64 ? DType::f64 : DType::f32,
               {c.batch(), c.queries(), c.top_k});
-  Grid length(DType::i32, {c.batch(), c.queries()});
+  Grid length(DType::i32, {c.batch(), c.queries()}), status(DType::i64, {4});
   indices.fill_bytes(0xff), scores.fill_bytes(0xff), length.fill_bytes(0xff);
+  status.put_integer(-1, 1);
   const auto before = indices.outside();
   sa::SelectOutputs out;
-  out.indices = indices.tensor();
-  out.scores = scores.tensor();
-  out.topk_length = length.tensor();
+  out.indices = home.tensor(indices);
+  out.scores = home.tensor(scores);
+  out.topk_length = home.tensor(length);
+  out.status = home.tensor(status);
   sa::SelectOptions o = c.options;
   o.lane = lane;
   o.threads = threads;
   o.top_k = c.top_k;
-  Room room(sa::workspace_bytes(sa::describe(in, out, o)));
+  Room room(sa::workspace_bytes(sa::describe(in, out, o)), place);
   Selected s;
-  s.result = sa::select(in, out, o, room.workspace());
+  s.result = sa::select(in, out, o, room.workspace(), {}, place ? place->stream() : nullptr);
+  home.fetch();
+  if (s.result.nan_scores < 0) s.result.nan_scores = status.integer(3);  // it stayed on the device
   if (!room.intact()) s.damage = "wrote behind its workspace; ";
   if (indices.outside() != before) s.damage += "indices: guards written; ";
   for (const double x : indices.numbers()) s.indices.push_back(static_cast<int64_t>(x));

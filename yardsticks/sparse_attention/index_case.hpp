@@ -45,7 +45,9 @@ struct Selected {
   sa::Result result;
   std::string damage;
 };
-Selected run_select(const IndexCase& c, const std::string& lane, int threads = 0);
+// place: of a device lane.
+Selected run_select(const IndexCase& c, const std::string& lane, int threads = 0,
+                    Place* place = nullptr);
 // Scores against fp64; the selection must be one that these scores allow.
 std::string judge_selection(const IndexCase& c, const Selected& s);
 

@@ -162,6 +162,11 @@ __device__ __forceinline__ void wgmma_n256(float (&d)[128], uint64_t a, uint64_t
   if constexpr (kF16) TALEA_WGMMA_N256("f16", TALEA_WGMMA_SHARED(128, 129, 130, 131), TALEA_WGMMA_SHARED_INPUTS);
   else TALEA_WGMMA_N256("bf16", TALEA_WGMMA_SHARED(128, 129, 130, 131), TALEA_WGMMA_SHARED_INPUTS);
 }
+template <int TA, int TB, bool kF16>
+__device__ __forceinline__ void wgmma_first_n256(float (&d)[128], uint64_t a, uint64_t b) {
+  if constexpr (kF16) TALEA_WGMMA_N256("f16", TALEA_WGMMA_FIRST(128, 129, 130, 131), TALEA_WGMMA_SHARED_INPUTS);
+  else TALEA_WGMMA_N256("bf16", TALEA_WGMMA_FIRST(128, 129, 130, 131), TALEA_WGMMA_SHARED_INPUTS);
+}
 template <int TB, bool kF16>
 __device__ __forceinline__ void wgmma_n256(float (&d)[128], const uint32_t (&a)[4], uint64_t b) {
   if constexpr (kF16) TALEA_WGMMA_N256("f16", TALEA_WGMMA_REGISTERS(128, 129, 130, 131, 132, 133), TALEA_WGMMA_REGISTERS_INPUTS);

@@ -1,6 +1,7 @@
 // What: derives the problems of selection and index loss and checks all that needs no data.
 // Why: errors come early, before any work, and name argument and value.
 // Never: dereferences a tensor.
+#include <bit>
 #include <cmath>
 
 #include "ops/sparse_attention/contract.hpp"
@@ -170,6 +171,12 @@ CheckedCall checked(const SelectInputs& in, const SelectOutputs& out, const Sele
               {in.index_q, in.index_q_scale, in.index_k, in.index_k_scale, in.index_weights,
                in.begin, in.end, in.cu_seqlens_q, in.cu_seqlens_k, in.q_positions},
               ranks);
+  p.q_stride = strides_of(r.args.index_q);
+  p.kv_stride = strides_of(r.args.index_k);
+  uint64_t bits = 256;
+  for (const View* v : {&r.args.index_q, &r.args.index_k})
+    if (*v) bits |= reinterpret_cast<uintptr_t>(v->data);
+  p.alignment_bytes = int64_t{1} << std::countr_zero(bits);
   require(o.top_k >= 0, usage, "top_k = {}: must be >= 0", o.top_k);
   p.slots = o.top_k;
   for (const Tensor* t : {&out.indices, &out.scores})

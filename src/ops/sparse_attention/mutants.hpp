@@ -4,6 +4,9 @@
 #pragma once
 
 #include <cstdint>
+#ifdef TALEA_MUTANTS
+#include <vector>
+#endif
 
 namespace talea::sparse_attention {
 
@@ -65,7 +68,25 @@ constexpr bool mutant(Mutant) { return false; }
 #endif
 #else
 inline Mutant planted_mutant = Mutant::off;  // set by the test program before any call
+// One a file of kernels, as in core/mutant.hpp.
+inline std::vector<bool (*)(Mutant)> device_switches;
+#ifndef __CUDACC__
 inline bool mutant(Mutant m) { return planted_mutant == m; }
+#else
+static __device__ Mutant planted_on_device = Mutant::off;
+static const bool switch_is_known = [] {
+  device_switches.push_back(
+      [](Mutant m) { return cudaMemcpyToSymbol(planted_on_device, &m, sizeof m) == cudaSuccess; });
+  return true;
+}();
+static __host__ __device__ inline bool mutant(Mutant m) {
+#ifdef __CUDA_ARCH__
+  return planted_on_device == m;
+#else
+  return planted_mutant == m;
+#endif
+}
+#endif
 #endif
 
 }  // namespace talea::sparse_attention

@@ -1,6 +1,7 @@
 // What: selection and index loss on every lane: dtypes, bounds, ties, odd scores, empty rows.
 // Why: a selector that is nearly right trains a model on other keys every run.
 // Never: judges a selection by recall alone.
+#include <algorithm>
 #include <cmath>
 
 #include "ops/sparse_attention/lanes.hpp"
@@ -11,11 +12,49 @@ namespace {
 
 class AttentionSelect : public ::testing::TestWithParam<std::string> {
  protected:
-  Selected run(const IndexCase& c, int threads = 0) { return run_select(c, GetParam(), threads); }
+  void SetUp() override {
+    std::string why;
+    place_ = place_of_attention(GetParam(), why);
+    if (!why.empty()) GTEST_SKIP() << why;
+  }
+  // Lanes of a device multiply columns in eights, sm90 in 16 bits.
+  IndexCase make(IndexSpec s) const {
+    if (place_) s.dim = (s.dim + 7) / 8 * 8;
+    const bool wide = s.dtype == DType::f32 || s.dtype == DType::f8_e4m3;
+    if (GetParam() == "sm90" && wide) s.dtype = DType::bf16;
+    return make_index_case(s);
+  }
+  Selected run(const IndexCase& c, int threads = 0) {
+    return run_select(c, GetParam(), threads, place_);
+  }
+  // One query whose scores are given, fp32: one head, weight 1, no activation. In bf16 a score is
+  // the sum of three columns.
+  IndexCase with_scores(const std::vector<double>& scores, int64_t top_k) const {
+    IndexSpec s;
+    s.queries = 1, s.heads = 1, s.dim = 1, s.keys = static_cast<int64_t>(scores.size());
+    s.top_k = top_k, s.act = sa::Activation::identity;
+    IndexCase c = make(s);
+    for (int64_t x = 0; x < c.dim(); ++x) c.q.put(x < 3 ? 1 : 0, 0, 0, 0, x);
+    c.weights.put(1, 0, 0, 0);
+    for (int64_t j = 0; j < s.keys; ++j) {
+      double left = scores[static_cast<size_t>(j)];
+      for (int64_t x = 0; x < c.dim(); ++x) {
+        c.k.put(left, 0, j, x);
+        left = std::isfinite(left) ? left - c.k.get(0, j, x) : 0;
+      }
+    }
+    return c;
+  }
+
+ private:
+  Place* place_ = nullptr;
 };
-const auto host_lanes = ::testing::Values("cpu", "reference");
-INSTANTIATE_TEST_SUITE_P(Lanes, AttentionSelect, host_lanes,
-                         [](const auto& info) { return info.param; });
+std::vector<std::string> select_lanes() {
+  std::vector<std::string> all = device_attention_lanes();
+  for (const char* host : {"cpu", "reference"}) all.emplace_back(host);
+  return all;
+}
+TALEA_ATTENTION_ON(AttentionSelect, select_lanes);
 
 TEST_P(AttentionSelect, EveryTypeAndBound) {
   uint64_t seed = 0;
@@ -28,21 +67,9 @@ TEST_P(AttentionSelect, EveryTypeAndBound) {
         s.batch = s.thd ? 1 : 2;
         s.heads = seed % 3 ? 5 : 17, s.key_stride = seed % 2 ? 1 : 3;
         s.act = seed % 5 ? sa::Activation::relu : sa::Activation::identity;
-        const IndexCase c = make_index_case(s);
+        const IndexCase c = make(s);
         EXPECT_EQ(judge_selection(c, run(c)), "") << describe(s);
       }
-}
-
-// One query whose scores are given: one head of one column, weight 1, no activation.
-IndexCase with_scores(const std::vector<double>& scores, int64_t top_k) {
-  IndexSpec s;
-  s.queries = 1, s.heads = 1, s.dim = 1, s.keys = static_cast<int64_t>(scores.size());
-  s.top_k = top_k, s.act = sa::Activation::identity;
-  IndexCase c = make_index_case(s);
-  c.q.put(1, 0, 0, 0, 0);
-  c.weights.put(1, 0, 0, 0);
-  for (size_t j = 0; j < scores.size(); ++j) c.k.put(scores[j], 0, static_cast<int64_t>(j), 0);
-  return c;
 }
 
 std::vector<int64_t> expected(const std::vector<int64_t>& keys, int64_t width) {
@@ -89,24 +116,45 @@ TEST_P(AttentionSelect, ManyEqualAtTheBorder) {
 TEST_P(AttentionSelect, LongRows) {
   IndexSpec s;
   s.keys = 1500, s.top_k = 100, s.queries = 2;
-  const IndexCase c = make_index_case(s);
+  const IndexCase c = make(s);
   EXPECT_EQ(judge_selection(c, run(c)), "");
+}
+
+// Rows that a block holds and longer ones; few and most of their keys; heads in one tile and more.
+TEST_P(AttentionSelect, EveryWayThroughARow) {
+  uint64_t seed = 40;
+  for (const int64_t keys : {4200, 9001, 33000})
+    for (const int64_t top_k : {int64_t{60}, int64_t{2048}, keys - 20}) {
+      IndexSpec s;
+      s.seed = ++seed, s.keys = keys, s.top_k = std::min<int64_t>(top_k, 8192), s.queries = 2;
+      s.bounds = seed % 2, s.dim = 8, s.heads = 3;
+      const IndexCase c = make(s);
+      EXPECT_EQ(judge_selection(c, run(c)), "") << describe(s);
+    }
+  for (const int64_t heads : {16, 32, 64, 100})
+    for (const int64_t dim : {64, 72, 128}) {
+      IndexSpec s;
+      s.seed = ++seed, s.heads = heads, s.dim = dim, s.keys = 150, s.queries = 19;
+      s.causal = seed % 2;
+      const IndexCase c = make(s);
+      EXPECT_EQ(judge_selection(c, run(c)), "") << describe(s);
+    }
 }
 
 TEST_P(AttentionSelect, NothingToSelect) {
   IndexSpec s;
   s.keys = 0, s.top_k = 3;
-  IndexCase c = make_index_case(s);
+  IndexCase c = make(s);
   EXPECT_EQ(judge_selection(c, run(c)), "");
   s.keys = 4, s.top_k = 0;
-  c = make_index_case(s);
+  c = make(s);
   EXPECT_EQ(judge_selection(c, run(c)), "");
 }
 
 TEST_P(AttentionSelect, AnyNumberOfThreads) {
   IndexSpec s;
   s.queries = 13, s.keys = 301, s.heads = 9, s.top_k = 40;
-  const IndexCase c = make_index_case(s);
+  const IndexCase c = make(s);
   const Selected one = run(c, 1);
   for (const int threads : {2, 3, 16}) {
     const Selected many = run(c, threads);

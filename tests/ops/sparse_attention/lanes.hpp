@@ -19,7 +19,7 @@ std::vector<std::string> device_attention_lanes();
 // Where the tensors of a lane lie; nothing is said where that is the host.
 Place* place_of_attention(const std::string& lane, std::string& why);
 // The spec as the lane can take it: device lanes multiply columns in sixteens; a lane of tensor
-// cores alone takes plain rows of 16 bits and weights as one number.
+// cores alone takes plain rows of 16 bits or packed ones, and weights as one number.
 Spec fitted(const std::string& lane, Spec s);
 
 class AttentionLane : public ::testing::TestWithParam<std::string> {

@@ -44,8 +44,10 @@ Spec fitted(const std::string& lane, Spec s) {
   s.dim = std::max((s.dim + 15) / 16 * 16, s.value_dim + (beyond ? 16 : 0));
   if (lane != "sm90") return s;
   if (s.dtype == DType::f32) s.dtype = DType::bf16;
-  if (s.storage == sa::KvStorage::fp8_656) s.backward = true;
-  s.storage = sa::KvStorage::plain;
+  if (s.storage == sa::KvStorage::fp8_656)
+    s.dtype = DType::bf16;
+  else
+    s.storage = sa::KvStorage::plain;
   s.scaled_q = false;
   s.operands = sa::Operands::native;
   return s;

@@ -101,14 +101,6 @@ struct Scores {
 };
 void combine(const Scores& scores, const Chunk& chunk, const float* products, float* to,
              cudaStream_t stream);
-// The min(top_k, candidates) that come first of each row, ascending by key, then -1 and -Inf.
-struct Selected {
-  int64_t keys = 0, top_k = 0;
-  View indices, length, scores;  // outputs, each may be absent
-};
-void select_top(const Selected& selected, const Chunk& chunk, const float* scores,
-                Counters* counters, cudaStream_t stream);
-
 // Beside the passes. Element (s, j) of mask becomes 0 where a valid slot names key j.
 void mask_keys(const Tables& tables, const View& mask, int64_t batch, cudaStream_t stream);
 // Where the rows of a tensor and of its packed twin begin: extents and strides of four outer

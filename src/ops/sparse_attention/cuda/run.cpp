@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "ops/sparse_attention/foreign.hpp"
+#include "ops/sparse_attention/select_rows.hpp"
 
 namespace talea::sparse_attention::cuda {
 
@@ -287,12 +288,16 @@ void Run::select_chunk(const Chunk& chunk) {
     combine(scores, chunk, b_.products, b_.index_scores, stream_);
   }
   Selected to;
-  to.keys = p_.keys_stored;
+  to.tables = scores.tables;
+  to.b = chunk.b;
+  to.s = chunk.s;
+  to.n = chunk.n;
+  to.stride = p_.keys_stored;
   to.top_k = p_.slots;
   to.indices = a_.selected;
   to.length = a_.selected_length;
   to.scores = a_.selected_scores;
-  select_top(to, chunk, b_.index_scores, b_.counters, stream_);
+  select_top(to, b_.index_scores, b_.counters, stream_);
 }
 
 void Run::select() {

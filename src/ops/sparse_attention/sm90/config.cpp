@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "ops/sparse_attention/contract.hpp"
+#include "ops/sparse_attention/sm90/index_config.hpp"
 
 namespace talea::sparse_attention::sm90 {
 namespace {
@@ -38,9 +39,13 @@ Reason decline(const Problem& p, const DeviceFacts& d) {
   if (p.device != DeviceKind::cuda) return "host tensors: this lane reads device memory";
   if (d.cuda_devices == 0) return d.cuda_problem.empty() ? "no CUDA device" : d.cuda_problem;
   if (d.sm != 90) return fmt::format("sm_{}: needs sm_90", d.sm);
+  if (p.pass == Pass::select) return decline_index(p);
   if (p.pass != Pass::forward) return "this version has kernels of the forward pass alone";
-  if (p.options.kv_storage != KvStorage::plain)
-    return "kv_storage: this version reads plain rows alone";
+  const bool packed = p.options.kv_storage == KvStorage::fp8_656;
+  if (p.options.kv_storage == KvStorage::fp8_scaled)
+    return "kv_storage = fp8_scaled: this version reads plain rows and those of fp8_656";
+  if (packed && p.q_dtype != DType::bf16)
+    return fmt::format("q of {}: rows of fp8_656 are multiplied in bf16", name_of(p.q_dtype));
   if (p.q_dtype != DType::bf16 && p.q_dtype != DType::f16)
     return fmt::format("q of {}: tensor cores multiply bf16 or fp16 here", name_of(p.q_dtype));
   if (p.options.operands == Operands::split)
@@ -49,7 +54,7 @@ Reason decline(const Problem& p, const DeviceFacts& d) {
   if (p.alignment_bytes < 16)
     return fmt::format("tensors on multiples of {} bytes: 16 are needed", p.alignment_bytes);
   if (auto reason = decline_rows("q", p.q_stride, p.q_dtype)) return reason;
-  return decline_rows("kv", p.kv_stride, p.kv_dtype);
+  return decline_rows("kv", p.kv_stride, packed ? DType::u8 : p.kv_dtype);
 }
 
 Config config(const Problem& p, const DeviceFacts& d) {

@@ -5,7 +5,7 @@
 
 #include "device/common/cuda_check.hpp"
 #include "ops/sparse_attention/sm90/consume.cuh"
-#include "ops/sparse_attention/sm90/produce.cuh"
+#include "ops/sparse_attention/sm90/produce_packed.cuh"
 
 namespace talea::sparse_attention::sm90 {
 
@@ -26,7 +26,8 @@ __device__ inline void begin_barriers(Beside& b) {
   ptx::barrier_init_fence();
 }
 
-template <int kHalf, bool kF16>
+// kPacked: rows of 656 bytes.
+template <int kHalf, bool kF16, bool kPacked>
 __global__ __launch_bounds__(threads, 1) void forward_kernel(const __grid_constant__ Forward f) {
   extern __shared__ __align__(1024) char shared[];
   const Tiles tiles{shared, tile_plan(f.dim, kHalf)};
@@ -36,20 +37,23 @@ __global__ __launch_bounds__(threads, 1) void forward_kernel(const __grid_consta
   if (threadIdx.x == 0) begin_barriers<parts_of_half(kHalf)>(beside);
   __syncthreads();
   if (group == 0) {
-    ptx::raise_registers<216>();
+    ptx::raise_registers<kPacked ? 208 : 216>();
     Consumer<kHalf, kF16, 0>{f, tiles, beside, thread}.run();
   } else if (group == 1) {
-    ptx::raise_registers<216>();
+    ptx::raise_registers<kPacked ? 208 : 216>();
     Consumer<kHalf, kF16, 1>{f, tiles, beside, thread}.run();
   } else {
-    ptx::lower_registers<72>();
-    produce<kHalf>(f, tiles, beside, thread);
+    ptx::lower_registers<kPacked ? 88 : 72>();
+    if constexpr (kPacked)
+      produce_packed<kHalf>(f, tiles, beside, thread);
+    else
+      produce<kHalf>(f, tiles, beside, thread);
   }
 }
 
-template <int kHalf, bool kF16>
+template <int kHalf, bool kF16, bool kPacked = false>
 void launch_half(const Forward& f, unsigned blocks, cudaStream_t stream) {
-  auto* kernel = forward_kernel<kHalf, kF16>;
+  auto* kernel = forward_kernel<kHalf, kF16, kPacked>;
   const auto bytes = static_cast<size_t>(shared_bytes(f.dim, kHalf));
   device::check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                      static_cast<int>(bytes)),

@@ -6,6 +6,7 @@
 namespace talea::sparse_attention::sm90 {
 
 void launch_bf16(const Forward& f, int half, unsigned blocks, cudaStream_t stream) {
+  if (f.packed) return launch_half<256, false, true>(f, blocks, stream);
   launch<false>(f, half, blocks, stream);
 }
 

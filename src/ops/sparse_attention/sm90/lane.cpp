@@ -1,10 +1,11 @@
-// What: the table entry of lane sm90: one kernel for the forward pass.
+// What: the table entry of lane sm90: one kernel for the forward pass; scores and selection.
 // Why: on Hopper, rows are gathered into shared memory and multiplied there: no copy, no workspace.
 // Never: declines in silence, allocates, or waits but under IndexCheck::checked.
 #include "core/arena.hpp"
 #include "ops/sparse_attention/foreign.hpp"
 #include "ops/sparse_attention/sharded.hpp"
 #include "ops/sparse_attention/sm90/config.hpp"
+#include "ops/sparse_attention/sm90/index.hpp"
 
 namespace talea::sparse_attention {
 namespace {
@@ -25,12 +26,14 @@ struct Sm90 {
     return sm90::decline(p, d);
   }
   static Planned plan(const Problem& p, const DeviceFacts& d) {
+    if (p.pass == Pass::select) return sm90::plan_index(p, d);
     const sm90::Config c = sm90::config(p, d);
     Arena counting;
     lay_out(counting, c);
     return planned(c.counts ? counting.bytes() : 0, 0, c);
   }
   static std::vector<std::string> details(const Problem& p, const Planned& planned) {
+    if (p.pass == Pass::select) return sm90::index_details(planned.as<sm90::IndexConfig>());
     const auto& c = planned.as<sm90::Config>();
     const sm90::TilePlan tiles = sm90::tile_plan(p.dim, c.half);
     return {fmt::format("tile = {} heads x {} keys, one query a block", sm90::tile_heads,
@@ -44,12 +47,13 @@ struct Sm90 {
 };
 
 void Sm90::run(const Call& c, const Planned& planned) {
-  const auto& config = planned.as<sm90::Config>();
   const Problem& p = c.problem;
   const Args& a = c.args;
   const device::DeviceGuard guard(p.device_index);
   const cudaStream_t stream = device::cuda_stream(c.stream);
   device::refuse_earlier_error(stream);
+  if (p.pass == Pass::select) return sm90::run_index(c, planned.as<sm90::IndexConfig>());
+  const auto& config = planned.as<sm90::Config>();
   Arena arena(c.workspace);
   sm90::Forward f;
   f.tables = cuda::tables_of(p, a);
@@ -69,6 +73,7 @@ void Sm90::run(const Call& c, const Planned& planned) {
   f.group_heads = p.total_heads / p.groups;
   f.head_tiles = config.head_tiles;
   f.work = config.work;
+  f.packed = p.options.kv_storage == KvStorage::fp8_656;
   f.o_words = in_words(a.o);
   f.residual_words = in_words(a.o_residual);
   if (f.counters) cuda::begin_counting(c, f.tables, f.counters, stream);
@@ -83,7 +88,9 @@ void Sm90::run(const Call& c, const Planned& planned) {
   r.scores_tile_rows = sm90::tile_heads;
   r.scores_tile_keys = sm90::tile_keys;
   r.scores_tile_bytes = 4 * sm90::tile_heads * sm90::tile_keys;
-  r.kv_path = "selected rows copied to shared memory, a tile of keys at a time";
+  r.kv_path = f.packed ? "selected rows dequantised in fp32 and rounded once, in shared memory, a "
+                         "tile of keys at a time"
+                       : "selected rows copied to shared memory, a tile of keys at a time";
   r.accumulator_o = "fp32";
 }
 

@@ -59,6 +59,7 @@ struct Forward {
   int64_t dim = 0, value_dim = 0;
   int64_t heads = 0, head_begin = 0, group_heads = 0;  // group_heads: of all ranks
   int64_t head_tiles = 0, work = 0;
+  bool packed = false;                           // rows of 656 bytes
   bool o_words = false, residual_words = false;  // 16 bits, rows of whole 16-byte words
 };
 

@@ -87,6 +87,12 @@ __global__ void scatter_rows_kernel(ScatterRowsParams p) {
       *reinterpret_cast<uint4*>(to) = v;
       continue;
     }
+    if (p.to.dtype == DType::f32 && p.to.stride1 == 1) {
+      auto* to = reinterpret_cast<float4*>(static_cast<float*>(p.to.data) + t * p.to.stride0 + d);
+      to[0] = {x[0], x[1], x[2], x[3]};
+      to[1] = {x[4], x[5], x[6], x[7]};
+      continue;
+    }
 #pragma unroll
     for (int k = 0; k < 8; ++k) p.to.store(t, d + k, x[k]);
   }

@@ -217,6 +217,23 @@ def test_dw_summed_in_the_dtype_of_the_weight():
     assert error <= 1.25 * bound
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="dw_sum changes the device lanes alone")
+@pytest.mark.parametrize(("lane", "mib"), [("sm90", 40), ("cuda", 72)])
+def test_dw_of_several_chunks_in_the_dtype_of_the_weight(lane, mib):
+    g = torch.Generator().manual_seed(4)
+    x = torch.randn(2048, 512, generator=g).to("cuda", torch.bfloat16).requires_grad_()
+    w = (torch.randn(16000, 512, generator=g) / 16).to("cuda", torch.bfloat16).requires_grad_()
+    y = torch.randint(16000, (2048,), generator=g).cuda()
+    receipt = step(x, w, y, lambda loss: loss.backward(), workspace_limit=mib * MIB, lane=lane,
+                   dw_sum="weight")  # fmt: skip
+    assert receipt["lane"] == lane and receipt["chunks"] > 1
+    assert receipt["accumulators"]["dw"] == "bf16, rounded by each chunk (dw_sum)"
+    truth = gradients(loss_of, (x, w, y), torch.float64, lambda loss: loss.backward())
+    eager = gradients(loss_of, (x, w, y), torch.bfloat16, lambda loss: loss.backward())
+    error, bound = ((g.double() - truth[1]).norm() for g in (w.grad, eager[1]))
+    assert error <= 1.25 * bound
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="blocks of a device, many tiles each")
 @pytest.mark.parametrize("limit", [48, 64, 100, 160, 400])
 def test_many_tiles_a_block(limit):

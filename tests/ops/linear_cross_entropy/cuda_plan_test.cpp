@@ -33,6 +33,17 @@ DeviceFacts h200() {
 
 int64_t workspace(const Problem& p) { return cuda_lane().plan(p, h200()).workspace_bytes; }
 
+// The fp32 sum of a bf16 dW is 2 GiB; in the dtype of the weight there is none.
+TEST(CudaPlan, DwSummedInTheDtypeOfTheWeightNeedsNoSum) {
+  Problem p = problem(8192, 4096, 128256, DType::bf16, 530);
+  p.dw_dtype = DType::bf16, p.accumulate_dw = false;
+  EXPECT_GT(workspace(p), int64_t{2000} << 20);
+  p.options.dw_sum = DType::bf16;
+  EXPECT_LE(workspace(p), int64_t{530} << 20);
+  const Plan several = plan(p, h200());
+  EXPECT_TRUE(several.dw_direct && several.chunks > 1);
+}
+
 // Row by row in the order of the launches: nothing unread is overwritten, nothing leaves the
 // buffer.
 void walk(const Plan& plan, int64_t rows, int64_t buffer) {

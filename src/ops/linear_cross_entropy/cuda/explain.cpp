@@ -45,6 +45,8 @@ std::optional<std::string> decline(const Problem& p, const DeviceFacts& device) 
   return std::nullopt;
 }
 
+constexpr const char* kRoundedByEachChunk = "bf16, rounded by each chunk (dw_sum)";
+
 std::vector<std::string> details(const Problem& p, const Planned& planned) {
   const auto& r = planned.as<Plan>();
   std::vector<std::string> all = {
@@ -55,8 +57,9 @@ std::vector<std::string> details(const Problem& p, const Planned& planned) {
                   buffer_rows(r, r.chunk_rows) * r.logits_stride * size_of(r.compute)),
       fmt::format("dw = {}", !p.wants_dw     ? "not wanted"
                              : r.dw_in_place ? "added by the products into the caller's fp32"
-                             : r.dw_direct   ? "one product, rounded once"
-                                             : "summed in fp32 in the workspace, stored once")};
+                             : r.dw_direct
+                                 ? r.chunks > 1 ? kRoundedByEachChunk : "one product, rounded once"
+                                 : "summed in fp32 in the workspace, stored once")};
   if (p.wants_dx) all.push_back("dx = " + tiles_of_dx(r, p.hidden));
   if (r.tail > 0)
     all.push_back(fmt::format("tail = the last {} columns, padded to {} in products of their own",
@@ -78,6 +81,7 @@ void report(const Call& call, const Plan& plan, const Buffers& b, int64_t chunks
   r.chunks = chunks;
   r.accumulator_softmax = "fp32 within a part of a row, fp64 between parts";
   r.accumulator_dx = r.accumulator_dw = "fp32";
+  if (plan.dw_direct && chunks > 1) r.accumulator_dw = kRoundedByEachChunk;
   r.accumulator_loss = "fp64, fixed order";
   r.upstream_handling = "applied to each row where its gradient is formed";
   r.merges = "parts of a row (on the device)";

@@ -82,6 +82,9 @@ Plan layout_of(const Problem& p, const DeviceFacts& device) {
   const bool dense = (p.hidden <= 1 || p.dw_col_stride == 1) &&
                      (p.vocab_stored <= 1 || p.dw_row_stride >= p.hidden);
   r.dw_in_place = p.wants_dw && p.dw_dtype == DType::f32 && dense;
+  // dW in the dtype of the weight from chunk to chunk, where the caller has asked for that.
+  if (p.wants_dw && dense && !p.accumulate_dw && r.compute == DType::bf16 && !r.two_terms)
+    r.dw_direct = p.dw_dtype == r.compute && p.options.dw_sum == r.compute;
   // Two terms meet in fp32: a 16-bit dW between them would be rounded twice.
   if (p.world == 1 && p.wants_dw && dense && !p.accumulate_dw && p.dw_dtype == r.compute &&
       is_16bit(r.compute) && !r.two_terms) {

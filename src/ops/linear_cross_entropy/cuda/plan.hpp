@@ -27,7 +27,8 @@ struct Plan {
   int multiprocessors = 0;     // Hopper, 16 bits: rows by whole waves over them; otherwise 0
   int64_t kept = 0;            // candidates a row
   bool dw_in_place = false;    // products add straight into the caller's dw
-  bool dw_direct = false;      // one chunk: the product writes the caller's 16-bit dw, rounded once
+  bool dw_direct = false;  // the products write the caller's 16-bit dw: one chunk, rounded once;
+                           // or each chunk adds to it (dw_sum)
   bool copies_weight = false;  // its strides suit no product: a dense copy in the workspace
   // cuBLASLt multiplies a number of columns that does not fill 16 bytes an order of magnitude
   // slower: the last of them then have products of their own, padded to tail_width.

@@ -104,18 +104,18 @@ def _and_states(config: Config) -> Config:
 class _LateCall:
     """The struct of talea_linear_cross_entropy_late(), filled once for a described call."""
 
-    __slots__ = ("names", "struct")
+    __slots__ = ("slots", "struct")
 
     def __init__(self, tensors: dict) -> None:
         self.struct = _c.Late()
         self.struct.struct_bytes = c.sizeof(self.struct)
-        self.names = tuple(tensors)
-        for name, tensor in tensors.items():
-            _fill(getattr(self.struct, name), tensor, name)
+        self.slots = [getattr(self.struct, name) for name in tensors]
+        for slot, (name, tensor) in zip(self.slots, tensors.items(), strict=True):
+            _fill(slot, tensor, name)
 
-    def __call__(self, tensors: dict, stream) -> None:
-        for name in self.names:
-            getattr(self.struct, name).data = tensors[name].data_ptr()
+    def __call__(self, tensors, stream) -> None:
+        for slot, tensor in zip(self.slots, tensors, strict=True):
+            slot.data = tensor.data_ptr()
         self.struct.stream = stream
         _abi.check(_abi.lib.talea_linear_cross_entropy_late(c.byref(self.struct)))
 
@@ -123,17 +123,30 @@ class _LateCall:
 _calls: dict = {}  # one entry a shape; its struct is filled and used under the interpreter's lock
 
 
-def _late(tensors: dict, stream) -> None:
+def _late(tensors: dict, stream) -> _LateCall:
     key = tuple((n, t.shape, t.stride(), t.dtype, t.get_device()) for n, t in tensors.items())
     call = _calls.get(key)
     if call is None:
         if len(_calls) >= 256:
             _calls.clear()
         call = _calls[key] = _LateCall(tensors)
-    call(tensors, stream)
+    call(tensors.values(), stream)
+    return call
 
 
-def multiply(kept: dict, inputs, factor: torch.Tensor, stream=None) -> dict:
+def multiply_again(described: Described, kept: dict, factor: torch.Tensor, stream) -> bool:
+    """What multiply() does, where it did so before for such a call; else False.
+
+    Backward runs in a thread whose caches are cold: the less it does there, the better.
+    """
+    call, dtype = described.again
+    if factor.dtype is not dtype or factor.dim() or factor.get_device() != described.device_index:
+        return False
+    call((factor, *kept.values()), stream)
+    return True
+
+
+def multiply(described, kept: dict, inputs, factor: torch.Tensor, stream=None) -> dict:
     """Every kept gradient times the factor, in the dtype of its input, rounded once.
 
     factor: a scalar, or a value a row where dx alone is kept. Scales in place: once.
@@ -156,7 +169,10 @@ def multiply(kept: dict, inputs, factor: torch.Tensor, stream=None) -> dict:
         return _multiply_on_host(kept, made, factor)
     tensors.update((n, kept[n]) for n in RESTS if n in kept)
     if "dx" in made or "dw" in made:
-        _late(tensors, stream)
+        call = _late(tensors, stream)
+        in_place = all(made[n] is kept[n] for n in made) and "db" not in made
+        if described is not None and not factor.dim() and in_place:
+            described.again = call, factor.dtype  # in the order of what is kept
     if "db" in made:
         made["db"].copy_(kept["db"] * factor)
     return made

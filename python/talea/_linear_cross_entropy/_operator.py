@@ -129,12 +129,14 @@ NO_EXTRAS = Extras()
 class _Waiting:
     """What forward leaves to backward."""
 
-    __slots__ = ("config", "kept", "main_grad", "need", "receipts", "said", "saved", "stream")
+    __slots__ = (
+        "config", "described", "kept", "main_grad", "need", "receipts", "said", "saved", "stream",
+    )  # fmt: skip
 
     def __init__(self, config, need, extras) -> None:
         self.config, self.need = config, need
         self.main_grad, self.receipts = extras.main_grad, extras.receipts
-        self.kept, self.saved, self.said, self.stream = {}, (), None, None
+        self.kept, self.saved, self.said, self.stream, self.described = {}, (), None, None, None
 
 
 class Operator(torch.autograd.Function):
@@ -171,6 +173,7 @@ def _form(waiting: _Waiting, tensors) -> dict:
     )
     waiting.stream = described.stream
     if described.late is not None:
+        waiting.described = described
         waiting.kept = {n: made[n] for n in (*GRADIENTS, *_late_gradients.RESTS) if n in made}
     elif described.config is not waiting.config:
         waiting.saved = tuple(made[n].detach() for n in PER_TOKEN[:2])
@@ -226,7 +229,10 @@ def _backward(ctx, *upstream):
         factor = upstream[0]
         if waiting.config.outputs == ("target_logprob",):
             factor = -factor
-        made = _late_gradients.multiply(kept, tensors, factor, stream)
+        described, made = waiting.described, kept
+        again = described is not None and described.again is not None
+        if not (again and _late_gradients.multiply_again(described, kept, factor, stream)):
+            made = _late_gradients.multiply(described, kept, tensors, factor, stream)
         found = [made.get(n) for n in GRADIENTS]
     else:
         by_name = dict(zip(results_of(waiting.config), upstream, strict=True))

@@ -91,8 +91,8 @@ class Described:
     """A call as it was described once: its plan, how its outputs are made, on which stream."""
 
     __slots__ = (
-        "config", "device_index", "fresh", "late", "makers", "names", "plan", "ranks", "stream",
-        "workspace",
+        "again", "config", "device_index", "fresh", "late", "makers", "names", "plan", "ranks",
+        "stream", "workspace",
     )  # fmt: skip
 
     def __init__(
@@ -100,7 +100,7 @@ class Described:
     ) -> None:
         """waits: the gradients made in fp32 and the rests that are kept; see _late.py."""
         device = inputs[0].device
-        self.config, self.late = config, waits
+        self.config, self.late, self.again = config, waits, None  # again: see _late.py
         wide_gradients, rests = waits or ((), ())
         makers = recipe(config, inputs, need, given or (), wide_gradients)
         if "dx_rest" in rests:

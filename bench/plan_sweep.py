@@ -23,7 +23,13 @@ SHAPES = [  # tokens, hidden, vocabulary
     (8192, 1024, 512000), (8192, 512, 8192), (32768, 4096, 50257),
 ]  # fmt: skip
 LIMITS = ["auto", 64, 135, 265, 530, 1050, 2100, 4096]
-KINDS = {"training": {}, "frozen head": {"frozen": True}}
+KINDS = {
+    "training": {},
+    "dw_sum=weight": {"dw_sum": "weight"},
+    "main_grad": {"main_grad": True, "grad_scale": 1.0},
+    "frozen head": {"frozen": True},
+    "loss only": {"loss_only": True},
+}
 
 
 def predicted_ms(receipt):
@@ -31,14 +37,20 @@ def predicted_ms(receipt):
     return float(found.group(1)) if found else None
 
 
-def point(x, w, y, limit, frozen, seconds):
-    x, w = x.detach().requires_grad_(), w.detach().requires_grad_(not frozen)
-    options = {"workspace_limit": limit if limit == "auto" else limit * MIB}
+def point(x, w, y, main, limit, how, seconds):
+    options = dict(how)
+    alone = options.pop("loss_only", False)
+    x, w = x.detach().requires_grad_(not alone), w.detach()
+    w.requires_grad_(not (alone or options.pop("frozen", False)))
+    options["workspace_limit"] = limit if limit == "auto" else limit * MIB
+    if options.get("main_grad"):
+        options["main_grad"] = main
 
     def step(**more):
         x.grad = w.grad = None
         found = talea.linear_cross_entropy(x, w, y, **options, **more)
-        (found.loss if more else found).backward()
+        if not alone:
+            (found.loss if more else found).backward()
         return found
 
     receipt = step(outputs=("loss",)).receipt()
@@ -56,6 +68,8 @@ def point(x, w, y, limit, frozen, seconds):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=0.1, help="of each point")
+    parser.add_argument("--shapes", help="tokens x hidden x vocabulary, as 8192x4096x128256;...")
+    parser.add_argument("--kinds", help="names, parted by ';' (default: all)")
     parser.add_argument("--receipt", help="where to write it, .json")
     args = parser.parse_args()
     if not torch.cuda.is_available():
@@ -63,21 +77,27 @@ def main():
         return 3
     start, device, runs, not_run = now(), torch.device("cuda", 0), [], {}
     torch.manual_seed(1)
-    for n, d, v in SHAPES:
+    shapes, kinds = SHAPES, KINDS
+    if args.shapes:
+        shapes = [tuple(int(n) for n in s.split("x")) for s in args.shapes.split(";")]
+    if args.kinds:
+        kinds = {name: KINDS[name] for name in args.kinds.split(";")}
+    for n, d, v in shapes:
         case = f"{n}x{d}x{v}"
         x = torch.randn(n, d, device=device).bfloat16()
         w = (torch.randn(v, d, device=device) / d**0.5).bfloat16()
         y = torch.randint(v, (n,), device=device)
+        main = torch.zeros(v, d, device=device) if "main_grad" in kinds else None
         work = products_of(x, w)[3]
         timed(work, max(2, int(args.seconds * 1000 / timed(work, 2))))
         plain = timed(work, max(2, int(args.seconds * 1000 / timed(work, 2))))
         del work
         torch.cuda.empty_cache()
-        for kind, how in KINDS.items():
+        for kind, how in kinds.items():
             for limit in LIMITS:
                 name = f"{kind}, {limit}" + ("" if limit == "auto" else " MiB")
                 try:
-                    made = point(x, w, y, limit, how.get("frozen", False), args.seconds)
+                    made = point(x, w, y, main, limit, how, args.seconds)
                 except talea.Error as error:
                     not_run[f"{case}: {name}"] = str(error).splitlines()[0]
                     continue
@@ -90,7 +110,7 @@ def main():
                 print(f"{case:20s} {name:24s} {ms:8.2f} ms, {said}, {ms / plain:.3f}, "
                       f"{made['chunks']} x {made['chunk_rows']}, {made['products']} products",
                       flush=True)  # fmt: skip
-        del x, w, y
+        del x, w, y, main
         torch.cuda.empty_cache()
     talea.require_clean()
     if args.receipt:

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <thread>
+#include <tuple>
 
 #include "gpu/batch.hpp"
 #include "ops/linear_cross_entropy/forced.hpp"
@@ -142,7 +143,12 @@ TEST(Sm90Repeats, LogitsAheadLeaveTheBitsOfOneAfterTheOther) {
     return false;
   };
   // The same chunks, one after the other: Sm90Config says that they are the same.
-  for (const auto& [hidden, mib] : {std::pair<int64_t, int64_t>{64, 20}, {256, 27}, {1024, 27}}) {
+  for (const auto& [hidden, mib, narrow] : {std::tuple<int64_t, int64_t, bool>{64, 22, true},
+                                            {256, 22, true},
+                                            {1024, 23, true},
+                                            {256, 22, false},
+                                            {1024, 23, false}}) {
+    if (!narrow) lce::forced.narrow = false;
     BatchSpec spec{.tokens = 1700,
                    .hidden = hidden,
                    .vocab = 20011,
@@ -163,6 +169,7 @@ TEST(Sm90Repeats, LogitsAheadLeaveTheBitsOfOneAfterTheOther) {
       ASSERT_EQ(b.outputs(), right) << "hidden " << hidden << ", repeat " << i;
     }
     replay(b, right, 40);
+    lce::forced.narrow.reset();
   }
 }
 

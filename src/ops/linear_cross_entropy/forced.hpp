@@ -16,6 +16,9 @@ struct Forced {
   std::optional<bool> transform;  // lane sm90: a pass that turns the buffer into dz
   std::optional<bool> slices;     // lane sm90: gradients by slices of the vocabulary, or by chunks
   std::optional<bool> ahead;      // lane sm90: the next chunk's logits beside dW; never by force
+  std::optional<bool> narrow;     // lane sm90: dX of few tiles in smaller ones; never by force
+  std::optional<bool> slow;       // lane sm90: dW that logits follow has two blocks: what does not
+                                  // wait for it overtakes it
   bool operator==(const Forced&) const = default;
 };
 inline Forced forced;
@@ -38,6 +41,8 @@ inline bool force(std::string_view name) {
     forced.slices = false, forced.two_terms = false;
   else if (name == "not_ahead")
     forced.ahead = false, forced.two_terms = false;
+  else if (name == "not_narrow")
+    forced.narrow = false, forced.two_terms = false;
   else
     return false;
   return true;

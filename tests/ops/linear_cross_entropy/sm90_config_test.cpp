@@ -5,6 +5,8 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "ops/linear_cross_entropy/forced.hpp"
 #include "ops/linear_cross_entropy/sm90/config.hpp"
 
@@ -81,19 +83,93 @@ TEST(Sm90Config, DxAloneTakesTheTileThatLeavesFewerIdle) {
             sm90::DxTile::square);
 }
 
-// A third of the rows of 384 would be multiplied for nothing.
-TEST(Sm90Config, DxAloneOfShortChunksStaysWithSquareTiles) {
+// A third of the rows of 384 would be multiplied for nothing: 46 tiles of 256 x 128 on 66 pairs.
+TEST(Sm90Config, DxAloneOfShortChunksTakesNarrowTiles) {
   const auto c = sm90::config(frozen(2880, 201088, 256), hopper());
   EXPECT_EQ(c.chunk_rows, 512);
-  EXPECT_EQ(c.dx_tile, sm90::DxTile::square);
+  EXPECT_EQ(c.dx_tile, sm90::DxTile::narrow);
+}
+
+// A tile of dX takes as long as the vocabulary is: where a chunk has few, smaller ones beside dW,
+// on twice as many pairs.
+TEST(Sm90Config, FewTilesOfDxAreNarrow) {
+  Problem p = training(8192, 2304, 256000, 300);
+  p.dw_dtype = p.options.dw_sum = DType::bf16;
+  const auto c = sm90::config(p, hopper());
+  EXPECT_EQ(c.chunk_rows, 512);
+  EXPECT_EQ(c.dx_tile, sm90::DxTile::narrow);
+  EXPECT_EQ(c.dx_blocks, 2 * 2 * 18);
+  EXPECT_FALSE(c.runs_ahead());
+  p.options.workspace_limit_bytes = int64_t{530} << 20;
+  EXPECT_EQ(sm90::config(p, hopper()).dx_tile, sm90::DxTile::square);  // 1024 rows
+  Problem half = p;
+  half.options.workspace_limit_bytes = int64_t{1050} << 20;
+  half.options.dw_sum = DType::f32;
+  half.hidden_dtype = half.weight_dtype = half.dx_dtype = half.dw_dtype = DType::f16;
+  EXPECT_EQ(sm90::config(half, hopper()).dx_tile, sm90::DxTile::square);  // built for bf16 alone
+}
+
+// 512 rows would take 9 MiB more than there is.
+TEST(Sm90Config, EvenChunksWhereTheNextWholeOneIsTooLarge) {
+  Problem p = training(8192, 2304, 256000, 265);
+  p.dw_dtype = p.options.dw_sum = DType::bf16, p.late_factor = p.wants_dx_rest = true;
+  const auto c = sm90::config(p, hopper());
+  EXPECT_EQ(c.chunk_rows, 480);  // 18 of them; 17 would have 482 rows
+  EXPECT_LE(workspace(p) + p.tokens * p.hidden, int64_t{265} << 20);
+}
+
+// Summed in bf16 or not: where chunks would be short, slices cost one product more, and less time.
+TEST(Sm90Config, AnySumOfDwGoesBySlicesWhereChunksAreShort) {
+  Problem p = training(8192, 2304, 256000, 200);
+  p.dw_dtype = p.options.dw_sum = DType::bf16, p.late_factor = p.wants_dx_rest = true;
+  EXPECT_TRUE(sm90::config(p, hopper()).by_slices());
+  EXPECT_LE(workspace(p) + p.tokens * p.hidden, int64_t{200} << 20);
+}
+
+// A rest of dW is kept where the chunks beside it are worth their time.
+TEST(Sm90Config, NoRestWhereFormingTheLogitsAgainIsFaster) {
+  Problem p = training(8192, 2304, 256000, 700);
+  p.dw_dtype = DType::bf16, p.late_factor = p.wants_dx_rest = p.wants_rest = true;
+  EXPECT_GT(sm90_lane().plan(p, hopper()).kept_bytes, 0);
+  p.options.workspace_limit_bytes = int64_t{440} << 20;  // beside the rest: 256 rows
+  EXPECT_EQ(sm90_lane().plan(p, hopper()).kept_bytes, 0);
+}
+
+// What a plan is chosen by never grows with the room.
+TEST(Sm90Config, ALargerLimitIsNeverSlower) {
+  struct Shape {
+    int64_t tokens, hidden, vocab;
+  };
+  for (const Shape& s :
+       {Shape{8192, 4096, 128256}, Shape{8192, 2304, 256000}, Shape{8192, 2880, 201088},
+        Shape{16384, 8192, 152064}, Shape{1024, 4096, 128256}, Shape{65536, 2048, 32000},
+        Shape{8192, 1024, 512000}, Shape{8192, 512, 8192}, Shape{4100, 4096, 50257}})
+    for (int kind = 0; kind < 6; ++kind) {
+      Problem p = training(s.tokens, s.hidden, s.vocab, 0);
+      if (kind == 1) p.wants_dw = false;
+      if (kind == 2) p.dw_dtype = DType::bf16;
+      if (kind == 3) p.dw_dtype = p.options.dw_sum = DType::bf16;
+      if (kind == 4) p.dw_dtype = DType::bf16, p.wants_loss = false, p.has_saved = true;
+      if (kind == 5) p.wants_dx = p.wants_dw = false;
+      const std::string what =
+          fmt::format("{} x {} x {}, kind {}", s.tokens, s.hidden, s.vocab, kind);
+      double before = INFINITY;
+      for (int64_t limit = workspace(p); limit < int64_t{4} << 30; limit += limit / 16) {
+        p.options.workspace_limit_bytes = limit;
+        const Planned plan = sm90_lane().plan(p, hopper());
+        EXPECT_LE(plan.workspace_bytes, limit) << what;
+        EXPECT_LE(plan.predicted_ms, before) << what << ", " << limit << " bytes";
+        before = plan.predicted_ms;
+      }
+    }
 }
 
 // Chunks of 256 rows would leave most of the device idle in every wave of dX.
 TEST(Sm90Config, DxAloneGoesBySlicesWhereChunksAreShort) {
-  const Problem p = frozen(2304, 256000, 256);
+  const Problem p = frozen(2304, 256000, 200);
   const auto c = sm90::config(p, hopper());
   EXPECT_GT(c.slice_words, 0);
-  EXPECT_LE(workspace(p) + p.tokens * p.hidden, int64_t{256} << 20);
+  EXPECT_LE(workspace(p) + p.tokens * p.hidden, int64_t{200} << 20);
 }
 
 TEST(Sm90Config, ChunksOf512RowsRunTheNextLogitsBesideDw) {
@@ -107,7 +183,7 @@ TEST(Sm90Config, ChunksOf512RowsRunTheNextLogitsBesideDw) {
   // Not in longer chunks, nor where the second buffer of rows has no room, nor where others read or
   // write the buffer between the products.
   EXPECT_FALSE(sm90::config(training(8192, 4096, 128256, 265), hopper()).runs_ahead());
-  EXPECT_FALSE(sm90::config(training(8192, 4096, 128256, 133), hopper()).runs_ahead());
+  EXPECT_LT(sm90::config(training(8192, 4096, 128256, 133), hopper()).chunk_rows, 512);
   EXPECT_FALSE(sm90::config(training(512, 4096, 128256, 135), hopper()).runs_ahead());
   Problem words = p, ranks = p, bias = p;
   words.top_k = 5;
@@ -115,13 +191,14 @@ TEST(Sm90Config, ChunksOf512RowsRunTheNextLogitsBesideDw) {
   bias.has_bias = bias.wants_db = true;
   for (const Problem& other : {words, ranks, bias})
     EXPECT_FALSE(sm90::config(other, hopper()).runs_ahead());
-  // What the test on a device compares: the same chunks with a byte less.
-  for (const auto& [hidden, mib] : {std::pair<int64_t, int64_t>{64, 20}, {256, 27}, {1024, 27}}) {
-    Problem small = training(1700, hidden, 20011, mib);
+  // What the test on a device compares: the same chunks, one after the other.
+  for (const auto& [hidden, mib] : {std::pair<int64_t, int64_t>{64, 22}, {256, 22}, {1024, 23}}) {
+    const Problem small = training(1700, hidden, 20011, mib);
     const auto ahead = sm90::config(small, hopper());
     EXPECT_TRUE(ahead.runs_ahead()) << hidden;
-    small.options.workspace_limit_bytes = workspace(small) - 1;
+    forced.ahead = false;
     const auto after = sm90::config(small, hopper());
+    forced.ahead.reset();
     EXPECT_FALSE(after.runs_ahead()) << hidden;
     EXPECT_EQ(after.chunk_rows, ahead.chunk_rows) << hidden;
   }
@@ -132,6 +209,8 @@ TEST(Sm90Config, LossOnlyStoresNothingOfTheSizeOfTheLogits) {
   p.wants_dx = p.wants_dw = false;
   EXPECT_EQ(sm90::config(p, hopper()).exp_stride, 0);
   EXPECT_LE(workspace(p), int64_t{32} << 20);
+  p.options.workspace_limit_bytes = int64_t{64} << 20;  // each chunk costs its start and its end
+  EXPECT_EQ(sm90::config(p, hopper()).chunk_rows, 4096);
 }
 
 TEST(Sm90Config, FewTokensTakeTilesThatLeaveNoShortLastWave) {

@@ -3,6 +3,8 @@
 // Never: allocates, synchronises or leaves the caller's stream.
 #include "ops/linear_cross_entropy/sm90/chunk.hpp"
 
+#include "ops/linear_cross_entropy/forced.hpp"
+
 namespace talea::lce::sm90 {
 namespace {
 
@@ -59,7 +61,8 @@ LogitsCall logits_call(const Run& r, const Chunk& k) {
 Readers readers_before(const Run& r, const Chunk& k) {
   const auto up = [](int64_t a, int64_t b) { return static_cast<int>((a + b - 1) / b); };
   const int chunks = static_cast<int>(k.begin / r.c.chunk_rows);
-  const int dx = up(r.c.chunk_rows, 256) * 2 * up(r.p.hidden, 256);
+  const int dx =
+      up(r.c.chunk_rows, 256) * 2 * up(r.p.hidden, dx_tile_columns(r.c.dx_tile));  // never tall
   return {r.b.dx_read, r.b.dw_read, chunks * dx, chunks * up(r.p.hidden, 128)};
 }
 
@@ -356,7 +359,7 @@ void dw_of(const Run& r, const Chunk& k, bool first) {
   Launch launch = r.launch();
   if (is_followed(r, k.begin)) {
     q.read = r.b.dw_read, q.tickets = nullptr;
-    launch.blocks = r.c.blocks - r.c.dx_blocks;
+    launch.blocks = forced.slow.value_or(false) ? 2 : r.c.blocks - r.c.dx_blocks;
   }
   if (r.c.exchange_dx || (scatters_dx(r) && is_last(r, k.begin)))
     launch.blocks -= r.multiprocessors_beside();

@@ -23,6 +23,7 @@ namespace {
 constexpr double kLargestSmoothedCap = 43;
 constexpr int64_t kSmallWeight = int64_t{1} << 17;  // elements
 constexpr int64_t kLeastSliced = int64_t{1} << 26;  // elements of a weight
+constexpr int64_t kEvenRows = 1024;  // chunks of up to so many need not be whole pairs of tiles
 constexpr int64_t kAheadRows = 512;  // up to so many a chunk the next chunk's logits run ahead
 
 // How dX and dW share the device. Short chunks make dW wait for memory, so there dX takes some of
@@ -32,14 +33,16 @@ void share_device(const Problem& p, Config& c) {
   const int64_t pairs = c.blocks / 2;
   c.dx_blocks = c.blocks;
   if (p.wants_dx)
-    c.dx_tile = dx_tiles(p, static_cast<double>(pairs), std::min(c.chunk_rows, p.tokens)).tile;
+    c.dx_tile = dx_tiles(p, c, static_cast<double>(pairs), std::min(c.chunk_rows, p.tokens)).tile;
   if (!p.wants_dx || !p.wants_dw) return;
-  const int64_t tiles = (c.chunk_rows + kPairRows - 1) / kPairRows * ((p.hidden + 255) / 256);
+  const int64_t columns = dx_tile_columns(c.dx_tile);
+  const int64_t tiles =
+      (c.chunk_rows + kPairRows - 1) / kPairRows * ((p.hidden + columns - 1) / columns);
   int64_t dx_pairs = pairs, waves = (tiles + pairs - 1) / pairs;
   if (c.chunk_rows <= 1024 && p.world == 1) {  // with more ranks dW waits for dX
     // A wave of dX takes as long on few multiprocessors as on many.
     const double d = static_cast<double>(p.hidden), v = static_cast<double>(p.vocab_local);
-    const double wave = 2 * 256.0 * 256.0 * v / kRates.dx_wave_flops,
+    const double wave = 2 * 256.0 * static_cast<double>(columns) * v / dx_wave_flops(c.dx_tile),
                  additions =
                      (c.dw == DwOutput::split ? bytes_added(p, c, false) / kRates.added_split_bytes
                                               : 8 / kRates.added_bytes) *
@@ -58,9 +61,10 @@ void share_device(const Problem& p, Config& c) {
     }
   }
   c.dx_blocks = static_cast<int>(2 * dx_pairs);
-  // One dX tile against one dW tile: 128 x 256 x vocab and 192 x 128 x rows multiplications. Below
-  // some 768 rows a dW tile takes the time of its additions, however few its multiplications.
-  const int64_t ahead = p.vocab_local * 256 / (192 * std::max<int64_t>(c.chunk_rows, 768));
+  // One dX tile against one dW tile: 128 x 256 x vocab (or half) and 192 x 128 x rows
+  // multiplications. Below some 768 rows a dW tile takes the time of its additions, however few its
+  // multiplications.
+  const int64_t ahead = p.vocab_local * columns / (192 * std::max<int64_t>(c.chunk_rows, 768));
   const int64_t last = tiles % pairs;  // pairs at work in dX's last wave
   c.dw_early = static_cast<int>(dx_pairs < pairs ? pairs - dx_pairs : last > 0 ? pairs - last : 0);
   c.dw_head_start = static_cast<int>(dx_pairs < pairs ? waves * ahead : ahead);
@@ -109,7 +113,7 @@ void run_ahead(const Problem& p, Config& c) {
       c.state_rows < c.chunk_rows || c.chunk_rows >= p.tokens || c.chunk_rows > kAheadRows ||
       c.dx_blocks > c.blocks / 2 ||
       (5 * c.dx_blocks < 2 * c.blocks &&
-       dx_tiles(p, c.blocks / 2.0, c.chunk_rows).wave_ms >
+       dx_tiles(p, c, c.blocks / 2.0, c.chunk_rows).wave_ms >
            1))  // a dX of fewer tiles takes longer than all beside it
     return;
   c.schedule = Schedule::chunks_ahead;
@@ -135,18 +139,31 @@ bool fits(const Problem& p, Config& c, int64_t rows) {
   return false;
 }
 
-// The fastest chunk within the limit; the smallest, where none is.
+// The fastest chunk within the limit; the smallest, where none is. Rows come in pairs of tiles; of
+// short chunks, where the next whole pair is too much, even ones of a few rows less are nearly as
+// good.
 void choose_chunk(const Problem& p, const DeviceFacts& device, Config& c) {
   const int64_t most = round_up(std::max<int64_t>(p.tokens, 1), kPairRows);
   Config best = c;
   best.chunk_rows = best.state_rows = kPairRows;
   best.ms = cost(p, device, c, kPairRows);
-  for (int64_t rows = 2 * kPairRows; rows <= std::min<int64_t>(most, 65536); rows += kPairRows) {
-    if (!fits(p, c, rows)) break;
-    // Where nothing of the size of the logits is stored, 2048 rows already fill the device.
-    c.ms = c.exp_stride == 0 ? best.ms : cost(p, device, c, rows);
-    if (c.exp_stride == 0 ? rows <= 2048 : c.ms < best.ms) best = c;
-  }
+  const auto consider = [&](int64_t rows) {
+    if (!fits(p, c, rows)) return false;
+    c.ms = cost(p, device, c, rows);
+    Config run = c;
+    share_device(p, run);
+    run_ahead(p, run);
+    if (run.runs_ahead()) c.ms = cost_ahead(p, c);
+    if (c.ms < best.ms) best = c;
+    return true;
+  };
+  for (int64_t rows = 2 * kPairRows; rows <= std::min<int64_t>(most, 65536); rows += kPairRows)
+    if (!consider(rows)) break;
+  if (!c.is_wide() && c.exp_stride > 0 && p.world == 1)
+    for (int64_t chunks = most / kPairRows; chunks > 1; --chunks) {
+      const int64_t rows = round_up((p.tokens + chunks - 1) / chunks, 32);
+      if (rows > kEvenRows || (rows % kPairRows != 0 && !consider(rows))) break;
+    }
   c = best;
 }
 
@@ -163,8 +180,8 @@ bool saved_are_enough(const Problem& p) {
          p.top_k == 0;
 }
 
-// The fastest slices that the room allows; none, where it allows none.
-std::optional<Config> by_slices(const Problem& p, const DeviceFacts& device, const Config& c) {
+// The fastest slices that the room allows; the least, where it allows none.
+Config by_slices(const Problem& p, const DeviceFacts& device, const Config& c) {
   Config s = c;
   s.chunk_rows = p.tokens;
   s.state_rows = std::min<int64_t>(2048, round_up(p.tokens, kPairRows));
@@ -174,13 +191,13 @@ std::optional<Config> by_slices(const Problem& p, const DeviceFacts& device, con
   if (p.wants_dw && is_16bit(p.dw_dtype)) s.dw = DwOutput::direct;
   s.x_in_dx = p.wants_dx && is_16bit(p.dx_dtype);
   s.schedule = saved_are_enough(p) ? Schedule::slices_saved : Schedule::slices;
-  std::optional<Config> best;
   const int64_t all = round_up(p.vocab_local, 384), least = std::min<int64_t>(all, 1536);
+  Config best;
   for (int64_t words = least; words <= all; words += 384) {
     s.slice_words = s.exp_stride = words;
-    if (!within_limit(p, s)) break;
+    if (words > least && !within_limit(p, s)) break;
     s.ms = slice_cost(p, device, s, words);
-    if (!best || s.ms < best->ms) best = s;
+    if (words == least || s.ms < best.ms) best = s;
   }
   return best;
 }
@@ -229,14 +246,13 @@ void choose_schedule(const Problem& p, const DeviceFacts& device, Config& c) {
   // is to be gained.
   const bool gains = kLeastSliced <= p.vocab_local * p.hidden;
   if (slices_can(p, c) && !p.wants_rest &&
-      (rounds ? p.options.dw_sum == DType::f32 : saved_are_enough(p) || gains))
-    if (const auto slices = by_slices(p, device, c)) {
-      ways.push_back(*slices);
-      if (forced.slices.value_or(false)) {
-        c = *slices;
-        return;
-      }
+      ((rounds && p.options.dw_sum == DType::f32) || saved_are_enough(p) || gains)) {
+    ways.push_back(by_slices(p, device, c));
+    if (forced.slices.value_or(false) && within_limit(p, ways.back())) {
+      c = ways.back();
+      return;
     }
+  }
   const Config* best = nullptr;
   for (const Config& way : ways)
     if (within_limit(p, way) && (!best || way.ms < best->ms)) best = &way;
@@ -397,8 +413,20 @@ Config config(const Problem& p, const DeviceFacts& device) {
   return made.config;
 }
 
-int64_t rest_bytes(const Problem& p, const Config& c) {
-  return p.wants_rest && within_limit(p, c) ? kept_rest(p, c) : 0;
+// Whether backward is sooner done by slices that form the logits again than these chunks are.
+static bool again_is_faster(const Problem& p, const DeviceFacts& device, const Config& c) {
+  if (!slices_can(p, c) || !p.has_targets || p.vocab_local * p.hidden < kLeastSliced) return false;
+  Problem q = p;
+  q.wants_rest = q.wants_dx_rest = q.late_factor = q.wants_loss = false;
+  q.rest_bytes = 0, q.has_saved = true;
+  const Config slices = by_slices(q, device, c);
+  return slices.from_saved() && within_limit(q, slices) &&
+         slices.ms + product_flops_of_one(p) / kRates.flops < c.ms;
+}
+
+int64_t rest_bytes(const Problem& p, const DeviceFacts& device, const Config& c) {
+  if (!p.wants_rest || !within_limit(p, c) || again_is_faster(p, device, c)) return 0;
+  return kept_rest(p, c);
 }
 
 }  // namespace talea::lce::sm90

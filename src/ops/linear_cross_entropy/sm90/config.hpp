@@ -102,8 +102,9 @@ std::optional<std::string> decline(const Problem& p, const DeviceFacts& device);
 // Where lane cuda was measured to be faster (receipts/h200/training_fp16.json).
 std::optional<std::string> yields(const Problem& p);
 Config config(const Problem& p, const DeviceFacts& device);
-// What outputs.dw_rest takes under the plan; 0: it keeps none within the limit.
-int64_t rest_bytes(const Problem& p, const Config& c);
+// What outputs.dw_rest takes under the plan; 0: it keeps none within the limit, or none that is
+// worth its time.
+int64_t rest_bytes(const Problem& p, const DeviceFacts& device, const Config& c);
 bool keeps_dx_rest(const Problem& p);
 
 // The workspace; layout.hpp says which of it a plan asks for. N tokens, D hidden, V this rank's

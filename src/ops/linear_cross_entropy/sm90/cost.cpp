@@ -6,10 +6,13 @@
 #include <algorithm>
 #include <cmath>
 
+#include "ops/linear_cross_entropy/forced.hpp"
 #include "ops/linear_cross_entropy/sm90/layout.hpp"
 #include "ops/linear_cross_entropy/sm90/products.hpp"
 
 namespace talea::lce::sm90 {
+
+constexpr double kNarrow = 1.04;  // the time of two narrow tiles, in square ones
 
 double bytes_added(const Problem& p, const Config& c, bool first) {
   if (c.dw == DwOutput::direct || p.dw_dtype == DType::f16) return 2;
@@ -22,6 +25,7 @@ double bytes_added(const Problem& p, const Config& c, bool first) {
 // reads shared memory more often. Fitted to dX of a frozen head on an H200.
 static double slowed(DxTile tile, double busy) {
   if (tile == DxTile::tall) return 0.72 + 0.4 * busy;
+  if (tile == DxTile::narrow) return 0.56 + 0.52 * busy;
   return std::clamp(0.70 + 0.67 * (busy - 0.36), 0.70, 1.0);
 }
 
@@ -34,15 +38,39 @@ static DxTiles tiles_of(DxTile tile, const Problem& p, double pairs, int64_t row
   t.waves = std::ceil(tiles / pairs);
   t.busy = tiles / (t.waves * pairs);
   const bool alone = !p.wants_dw && p.world == 1;
-  t.wave_ms = one * pairs / kRates.flops * (alone ? slowed(tile, t.busy) : 0.78 + 0.22 * t.busy);
+  const double small = tile == DxTile::narrow ? kNarrow : 1;
+  t.wave_ms =
+      one * pairs / kRates.flops * (alone ? slowed(tile, t.busy) : small * (0.78 + 0.22 * t.busy));
   return t;
 }
 
-DxTiles dx_tiles(const Problem& p, double pairs, int64_t rows) {
-  const DxTiles square = tiles_of(DxTile::square, p, pairs, rows);
-  if (p.wants_dw || p.world > 1) return square;
-  const DxTiles tall = tiles_of(DxTile::tall, p, pairs, rows);
-  return tall.waves * tall.wave_ms < square.waves * square.wave_ms ? tall : square;
+double dx_wave_flops(DxTile tile) {
+  return tile == DxTile::narrow ? kRates.dx_wave_flops / kNarrow : kRates.dx_wave_flops;
+}
+
+// dW alone; and what dX of these tiles takes, with what is left of dW behind it.
+static double dw_ms(const Problem& p, const Config& c, int64_t rows, bool first) {
+  if (!p.wants_dw) return 0;
+  const double dv = static_cast<double>(p.hidden) * static_cast<double>(p.vocab_local);
+  const double one = 2 * static_cast<double>(round_up(rows, kPairRows)) * dv / kRates.flops;
+  const double added = bytes_added(p, c, first) * dv / kRates.bytes;
+  return std::max(one, added) + 0.65 * added * std::min(1.0, added / one);
+}
+static double with_dw(const DxTiles& t, double dw) {
+  return t.waves * t.wave_ms + std::max(0.0, dw - 0.7 * (1 - t.busy) * t.waves * t.wave_ms);
+}
+
+DxTiles dx_tiles(const Problem& p, const Config& c, double pairs, int64_t rows) {
+  DxTiles best = tiles_of(DxTile::square, p, pairs, rows);
+  if (p.world > 1) return best;
+  const double dw = dw_ms(p, c, rows, false);
+  const auto consider = [&](DxTile tile, double gain) {
+    const DxTiles t = tiles_of(tile, p, pairs, rows);
+    if (with_dw(t, dw) < gain * with_dw(best, dw)) best = t;
+  };
+  if (!p.wants_dw) consider(DxTile::tall, 1);
+  if (!c.f16 && forced.narrow.value_or(true)) consider(DxTile::narrow, 0.95);
+  return best;
 }
 
 namespace {
@@ -54,18 +82,17 @@ double chunk_ms(const Problem& p, const DeviceFacts& device, const Config& c, in
                 bool first) {
   const double pairs = static_cast<double>(device.sm_count / 2);
   const double d = static_cast<double>(p.hidden), v = static_cast<double>(p.vocab_local);
-  const double one = 2 * static_cast<double>(round_up(rows, kPairRows)) * d * v / kRates.flops;
-  double ms = one + 0.12, dw = 0, beside = 0;
-  if (p.wants_dw) {
-    const double added = bytes_added(p, c, first) * d * v / kRates.bytes;
-    dw = std::max(one, added) + 0.65 * added * std::min(1.0, added / one);
+  double one = 2 * static_cast<double>(round_up(rows, kPairRows)) * d * v / kRates.flops,
+         more = 0.12;
+  if (c.exp_stride == 0) {  // nothing beside the logits: their last wave counts
+    more = 0.03;
+    const double tiles = static_cast<double>((rows + kPairRows - 1) / kPairRows * c.tiles);
+    one = std::ceil(tiles / pairs) * 2 * kPairRows * static_cast<double>(c.tile_columns) * d *
+          pairs / kRates.flops;
   }
-  if (p.wants_dx) {
-    const DxTiles t = dx_tiles(p, pairs, rows);
-    ms += t.waves * t.wave_ms;
-    beside = 0.7 * (1 - t.busy) * t.waves * t.wave_ms;
-  }
-  ms += std::max(0.0, dw - beside);
+  const double dw = dw_ms(p, c, rows, first);
+  double ms = one + more;
+  ms += p.wants_dx ? with_dw(dx_tiles(p, c, pairs, rows), dw) : dw;
   // Long chunks leave less of the buffer in the cache.
   if (p.world > 1) return ms;  // there fewer exchanges are worth more
   return ms * (1 + 0.02 * std::max(0.0, std::log2(static_cast<double>(rows) / 4096)));
@@ -81,6 +108,15 @@ double cost(const Problem& p, const DeviceFacts& device, const Config& c, int64_
   if (full > 0) ms += chunk_ms(p, device, c, rows, true);
   if (full > 1) ms += static_cast<double>(full - 1) * chunk_ms(p, device, c, rows, false);
   return ms;
+}
+
+double cost_ahead(const Problem& p, const Config& c) {
+  const double rows = static_cast<double>(c.chunk_rows),
+               chunks = std::ceil(static_cast<double>(p.tokens) / rows);
+  const double products = 3 * product_flops_of_one(p) / kRates.flops * chunks *
+                          static_cast<double>(round_up(c.chunk_rows, kPairRows)) /
+                          static_cast<double>(p.tokens);
+  return std::min(c.ms, std::max(0.85 * c.ms, 1.19 * products));
 }
 
 double slice_cost(const Problem& p, const DeviceFacts& device, const Config& c, int64_t words) {

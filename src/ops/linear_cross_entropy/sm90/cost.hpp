@@ -21,19 +21,23 @@ struct Rates {
 };
 constexpr Rates kRates;
 
-// How the tiles of a dX product of so many rows fill the device; of the shape that takes less time
-// where nothing runs beside them, else square.
+// How the tiles of a dX product of so many rows fill the device.
 struct DxTiles {
   double waves = 0, busy = 0;  // of them, the share of the multiprocessors at work
   double wave_ms = 0;          // fewer at work run faster: the chip is bound by its power
   DxTile tile = DxTile::square;
 };
-DxTiles dx_tiles(const Problem& p, double pairs, int64_t rows);
+// Of the shape that takes less time, what the dW of plan c leaves to run behind it included.
+DxTiles dx_tiles(const Problem& p, const Config& c, double pairs, int64_t rows);
+// Flops of one wave of tiles of dX, a millisecond, on however few multiprocessors.
+double dx_wave_flops(DxTile tile);
 
 // Bytes that the products of a chunk move to add to dW, an element; `first`: they overwrite it.
 double bytes_added(const Problem& p, const Config& c, bool first);
 // Milliseconds of a call by chunks of `rows`.
 double cost(const Problem& p, const DeviceFacts& device, const Config& c, int64_t rows);
+// Of the same chunks c.ms takes, with the logits of each beside dW of the one before.
+double cost_ahead(const Problem& p, const Config& c);
 // Milliseconds of the gradients by slices of `words`: the logits in waves;
 // dX and dW share the device, so that only dW's last wave is partly filled. Row states known
 // beforehand cost nothing.

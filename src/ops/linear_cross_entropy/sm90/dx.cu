@@ -12,6 +12,7 @@ template <bool kF16>
 using Square = Shape<128, 256, 4, false, Major::k, Major::mn, kF16>;
 template <bool kF16>
 using Tall = Shape<192, 128, 5, true, Major::k, Major::mn, kF16>;
+using Narrow = Shape<128, 128, 6, true, Major::k, Major::mn>;  // bf16 alone
 
 template <class S, bool kF32Out>
 void run(const DxCall& c, const Launch& launch) {
@@ -42,7 +43,9 @@ void run(const DxCall& c, const Launch& launch) {
 
 template <bool kF16>
 void of_dtype(const DxCall& c, const Launch& launch) {
-  if (c.tile == DxTile::tall)
+  if (!kF16 && c.tile == DxTile::narrow)
+    c.f32_out ? run<Narrow, true>(c, launch) : run<Narrow, false>(c, launch);
+  else if (c.tile == DxTile::tall)
     c.f32_out ? run<Tall<kF16>, true>(c, launch) : run<Tall<kF16>, false>(c, launch);
   else
     c.f32_out ? run<Square<kF16>, true>(c, launch) : run<Square<kF16>, false>(c, launch);

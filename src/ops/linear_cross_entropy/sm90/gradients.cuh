@@ -139,8 +139,8 @@ struct DxEpilogue : WaitsFirst {
                                              const TileOrder<S>& work, int first_row, int column,
                                              char* staging) {
     const int lane = threadIdx.x % 32;
-    // Both groups take every stage of the tile: what one has multiplied was loaded for both.
-    if (p.read && threadIdx.x == 128) count_up(p.read);
+    // Where both groups share a tile, what one has multiplied was loaded for both.
+    if (p.read && (S::kPingPong ? threadIdx.x % 128 == 0 : threadIdx.x == 128)) count_up(p.read);
 #pragma unroll
     for (int part = 0; part < S::kParts; ++part) {
       const int row = first_row + 64 * part;

@@ -82,7 +82,7 @@ Planned plan(const Problem& p, const DeviceFacts& device) {
   lay_out(p, c, counting);
   Planned made = planned(counting.bytes(), product_flops(p), c);
   made.predicted_ms = c.ms;
-  made.kept_bytes = rest_bytes(p, c);
+  made.kept_bytes = rest_bytes(p, device, c);
   return made;
 }
 
@@ -106,8 +106,9 @@ std::vector<std::string> details(const Problem& p, const Planned& planned) {
                                                         : "folded"),
           fmt::format("logits tile = {} x {} x 64, ping-pong, {} stages", few ? 64 : 128,
                       c.tile_columns, few && c.tile_columns == kLogitsTile ? 6 : 5),
-          c.dx_tile == DxTile::tall ? "dx tile = 192 x 128 x 64, ping-pong, 5 stages"
-                                    : "dx tile = 128 x 256 x 64, cooperative, 4 stages",
+          c.dx_tile == DxTile::tall     ? "dx tile = 192 x 128 x 64, ping-pong, 5 stages"
+          : c.dx_tile == DxTile::narrow ? "dx tile = 128 x 128 x 64, ping-pong, 6 stages"
+                                        : "dx tile = 128 x 256 x 64, cooperative, 4 stages",
           "dw tile = 192 x 128 x 64, ping-pong, 5 stages, reduce-add",
           fmt::format("buffer = {} bytes of {}", c.chunk_rows * c.exp_stride * 2,
                       c.is_wide()     ? "fp32 logits, then their gradient"

@@ -60,6 +60,13 @@ def gtest_cases(program: str) -> set[str]:
     return cases
 
 
+def cases_of_devices(source: str) -> set[str]:
+    """Suite.Case of the tests that only a lane of a GPU runs: elsewhere the program lists none."""
+    texts = [file.read_text() for file in Path(source).glob("tests/ops/*/sm90*_test.cpp")]
+    found = [case for text in texts for case in re.findall(r"^TEST_P\((\w+), (\w+)\)", text, re.M)]
+    return {".".join(case) for case in found}
+
+
 def filter_of(tests: list[str], lane: str = "") -> str:
     """The named cases on one lane, or on the host's."""
     kinds = [f"*{{}}/{lane}"] if lane else ["*{}/cpu", "*{}/reference", "{}"]
@@ -82,7 +89,7 @@ def killer(program: str, name: str, cases: str, *more: str) -> str:
 
 def check_names(program: str, page: str, source: str) -> int:
     """Each test and mutant of the page exists, and each mutant of the library is on the page."""
-    named, cases = museum(page), gtest_cases(program)
+    named, cases = museum(page), gtest_cases(program) | cases_of_devices(source)
     headers = [
         Path(source) / name for name in ("src/core/mutant.hpp", "src/core/kernel_mutant.hpp")
     ]

@@ -15,6 +15,7 @@
 #pragma once
 #include <concepts>
 
+#include "core/kernel_mutant.hpp"
 #include "device/sm90/ptx.cuh"
 #include "device/sm90/tile_order.cuh"
 #include "device/sm90/wgmma.cuh"
@@ -216,14 +217,19 @@ template <class S>
 __device__ __forceinline__ void multiply(Accumulators<S>& acc, const Pipeline<S>& p,
                                          StagePlace& place, int k_blocks, int group) {
   const int offset = S::kPingPong ? 0 : group * (S::kGroupM / 64) * kSwizzledBlockBytes;
+  const bool early = mutant(KernelMutant::stage_released_early);
   int previous = 0;
   for (int i = 0; i < k_blocks; ++i) {
     barrier_wait(&p.full[place.stage], place.phase);
+    if (early) {
+      release<S>(p, place.stage);
+      __nanosleep(4000);  // without it the product may win the race
+    }
     warpgroup_arrive();
     multiply_stage<S>(acc, p.a + place.stage * S::kBytesA + offset, p.b + place.stage * S::kBytesB);
     warpgroup_commit();
     warpgroup_wait<1>();
-    if (i > 0) release<S>(p, previous);
+    if (i > 0 && !early) release<S>(p, previous);
     previous = place.stage;
     place.template next<S>();
   }
@@ -238,7 +244,8 @@ __device__ __forceinline__ void drain(Accumulators<S>& acc, const Pipeline<S>& p
   for (int part = 0; part < S::kParts; ++part)
 #pragma unroll
     for (int i = 0; i < S::kBlockN / 2; ++i) asm volatile("" : "+f"(acc[part][i])::"memory");
-  if (k_blocks > 0) release<S>(p, place.stage == 0 ? S::kStages - 1 : place.stage - 1);
+  if (k_blocks > 0 && !mutant(KernelMutant::stage_released_early))
+    release<S>(p, place.stage == 0 ? S::kStages - 1 : place.stage - 1);
 }
 
 template <class S, Epilogue<S> E>

@@ -4,6 +4,8 @@
 #pragma once
 #include <cstdint>
 
+#include "core/kernel_mutant.hpp"
+
 namespace talea::sm90 {
 
 // The extents of one launch. rows_in_use, where given, is a count in device memory of which the
@@ -74,9 +76,11 @@ struct TileOrder {
     return begin + (index - begin * tiles_n) % min(band, pairs_m - begin);
   }
   __device__ int tile(int index) const {
-    if (!along_m) return index % tiles_n;
-    const int begin = band_begin(index);
-    return (index - begin * tiles_n) / min(band, pairs_m - begin);
+    const int begin = along_m ? band_begin(index) : 0;
+    const int tile =
+        along_m ? (index - begin * tiles_n) / min(band, pairs_m - begin) : index % tiles_n;
+    if (mutant(KernelMutant::last_tile_misplaced)) return min(tile, max(0, tiles_n - 2));
+    return tile;
   }
 };
 

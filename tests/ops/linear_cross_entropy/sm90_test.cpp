@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdio>
 
+#include "ops/linear_cross_entropy/forced.hpp"
 #include "support/lane_test.hpp"
 #include "yardsticks/linear_cross_entropy/compare.hpp"
 #include "yardsticks/linear_cross_entropy/generate.hpp"
@@ -304,6 +305,32 @@ TEST_P(Sm90, LossAndDxDoNotDependOnTheChunk) {
     EXPECT_EQ(small.out.loss.get(t), large.out.loss.get(t));
     for (int64_t i = 0; i < 64; ++i) ASSERT_EQ(small.out.dx.get(t, i), large.out.dx.get(t, i));
   }
+}
+
+// Logits that run beside dW overwrite what it reads. At the size of the benchmarks the schedule
+// alone keeps the order; with two blocks for dW only the waits do.
+TEST_P(Sm90, LogitsWaitForASlowDw) {
+  const lce::Forced before = lce::forced;
+  lce::forced.slow = true, lce::forced.two_terms = false;
+  const auto says = [](const Outcome& o, const char* schedule) {
+    return std::any_of(o.result.notes.begin(), o.result.notes.end(), [&](const std::string& note) {
+      return note.find(schedule) != std::string::npos;
+    });
+  };
+  Case c = plain_case({.tokens = 1100, .hidden = 72, .vocab = 6001, .dtype = DType::bf16});
+  c.out = {};
+  c.out.loss = Array(DType::f32, {});
+  c.out.dx = Array(DType::bf16, {1100, 72}), c.out.dw = Array(DType::f32, {6001, 72});
+  c.options.reduction = Reduction::mean;
+  c.options.workspace_limit_bytes = int64_t{15} << 19;  // chunks of up to 512 rows
+  EXPECT_TRUE(says(run(c), "beside dW"));
+  must_be_right(c, "chunks");
+  c.out.dw = Array(DType::bf16, {6001, 72});
+  c.options.workspace_limit_bytes = int64_t{11} << 19;  // slices of 1536 words
+  lce::forced.slices = true;
+  EXPECT_TRUE(says(run(c), "slices"));
+  must_be_right(c, "slices");
+  lce::forced = before;
 }
 
 TEST_P(Sm90, EveryRowIgnored) {

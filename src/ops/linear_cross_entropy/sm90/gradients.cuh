@@ -51,7 +51,8 @@ struct DxEpilogue : WaitsFirst {
     r.factor = p.rows.factor[row];
     r.target_factor = p.rows.target_factor[row];
     const int target = p.rows.target[row];
-    if (target >= 0) r.target_row = target * p.weight_stride;
+    if (target >= 0 && !mutant(KernelMutant::target_row_missed))
+      r.target_row = target * p.weight_stride;
     if (p.smooth_row) r.smooth = p.smooth_factor[row];
     const int64_t place = p.index ? p.index[row] : row;
     r.to = place * p.dx_stride;

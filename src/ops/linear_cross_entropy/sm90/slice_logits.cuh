@@ -29,6 +29,10 @@ struct SliceLogitsEpilogue : LogitsTile, WaitsForResults {
   using Params = SliceLogitsParams;
   using Filter = EveryTile;
 
+  static __device__ __forceinline__ void ready(const Params& p) {
+    if (!mutant(KernelMutant::slice_wait_left_out)) WaitsForResults::ready(p);
+  }
+
   // The row's factors with everything folded that does not depend on the word; shift: log2 units.
   struct Row {
     float shift = INFINITY, scale = 1;  // past the end: exp(-inf) = 0

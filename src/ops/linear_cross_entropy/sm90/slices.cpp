@@ -2,6 +2,7 @@
 // Why: in backward passes that know each row's lse, dW of a slice is complete at once, so it needs
 // no fp32 sum of its own, and the buffer is as small as the room; dX is summed in fp32.
 // Never: allocates, synchronises or leaves the caller's stream.
+#include "ops/linear_cross_entropy/forced.hpp"
 #include "ops/linear_cross_entropy/sm90/run.hpp"
 
 namespace talea::lce::sm90 {
@@ -54,7 +55,7 @@ void dw_of(const Run& r, const Slice& s) {
   q.rounds = r.c.dw == DwOutput::direct, q.sorted = r.b.sorted, q.rows = r.b.rows;
   q.first_word = static_cast<int>(s.begin);
   q.hidden = r.hidden();
-  dw_product(q, r.launch());
+  dw_product(q, {r.stream, forced.slow.value_or(false) ? 2 : r.c.blocks});
 }
 
 }  // namespace

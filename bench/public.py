@@ -18,7 +18,7 @@ from peer_truth import reference, relative_l2
 from talea._receipt import device_name, now, write_receipt
 
 MIB = 1 << 20
-WARM_SECONDS, REST_SECONDS, REST_STEPS = 0.6, 0.25, 5
+WARM_SECONDS, REST_SECONDS, REST_STEPS = 0.6, 0.25, 3
 
 
 def plain(limit=None, **options):
@@ -49,6 +49,7 @@ MODES = {
     "smoothing, z-loss, softcap": plain(**OPTIONS),
     "loss only": {**plain(), "loss_only": True},
     "cuda, default": plain(lane="cuda"),
+    "cuda, 530 MiB, dw_sum=weight": plain(530, lane="cuda", dw_sum="weight"),
     "cuda, main_grad, 530 MiB": {**plain(530, lane="cuda", grad_scale=1.0), "main": True},
 }
 

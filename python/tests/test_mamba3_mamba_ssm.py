@@ -207,6 +207,32 @@ def test_combined_are_the_released_reference(released, rank):
     assert final.keys() == {"angle", "ssm", "k", "v"}
 
 
+@pytest.mark.parametrize("flat", [False, True], ids=["per head", "flattened"])
+def test_the_norm_of_main(flat):
+    """Behind the release, mamba_ssm's module gives three more arguments in every call of MIMO."""
+    t = sequence(2, torch.float64)
+    names = ("q", "k", "v", "adt", "dt", "trap", "q_bias", "k_bias", "mimo_v", "mimo_z", "mimo_out",
+             "angles", "d", "z")  # fmt: skip
+    weight = torch.randn(4, 3, dtype=torch.float64)
+
+    def call(fused, given, eps):
+        return ours.mamba3_mimo(
+            *(t[n] for n in names), chunk_size=16, rotary_dim_divisor=2, dtype=torch.bfloat16,
+            return_state=False, cu_seqlens=None, fuse_pregate_headwise_rms_norm=fused,
+            outproj_norm_weight=given, outproj_norm_eps=eps,
+        )  # fmt: skip
+
+    given = weight.reshape(-1) if flat else weight
+    truth, _ = quadratic({**t, "norm_weight": weight}, head_norm=True, norm_eps=0.1)
+    assert relative_l2(call(True, given, 0.1), truth) <= 1e-13
+    without, _ = quadratic(t, head_norm=True, norm_eps=1e-5)
+    assert relative_l2(call(True, None, 1e-5), without) <= 1e-13
+    plain, _ = quadratic(t)
+    assert relative_l2(call(False, None, 1e-5), plain) <= 1e-13
+    with pytest.raises(talea.DataError, match="outproj_norm_weight"):
+        call(True, weight[:2], 1e-5)
+
+
 def test_siso_step_goes_on_from_the_scan(released):
     t = sequence(1, torch.float64)
     names = ("q", "k", "v", "adt", "dt", "trap", "q_bias", "k_bias", "angles", "d", "z")

@@ -97,8 +97,9 @@ def mamba3_siso_combined(
 def mamba3_mimo(
     Q, K, V, ADT, DT, Trap, Q_bias, K_bias, MIMO_V, MIMO_Z, MIMO_Out, Angles, D, Z, chunk_size,
     rotary_dim_divisor, dtype, return_state=False, cu_seqlens=None,
+    fuse_pregate_headwise_rms_norm=False, outproj_norm_weight=None, outproj_norm_eps=1e-5,
 ):  # fmt: skip
-    """As upstream's. final_k, final_v come in q's dtype, as there; here they have gradients, too."""
+    """As upstream's; the norm is main's, which its Mamba3 module always names. final_k, final_v come in q's dtype, as there; here they have gradients, too."""
     _steps("mamba3_mimo", ADT=ADT, DT=DT)
     if rotary_dim_divisor not in (2, 4) or Angles.shape[-1] * rotary_dim_divisor != Q.shape[-1]:
         raise UsageError(
@@ -108,11 +109,20 @@ def mamba3_mimo(
     if cu_seqlens is not None and cu_seqlens.dtype != torch.int32:
         cu_seqlens = cu_seqlens.to(torch.int32)
     Q, K, V, Z = _rows(Q, K, V, Z)
+    norm_weight = outproj_norm_weight if fuse_pregate_headwise_rms_norm else None
+    if norm_weight is not None:
+        if norm_weight.numel() != V.shape[2] * V.shape[3]:
+            raise DataError(
+                f"outproj_norm_weight: shape {list(norm_weight.shape)} where {list(V.shape[2:])}, or "
+                "that flattened, is needed"
+            )
+        norm_weight = _wide(norm_weight.reshape(V.shape[2:]), Q)
     made = mamba3(
         Q, K, V, ADT, DT, Trap, Angles, q_bias=_wide(Q_bias, Q), k_bias=_wide(K_bias, Q),
         d=_wide(D, Q), z=Z, mimo_v=_wide(MIMO_V, Q), mimo_z=_wide(MIMO_Z, Q) if Z is not None else None,
         mimo_out=_wide(MIMO_Out, Q), return_final=return_state, cu_seqlens=cu_seqlens,
-        rotary_pairs="halves",
+        rotary_pairs="halves", head_norm=fuse_pregate_headwise_rms_norm, norm_weight=norm_weight,
+        norm_eps=outproj_norm_eps,
     )  # fmt: skip
     if not return_state:
         return made

@@ -79,6 +79,21 @@ TEST(AttentionSm90Config, MemoryOnlyToCount) {
   EXPECT_TRUE(config(p, h200()).counts);
 }
 
+TEST(AttentionSm90Config, PackedRows) {
+  Problem p = problem(576, 512, 128);
+  p.options.kv_storage = KvStorage::fp8_656;
+  p.options.fp8_path = Fp8Path::in_kernel;
+  p.kv_dtype = DType::u8;
+  p.kv_stride = {0, 656, 0};
+  EXPECT_FALSE(decline(p, h200()));
+  EXPECT_EQ(config(p, h200()).half, 256);
+  p.kv_stride.row = 664;
+  expect_declined(p, "kv: stride 664");
+  p.kv_stride.row = 656;
+  p.q_dtype = DType::f16;
+  expect_declined(p, "multiplied in bf16");
+}
+
 TEST(AttentionSm90Config, DeclinesByName) {
   Problem p = problem(592, 512, 8);
   expect_declined(p, "shared memory");

@@ -37,13 +37,13 @@ __global__ __launch_bounds__(threads, 1) void forward_kernel(const __grid_consta
   if (threadIdx.x == 0) begin_barriers<parts_of_half(kHalf)>(beside);
   __syncthreads();
   if (group == 0) {
-    ptx::raise_registers<kPacked ? 208 : 216>();
+    ptx::raise_registers<216>();
     Consumer<kHalf, kF16, 0>{f, tiles, beside, thread}.run();
   } else if (group == 1) {
-    ptx::raise_registers<kPacked ? 208 : 216>();
+    ptx::raise_registers<216>();
     Consumer<kHalf, kF16, 1>{f, tiles, beside, thread}.run();
   } else {
-    ptx::lower_registers<kPacked ? 88 : 72>();
+    ptx::lower_registers<72>();
     if constexpr (kPacked)
       produce_packed<kHalf>(f, tiles, beside, thread);
     else

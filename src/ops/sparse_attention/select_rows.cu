@@ -30,33 +30,48 @@ struct Piece {
   }
 };
 
-using Ranks = uint32_t[warp_words];
+// Of this thread's keys. Words behind those of the piece are 0 and are left alone, eight at a time.
+struct Ranks {
+  static constexpr int group = 8;
+  uint32_t of[warp_words];
+  int groups = 0;
+};
+template <typename F>
+__device__ inline void for_words(int groups, F&& f) {
+#pragma unroll
+  for (int g = 0; g < warp_words / Ranks::group; ++g) {
+    if (g >= groups) break;
+#pragma unroll
+    for (int k = 0; k < Ranks::group; ++k) f(g * Ranks::group + k);
+  }
+}
 
 template <typename From>
 __device__ inline void read(const Piece& piece, From&& from, Ranks& ranks) {
 #pragma unroll
-  for (int j = 0; j < warp_words; ++j) {
-    ranks[j] = 0;
-    if (j * 32 < piece.mine) ranks[j] = rank_of(from(j));
-  }
+  for (int j = 0; j < warp_words; ++j) ranks.of[j] = 0;
+  ranks.groups = (piece.each + Ranks::group - 1) / Ranks::group;
+  for_words(ranks.groups, [&](int j) {
+    if (j * 32 < piece.mine) ranks.of[j] = rank_of(from(j));
+  });
 }
 
 template <typename F>
 __device__ inline void for_candidates(const Ranks& ranks, F&& f) {
-#pragma unroll
-  for (int j = 0; j < warp_words; ++j)
-    if (ranks[j] >= least) f(ranks[j]);
+  for_words(ranks.groups, [&](int j) {
+    if (ranks.of[j] >= least) f(ranks.of[j]);
+  });
 }
 
 // Bit j: whether key j of this thread ranks at `least_taken` at least, or just there. Two
 // instructions a key, which the compiler does not find.
 __device__ inline uint32_t mask_from(const Ranks& ranks, uint32_t least_taken) {
   uint32_t mask = 0;
-#pragma unroll
-  for (int j = 0; j < warp_words; ++j)
+  for_words(ranks.groups, [&](int j) {
     asm("{\n.reg .pred p;\nsetp.ge.u32 p, %1, %2;\n@p or.b32 %0, %0, %3;\n}"
         : "+r"(mask)
-        : "r"(ranks[j]), "r"(least_taken), "r"(1u << j));
+        : "r"(ranks.of[j]), "r"(least_taken), "r"(1u << j));
+  });
   return mask;
 }
 __device__ inline uint32_t mask_at(const Ranks& ranks, uint32_t rank) {
@@ -78,9 +93,11 @@ __device__ inline uint32_t turned(uint32_t mask) {
 
 __device__ inline void count_candidates(const Ranks& ranks, Shared& shared) {
   uint32_t low = of_nan, top = 0;
-#pragma unroll
-  for (int j = 0; j < warp_words; ++j) low = min(low, ranks[j]), top = max(top, ranks[j]);
-  unsigned candidates = warp_words;
+  for_words(ranks.groups, [&](int j) {
+    low = min(low, ranks.of[j]);
+    top = max(top, ranks.of[j]);
+  });
+  unsigned candidates = ranks.groups * Ranks::group;
   if (low < least) candidates = __popc(mask_from(ranks, least));
   candidates = __reduce_add_sync(whole_warp, candidates);
   const uint32_t most = __reduce_max_sync(whole_warp, top);
@@ -98,8 +115,9 @@ struct Sample {
     const bool b0 = threadIdx.x & 1, b1 = threadIdx.x & 2, b2 = threadIdx.x & 4;
 #pragma unroll
     for (int g = 0; g < warp_words; g += sampled) {
-      const uint32_t pair[4] = {b0 ? all[g + 1] : all[g], b0 ? all[g + 3] : all[g + 2],
-                                b0 ? all[g + 5] : all[g + 4], b0 ? all[g + 7] : all[g + 6]};
+      const uint32_t* of = all.of + g;
+      const uint32_t pair[4] = {b0 ? of[1] : of[0], b0 ? of[3] : of[2], b0 ? of[5] : of[4],
+                                b0 ? of[7] : of[6]};
       const uint32_t low = b1 ? pair[1] : pair[0], high = b1 ? pair[3] : pair[2];
       ranks[g / sampled] = b2 ? high : low;
     }
@@ -123,14 +141,14 @@ __device__ inline void list_from(uint32_t pivot, const Ranks& ranks, Shared& sha
   if (begin + mine <= most) {
     auto at = static_cast<uint32_t>(__cvta_generic_to_shared(shared.list + begin));
     const uint32_t below = pivot - 1;  // the same comparison twice would be kept, bit by bit
-#pragma unroll
-    for (int j = 0; j < warp_words; ++j)
+    for_words(ranks.groups, [&](int j) {
       asm volatile(
           "{\n.reg .pred p;\nsetp.gt.u32 p, %1, %2;\n"
           "@p st.shared.u32 [%0], %1;\n@p add.u32 %0, %0, 4;\n}"
           : "+r"(at)
-          : "r"(ranks[j]), "r"(below)
+          : "r"(ranks.of[j]), "r"(below)
           : "memory");
+    });
   }
   __syncthreads();
 }

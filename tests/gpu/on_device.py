@@ -7,7 +7,7 @@ Never: takes a case that did not run for one that passed; starts where a pattern
 everything under the sanitizers: a sanitised kernel is a hundred times slower.
 
 usage, in the project's root on a machine with a GPU, after `make cuda`:
-  tests/gpu/on_device.py [--gpus 0,1] [--beside 2] [--jobs 16] [--limit SECONDS] [--no-sanitizers]
+  tests/gpu/on_device.py [--gpus 0,1] [--beside 2] [--jobs 16] [--limit SECONDS] [--no-sanitizers] [--no-forced]
                          [build/cuda/bin] [receipts/h200/tests.json]
 """
 
@@ -261,10 +261,11 @@ def main():
     parser.add_argument("--limit", type=float, default=1800, help="seconds for everything")
     parser.add_argument("--keep", type=float, default=10, help="seconds between two writings")
     parser.add_argument("--no-sanitizers", action="store_true")
+    parser.add_argument("--no-forced", action="store_true", help="lanes by their own choice alone")
     parser.add_argument("bin", nargs="?", default="build/cuda/bin")
     parser.add_argument("receipt", nargs="?", default="receipts/h200/tests.json")
     args = parser.parse_args()
-    work = listed(args.bin)
+    work = [j for j in listed(args.bin) if not (args.no_forced and j[0].startswith("force="))]
     require_matches(ALONE, [job[2] for job in work])
     alone = [job for job in work if job[0] == "case" and matches(job[2], ALONE)]
     together = [job for job in work if job not in alone]
@@ -277,6 +278,7 @@ def main():
 
     def keep(done, finished=False):
         said = summary(done, len(alone + together), time.monotonic() - begin, finished)
+        said["left_out"] = [flag for flag in ("no_sanitizers", "no_forced") if getattr(args, flag)]
         write(Path(args.receipt), receipt_of(provenance, start, said))
         return said
 

@@ -63,13 +63,13 @@ class OnDevice(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         self.bin, self.receipt = Path(folder.name), Path(folder.name) / "tests.json"
 
-    def start(self, cases, kinds=None):
+    def start(self, cases, kinds=None, more=()):
         fill = {"python": sys.executable, "kinds": kinds or {}}
         texts = {name: PROGRAM.format(cases=own, **fill) for name, own in cases.items()}
         for name, text in (texts | {"talea": TOOL.format(**fill)}).items():
             (self.bin / name).write_text(text)
             (self.bin / name).chmod(0o755)
-        quick = ["--no-sanitizers", "--jobs", "2", "--keep", "0.2"]
+        quick = ["--no-sanitizers", "--jobs", "2", "--keep", "0.2", *more]
         return subprocess.Popen(
             [sys.executable, SCRIPT, *quick, self.bin, self.receipt],
             stdout=subprocess.PIPE,
@@ -78,8 +78,8 @@ class OnDevice(unittest.TestCase):
             start_new_session=True,
         )
 
-    def finish(self, cases, kinds=None):
-        job = self.start(cases, kinds)
+    def finish(self, cases, kinds=None, more=()):
+        job = self.start(cases, kinds, more)
         said, _ = job.communicate(timeout=60)
         receipt = json.loads(self.receipt.read_text()) if self.receipt.exists() else None
         return job.returncode, said, receipt
@@ -91,6 +91,13 @@ class OnDevice(unittest.TestCase):
         status, said, receipt = self.finish(CASES)
         self.assertEqual(status, 0, said)
         self.assertEqual((receipt["verdict"], receipt["check"]["passed"]), ("passed", PLANNED))
+
+    def test_a_receipt_says_what_was_left_out(self):
+        status, said, receipt = self.finish(CASES, more=["--no-forced"])
+        self.assertEqual(status, 0, said)
+        check = receipt["check"]
+        self.assertEqual((check["passed"], check["planned"]), (PLANNED - 8, PLANNED - 8))
+        self.assertEqual(check["left_out"], ["no_sanitizers", "no_forced"])
 
     def test_a_failure_is_one(self):
         status, _, receipt = self.finish(CASES, {"Sizes.Large": "fails"})

@@ -143,9 +143,12 @@ Case full_case(const Sizes& size, DType type, uint64_t seed) {
 
 namespace {
 
-void draw_sizes(const Choice& f, Sizes& s) {
+using Lengths = int64_t[6];
+constexpr Lengths short_ones = {0, 1, 2, 17, 40, 75}, long_ones = {0, 1, 63, 64, 130, 321};
+
+void draw_sizes(const Choice& f, const Lengths& lengths, Sizes& s) {
   constexpr int64_t dims[] = {4, 8, 20, 33, 64, 128}, values[] = {1, 5, 16, 64};
-  constexpr int64_t ranks[] = {1, 2, 3, 4, 8}, lengths[] = {0, 1, 2, 17, 40, 75};
+  constexpr int64_t ranks[] = {1, 2, 3, 4, 8};
   s.N = dims[f[state_dim]], s.P = values[f[head_dim]], s.R = ranks[f[rank]];
   s.H = f[heads] == 0 ? 1 : f[heads] == 1 ? 4 : 6;
   s.G = f[groups] == 0 ? 1 : f[groups] == 1 ? s.H : std::max<int64_t>(1, s.H / 2);
@@ -170,19 +173,21 @@ void draw_sequences(const Choice& f, Case& c) {
   c.in["cu_seqlens"] = cu;
 }
 
-Layout draw_layout(const Choice& f, const Sizes& s) {
+// pieces: rows begin on multiples of so many elements.
+Layout draw_layout(const Choice& f, const Sizes& s, int64_t pieces) {
   if (!s.rank_axis) return f[order] == 1 ? Layout{{1, 0, 2, 3}, 0, 0} : Layout{};
-  if (f[order] == 1) return {{0, 1, 3, 2, 4}, 4, 0};  // (g, r, n), rows with gaps
-  if (f[order] == 2) return {{1, 0, 2, 3, 4}, 0, 1};  // [S, B, ...], off the grid
+  if (f[order] == 1) return {{0, 1, 3, 2, 4}, std::max<int64_t>(pieces, 4), 0};  // (g, r, n), gaps
+  if (f[order] == 2) return {{1, 0, 2, 3, 4}, 0, pieces};  // [S, B, ...], off the grid
   return {};
 }
 
-Case draw_case(const Choice& f, uint64_t seed) {
+Case draw_case(const Choice& f, uint64_t seed, const Lengths& lengths = short_ones,
+               int64_t pieces = 1) {
   Case c;
-  draw_sizes(f, c.size);
+  draw_sizes(f, lengths, c.size);
   c.dtype = f[dtype] == 0 ? DType::f32 : f[dtype] == 1 ? DType::bf16 : DType::f16;
   const DType other = f[mixed_types] == 0 ? c.dtype : DType::f32;
-  c.rows = draw_layout(f, c.size);
+  c.rows = draw_layout(f, c.size, pieces);
   draw_sequences(f, c);
   fill(c, "q", c.dtype, seed, c.rows), fill(c, "k", c.dtype, seed, c.rows);
   fill(c, "v", c.dtype, seed);
@@ -224,6 +229,18 @@ Case draw_case(const Choice& f, uint64_t seed) {
 std::vector<Case> pairwise_cases(uint64_t seed) {
   std::vector<Case> cases;
   for (const Choice& f : covering(seed)) cases.push_back(draw_case(f, seed + cases.size()));
+  return cases;
+}
+
+std::vector<Case> training_cases(uint64_t seed) {
+  std::vector<Case> cases;
+  for (Choice f : covering(seed)) {
+    f[dtype] = 1;
+    f[state_dim] = 5, f[head_dim] = 3;
+    if (f[rank] == 2 || f[rank] == 4) --f[rank];
+    f[chunk] = f[norm] = f[states] = f[final_gradients] = 0;
+    cases.push_back(draw_case(f, seed + cases.size(), long_ones, 8));
+  }
   return cases;
 }
 

@@ -22,6 +22,10 @@ Case full_case(const Sizes& size, DType dtype, uint64_t seed);
 // Cases in which every pair of choices occurs at least once.
 std::vector<Case> pairwise_cases(uint64_t seed);
 
+// The same of bf16 in the sizes that models are trained at: N 128, P 64, R 1, 2 and 4, rows on 16
+// bytes, no states handed in or out.
+std::vector<Case> training_cases(uint64_t seed);
+
 std::string describe_case(const Case& c);
 
 }  // namespace talea::yardsticks::mamba3

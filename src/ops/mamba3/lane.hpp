@@ -36,6 +36,7 @@ struct Operator {
 };
 using Lane = talea::Lane<Operator>;
 
+Lane sm90_lane();
 Lane cuda_lane();
 Lane cpu_lane();
 Lane unfused_lane();

@@ -12,7 +12,7 @@
 namespace talea::mamba3 {
 
 std::span<const Lane> Operator::lanes() {
-  static const std::array<Lane, 4> table = {cuda_lane(), cpu_lane(), unfused_lane(),
+  static const std::array<Lane, 5> table = {sm90_lane(), cuda_lane(), cpu_lane(), unfused_lane(),
                                             reference_lane()};
   return table;
 }

@@ -6,8 +6,8 @@
 
 #include <vector>
 
-#include "ops/mamba3/cuda/numbers.hpp"
-#include "ops/mamba3/cuda/plan.hpp"
+#include "ops/mamba3/rows/numbers.hpp"
+#include "ops/mamba3/rows/plan.hpp"
 
 namespace talea::mamba3::cuda {
 namespace {

@@ -55,12 +55,39 @@ std::vector<std::string> lanes_on(DeviceKind kind) {
 
 std::vector<std::string> host_lanes() { return lanes_on(DeviceKind::cpu); }
 
+#ifdef TALEA_WITH_CUDA
+namespace {
+
+bool takes_any_size(const std::string& name) {
+  Problem p;
+  p.device = DeviceKind::cuda;
+  p.batch = p.tokens = p.heads = p.groups = p.sequences = 1;
+  p.state_dim = p.head_dim = 8;
+  DeviceFacts d = some_device();
+  d.cuda_devices = 1;
+  for (const auto& l : talea::mamba3::Operator::lanes())
+    if (l.name == name) return !l.decline(p, d);
+  return false;
+}
+
+}  // namespace
+
+std::vector<std::string> lanes_of_sizes() {
+  std::vector<std::string> names = lanes_on(DeviceKind::cuda);
+  std::erase_if(names, takes_any_size);
+  return names;
+}
+#else
+std::vector<std::string> lanes_of_sizes() { return {}; }
+#endif
+
 std::vector<std::string> tested_lanes() {
   std::vector<std::string> names = host_lanes();
 #ifdef TALEA_WITH_CUDA
   names.push_back(device_text);
+  for (const std::string& name : lanes_on(DeviceKind::cuda))
+    if (takes_any_size(name)) names.push_back(name);
 #endif
-  for (const std::string& name : lanes_on(DeviceKind::cuda)) names.push_back(name);
   return names;
 }
 

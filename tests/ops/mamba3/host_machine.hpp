@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "ops/mamba3/cuda/backward.hpp"
-#include "ops/mamba3/cuda/run.hpp"
+#include "ops/mamba3/rows/run.hpp"
 
 namespace talea::mamba3::cuda {
 

@@ -74,27 +74,6 @@ void record(const Call& c, const cuda::Plan& made) {
   r.notes.push_back(c.in.saved ? "states from `saved`" : "states computed anew");
 }
 
-// The one synchronisation of SequenceCheck::checked.
-void check_sequences(const Call& c, const cuda::Buffers& buffers, cuda::Machine& machine,
-                     cudaStream_t stream) {
-  if (c.problem.options.sequence_check != SequenceCheck::checked) return;
-  if (!c.in.cu_seqlens && !c.slots) return;
-  require(!device::capturing(stream), ErrorKind::usage,
-          "sequence_check = checked: needs a synchronisation, impossible while the stream is "
-          "captured");
-  cuda::Plan none;
-  cuda::Sequences from = cuda::sequences_of(c, buffers);
-  from.status.data = buffers.status;
-  from.status.stride[0] = 1;
-  machine.read_sequences(cuda::sizes_of(c.problem, none), from);
-  int64_t status[4];
-  device::check(
-      cudaMemcpyAsync(status, buffers.status, sizeof status, cudaMemcpyDeviceToHost, stream),
-      "reading the counts of sequences");
-  device::check(cudaStreamSynchronize(stream), "sequence_check = checked");
-  require_clean(status);
-}
-
 void run(const Call& c, const Planned& planned) {
   const auto& made = planned.as<cuda::Plan>();
   const device::DeviceGuard guard(c.problem.device_index);
@@ -102,9 +81,10 @@ void run(const Call& c, const Planned& planned) {
   device::refuse_earlier_error(stream);
   Arena arena(c.workspace);
   const cuda::Buffers buffers = cuda::lay_out(arena, c.problem, made);
-  const auto machine = cuda::make_machine(made, buffers, stream);
-  check_sequences(c, buffers, *machine, stream);
-  cuda::run_pass(*machine, c, made, buffers);
+  const cuda::Launch at = {made, buffers, stream};
+  cuda::GeneralMachine machine(at);
+  cuda::check_sequences(c, at, machine);
+  cuda::run_pass(machine, c, made, buffers);
   record(c, made);
 }
 

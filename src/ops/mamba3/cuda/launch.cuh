@@ -8,8 +8,8 @@
 
 #include "device/common/cuda_check.hpp"
 #include "ops/mamba3/cuda/machine.hpp"
-#include "ops/mamba3/cuda/team.cuh"
 #include "ops/mamba3/cuda/walk.hpp"
+#include "ops/mamba3/rows/team.cuh"
 
 namespace talea::mamba3::cuda {
 

@@ -3,7 +3,7 @@
 // Never: divides by a decay.
 #pragma once
 
-#include "ops/mamba3/cuda/chunk.hpp"
+#include "ops/mamba3/rows/chunk.hpp"
 
 namespace talea::mamba3::cuda {
 

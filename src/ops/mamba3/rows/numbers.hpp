@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "ops/mamba3/cuda/args.hpp"
+#include "ops/mamba3/rows/args.hpp"
 
 #ifdef __CUDACC__
 #include <cuda_bf16.h>

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "device/common/reduce.cuh"
-#include "ops/mamba3/cuda/numbers.hpp"
+#include "ops/mamba3/rows/numbers.hpp"
 
 namespace talea::mamba3::cuda {
 

@@ -6,7 +6,7 @@
 // that share an array stands sync().
 #pragma once
 
-#include "ops/mamba3/cuda/numbers.hpp"
+#include "ops/mamba3/rows/numbers.hpp"
 
 namespace talea::mamba3::cuda {
 

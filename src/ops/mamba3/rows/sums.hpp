@@ -3,7 +3,7 @@
 // Never: sums with atomics; an order is a function of the problem alone.
 #pragma once
 
-#include "ops/mamba3/cuda/numbers.hpp"
+#include "ops/mamba3/rows/numbers.hpp"
 
 namespace talea::mamba3::cuda {
 

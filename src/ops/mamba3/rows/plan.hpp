@@ -1,10 +1,10 @@
-// What: sizes of lane cuda: chunk, segments, slices, and where each piece lies.
+// What: sizes of the device lanes: chunk, segments, slices, and where each piece lies.
 // Why: a pure function of problem and device; the workspace formula is this layout without memory.
 // Never: reads a tensor, or lets a limit change a bit of a result.
 #pragma once
 
 #include "core/device_facts.hpp"
-#include "ops/mamba3/cuda/args.hpp"
+#include "ops/mamba3/rows/args.hpp"
 #include "talea/mamba3.hpp"
 
 namespace talea {
@@ -34,8 +34,11 @@ struct Plan {
   int threads = 512;     // of a block of forward; backward has 512
   ChunkPlaces forward, states, backward;
 };
+// Of lane cuda.
 Plan make_plan(const Problem& p, const DeviceFacts& device);
 
+// Scratch of a block of its largest kernel.
+int64_t scratch_of(const Plan& plan, const Problem& p);
 Sizes sizes_of(const Problem& p, const Plan& plan);
 
 struct Buffers {

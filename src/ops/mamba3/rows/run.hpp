@@ -3,8 +3,8 @@
 // Never: allocates, synchronises, or looks at a tensor.
 #pragma once
 
-#include "ops/mamba3/cuda/plan.hpp"
-#include "ops/mamba3/cuda/sums.hpp"
+#include "ops/mamba3/rows/plan.hpp"
+#include "ops/mamba3/rows/sums.hpp"
 
 namespace talea::mamba3 {
 struct Call;

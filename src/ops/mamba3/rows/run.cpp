@@ -1,7 +1,7 @@
 // What: the passes of lane cuda as a sequence of launches.
 // Why: what is queued when does not depend on who runs it: a device, or a host in a test.
 // Never: allocates, synchronises, or looks at a tensor.
-#include "ops/mamba3/cuda/run.hpp"
+#include "ops/mamba3/rows/run.hpp"
 
 #include <algorithm>
 

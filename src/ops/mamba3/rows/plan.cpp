@@ -1,0 +1,98 @@
+// What: what the device lanes lay out alike: sizes, buffers of the workspace, checkpoints.
+// Why: the workspace formula is this layout without memory, for either lane.
+// Never: reads a tensor, or chooses a size.
+#include "ops/mamba3/rows/plan.hpp"
+
+#include "core/arena.hpp"
+
+namespace talea::mamba3::cuda {
+
+const char* name_of(Engine engine) {
+  switch (engine) {
+    case Engine::three_tf32:
+      return "fp32 as three products of tf32";
+    case Engine::tf32:
+      return "one product of tf32";
+    case Engine::bf16:
+      break;
+  }
+  return "bf16";
+}
+
+int64_t scratch_of(const Plan& plan, const Problem& p) {
+  if (!p.backward()) return plan.forward.scratch_bytes;
+  return std::max(plan.states.scratch_bytes, plan.backward.scratch_bytes);
+}
+
+Sizes sizes_of(const Problem& p, const Plan& plan) {
+  Sizes s;
+  s.batch = p.batch;
+  s.tokens = p.tokens;
+  s.sequences = p.pass == Pass::step ? p.batch : p.sequences;
+  s.state_rows = p.state_rows;
+  s.heads = static_cast<int>(p.heads);
+  s.groups = static_cast<int>(p.groups);
+  s.heads_per_group = static_cast<int>(p.heads_per_group);
+  s.head_offset = static_cast<int>(p.head_offset);
+  s.rank = static_cast<int>(p.rank);
+  s.columns = static_cast<int>(p.state_dim);
+  s.values = static_cast<int>(p.head_dim);
+  s.pairs = static_cast<int>(p.pairs);
+  s.halves = p.rotary_pairs == RotaryPairs::halves && p.state_dim % 2 == 0;
+  s.head_norm = p.options.head_norm;
+  s.reduce = p.reduce;
+  s.packed = p.packed;
+  s.step = p.pass == Pass::step;
+  s.backward = p.backward();
+  s.sum_angles = p.sum_angles;
+  s.accumulate = p.out.d.accumulate_parameters;
+  s.eps = static_cast<float>(p.options.norm_eps);
+  s.reciprocal = static_cast<unsigned>(65536 / p.rank + 1);
+  s.chunk = static_cast<int>(plan.chunk);
+  s.segment = plan.segment;
+  return s;
+}
+
+Buffers lay_out(Arena& arena, const Problem& p, const Plan& plan) {
+  Buffers b;
+  const bool step = p.pass == Pass::step;
+  b.ends = arena.take<int64_t>(step ? p.batch : p.packed ? p.sequences + 1 : 0);
+  b.kept = arena.take<int64_t>(p.packed ? p.sequences + 1 : 0);
+  b.status = arena.take<int64_t>(4);
+  b.scratch = arena.take<char>(plan.blocks * scratch_of(plan, p));
+  if (!p.backward()) return b;
+  const int64_t units = plan.wave * p.heads, A = p.pairs, J = plan.segment;
+  const int64_t size = int64_t{plan.backward.padded_columns} * plan.backward.padded_values;
+  const int64_t count = p.rank * (2 * p.state_dim + 3 * p.head_dim) + p.head_dim + 1;
+  const int64_t rows = plan.wave * plan.slice * plan.chunk * p.heads;
+  UnitBuffers& u = b.units;
+  b.totals = arena.take<double>(p.heads * count);
+  u.states = arena.take<float>(units * plan.segments * size);
+  u.turns = arena.take<uint64_t>(units * plan.segments * A);
+  u.taints = arena.take<int>(units * plan.segments * A);
+  u.inner = arena.take<char>(units * (J + 1) * size * (plan.engine == Engine::bf16 ? 2 : 4));
+  u.inner_turns = arena.take<uint64_t>(units * J * A);
+  u.inner_taints = arena.take<int>(units * J * A);
+  u.upstream = arena.take<float>(units * size);
+  u.ends = arena.take<float>(units * 2 * A);
+  u.pending = arena.take<Pending>(units);
+  u.parameters = arena.take<double>(units * count);
+  u.dq = arena.take<float>(p.out.d.q ? rows * p.rank * p.state_dim : 0);
+  u.dk = arena.take<float>(p.out.d.k ? rows * p.rank * p.state_dim : 0);
+  u.dangles = arena.take<float>(p.sum_angles ? rows * A : 0);
+  return b;
+}
+
+int64_t workspace_of(const Problem& p, const Plan& plan) {
+  Arena arena;
+  lay_out(arena, p, plan);
+  return arena.bytes();
+}
+
+int64_t saved_of(const Problem& p, const Plan& plan) {
+  if (p.pass == Pass::step) return 0;
+  const int64_t kept = p.packed ? plan.segments + 2 * p.sequences : p.sequences * plan.segments;
+  return 4 * p.heads * p.head_dim * p.state_dim * kept;
+}
+
+}  // namespace talea::mamba3::cuda

@@ -1,0 +1,23 @@
+// What: the launches of lane sm90 on a stream of the current device.
+// Why: rows/run.cpp says in which order; this is where its chunks become Hopper kernels.
+// Never: allocates or synchronises.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "ops/mamba3/rows/args.hpp"
+
+namespace talea::mamba3::sm90 {
+
+using cuda::Args;
+using cuda::UnitBuffers;
+using cuda::Wave;
+
+void launch_forward(const Args& args, cudaStream_t stream);
+void launch_begin(const Args& args, const Wave& wave, const UnitBuffers& b, cudaStream_t stream);
+void launch_segment(const Args& args, const Wave& wave, const UnitBuffers& b, cudaStream_t stream);
+void launch_back(const Args& args, const Wave& wave, const UnitBuffers& b, cudaStream_t stream);
+// d_q and d_k of a slice.
+void launch_sums(const Args& args, const Wave& wave, const UnitBuffers& b, cudaStream_t stream);
+
+}  // namespace talea::mamba3::sm90

@@ -1,0 +1,372 @@
+// What: how a chunk is read: steps and decays by a warp, turns, rows of q and k turned in place.
+// Why: forward, the states of backward and its gradients read a chunk alike.
+// Never: reads a row that belongs to no token of the chunk, or stores turned rows.
+#pragma once
+
+#include "ops/mamba3/rows/chunk.hpp"
+#include "ops/mamba3/sm90/tile.cuh"
+
+namespace talea::mamba3::sm90 {
+
+using cuda::Args;
+using cuda::Unit;
+using cuda::UnitBuffers;
+using cuda::View;
+using cuda::Wave;
+
+template <int R>
+inline constexpr int tokens_of = rows / R;  // C
+
+// A chunk of a unit: tokens [first, first + n) of it, m rows.
+struct Part {
+  int64_t first = 0;
+  int n = 0;
+  bool more = false;  // a token behind it
+};
+template <int C>
+__device__ __forceinline__ Part part_of(const Unit& u, int64_t chunk) {
+  Part p;
+  p.first = chunk * C;
+  const int64_t rest = u.tokens - p.first;
+  p.n = static_cast<int>(rest < C ? rest : C);
+  p.more = rest > C;
+  return p;
+}
+
+// What is read of a token before its chunk is at work: thread t of a group has token t.
+struct RawToken {
+  float dt = 0, adt = 0, trap = 0;
+};
+__device__ __forceinline__ RawToken raw_token(const Args& a, const Unit& u, const Part& p, int t) {
+  RawToken x;
+  if (t > p.n || (t == p.n && !p.more)) return x;
+  const int64_t token = u.begin + p.first + t;
+  x.dt = cuda::read(a.dt, cuda::at(a.dt, u.batch, u.head, token));
+  x.trap = cuda::read(a.trap, cuda::at(a.trap, u.batch, u.head, token));
+  if (t < p.n) x.adt = cuda::read(a.adt, cuda::at(a.adt, u.batch, u.head, token));
+  return x;
+}
+template <int C>
+struct RawTokens {
+  float dt[C + 1], trap[C + 1], adt[C + 1];
+  __device__ __forceinline__ void put(int t, const RawToken& x) {
+    if (t <= C) dt[t] = x.dt, trap[t] = x.trap, adt[t] = x.adt;
+  }
+};
+
+// Steps and decays of the tokens of a chunk.
+template <int C>
+struct Steps {
+  float4 pair[C];  // L in two floats, s, gamma
+  float left[C];   // e^L
+  float key[C];    // e^(L_C - L) s
+  float whole;     // e^(L_C)
+};
+// What gradients need beside them.
+template <int C>
+struct MoreSteps {
+  float right[C], lambda[C], other[C];
+};
+
+// One warp.
+template <int C, class More>
+__device__ __forceinline__ void read_steps(const RawTokens<C>& raw, const Part& p, Steps<C>& to,
+                                           More more) {
+  constexpr int each = C > 32 ? C / 32 : 1;
+  const int lane = threadIdx.x & 31;
+  double own[each], sum = 0;
+#pragma unroll
+  for (int e = 0; e < each; ++e) {
+    const int t = lane * each + e;
+    const float x = t < p.n ? raw.adt[t] : 0.0f;
+    own[e] = x <= -128.0f ? -128.0 : static_cast<double>(x);
+    sum += own[e];
+  }
+  double before = sum;
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) {
+    const double other = __shfl_up_sync(0xffffffffu, before, step);
+    if (lane >= step) before += other;
+  }
+  const double end = __shfl_sync(0xffffffffu, before, 31);
+  before = __shfl_up_sync(0xffffffffu, before, 1);
+  if (lane == 0) before = 0;
+  const auto top_of = [](double x) { return static_cast<float>(x); };
+  const auto rest_of = [](double x, float top) {
+    return fabsf(top) <= 3.0e38f ? static_cast<float>(x - static_cast<double>(top)) : 0.0f;
+  };
+  const float end_top = top_of(end), end_rest = rest_of(end, end_top);
+#pragma unroll
+  for (int e = 0; e < each; ++e) {
+    const int t = lane * each + e;
+    before += own[e];
+    if (t >= C) break;
+    const float dt = raw.dt[t], trap = raw.trap[t];
+    const float lambda = cuda::sigmoid(trap), other = cuda::sigmoid(-trap);
+    const bool known = t + 1 < p.n || (t + 1 == p.n && p.more);
+    const float b = known ? cuda::sigmoid(-raw.trap[t + 1]) * raw.dt[t + 1] : 0.0f;
+    const float gamma = lambda * dt, s = t < p.n ? gamma + b : 0.0f;
+    const float top = top_of(before), rest = rest_of(before, top);
+    const float right = expf((end_top - top) + (end_rest - rest));
+    to.pair[t] = {top, rest, s, gamma};
+    to.left[t] = expf(top + rest);
+    to.key[t] = t < p.n ? right * s : 0.0f;
+    more(t, right, lambda, other);
+  }
+  if (lane == 0) to.whole = expf(end_top + end_rest);
+}
+
+// What a query of token t gives a key of an earlier token, or of its own.
+__device__ __forceinline__ float decay_of(const float4& t, const float4& earlier) {
+  return __expf((t.x - earlier.x) + (t.y - earlier.y));
+}
+
+// Rows (token, r) of q or k as they are: 16-byte copies into a tile, zeros behind the last token.
+template <int R, int threads>
+__device__ __forceinline__ void copy_rows(const View& from, const Unit& u, const Part& p,
+                                          char* tile, int thread) {
+  constexpr int apart = threads / 16;  // rows
+  const int piece = thread & 15, row0 = thread >> 4;
+  const auto* base = static_cast<const __nv_bfloat16*>(from.data) +
+                     cuda::at(from, u.batch, u.begin + p.first, 0, u.group) + piece * 8;
+  const uint32_t to = hopper::smem_address(tile) + static_cast<uint32_t>(place_of(row0, piece * 8));
+#pragma unroll
+  for (int i = 0; i < rows / apart; ++i) {
+    const int row = row0 + i * apart, t = row / R, r = row % R;
+    const bool present = t < p.n;
+    const auto* at = base + (present ? t * from.stride[1] + r * from.stride[2] : 0);
+    hopper::copy_16_bytes(to + static_cast<uint32_t>(i * apart * 128), at, present);
+  }
+}
+__device__ __forceinline__ void copies_done() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+// Two neighbouring pairs of columns, number `pp` of 32, of one row: two words of two columns.
+template <bool halves>
+__device__ __forceinline__ char* words_at(char* tile, int row, int pp) {
+  return tile + place_of(row, halves ? 2 * pp : 4 * pp);
+}
+template <bool halves>
+__device__ __forceinline__ uint2 take_words(const char* at) {
+  if constexpr (halves)
+    return {*reinterpret_cast<const uint32_t*>(at),
+            *reinterpret_cast<const uint32_t*>(at + panel_bytes)};
+  else
+    return *reinterpret_cast<const uint2*>(at);
+}
+template <bool halves>
+__device__ __forceinline__ void put_words(char* at, uint2 x) {
+  if constexpr (halves) {
+    *reinterpret_cast<uint32_t*>(at) = x.x;
+    *reinterpret_cast<uint32_t*>(at + panel_bytes) = x.y;
+  } else {
+    *reinterpret_cast<uint2*>(at) = x;
+  }
+}
+// Column of each of the four numbers of words_at.
+template <bool halves>
+__device__ __forceinline__ int word_column(int pp, int i) {
+  return halves ? 2 * pp + (i & 1) + (i >> 1) * 64 : 4 * pp + i;
+}
+
+// cos and sin of two pairs.
+struct TwoTurns {
+  float cos0 = 1, sin0 = 0, cos1 = 1, sin1 = 0;
+};
+template <bool halves>
+__device__ __forceinline__ float4 turned(uint2 words, const float4& bias, const TwoTurns& by) {
+  const float a = low_of(words.x) + bias.x, b = high_of(words.x) + bias.y;
+  const float c = low_of(words.y) + bias.z, d = high_of(words.y) + bias.w;
+  if constexpr (halves)
+    return {a * by.cos0 - c * by.sin0, b * by.cos1 - d * by.sin1, a * by.sin0 + c * by.cos0,
+            b * by.sin1 + d * by.cos1};
+  else
+    return {a * by.cos0 - b * by.sin0, a * by.sin0 + b * by.cos0, c * by.cos1 - d * by.sin1,
+            c * by.sin1 + d * by.cos1};
+}
+template <bool halves>
+__device__ __forceinline__ void turn_row(char* tile, int row, int pp, const float4& bias,
+                                         const TwoTurns& by) {
+  char* const at = words_at<halves>(tile, row, pp);
+  const float4 x = turned<halves>(take_words<halves>(at), bias, by);
+  put_words<halves>(at, {two_rounded(x.x, x.y), two_rounded(x.z, x.w)});
+}
+
+// Biases in shared memory, [R, 32] of four as the words have them.
+template <int R>
+__device__ __forceinline__ void read_bias(const View& from, int head, bool halves, float4* to,
+                                          int thread, int threads) {
+  for (int i = thread; i < R * 32; i += threads) {
+    const int r = i / 32, pp = i % 32;
+    float x[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j)
+      x[j] = cuda::read_or(
+          0, from,
+          cuda::at(from, head, r, halves ? word_column<true>(pp, j) : word_column<false>(pp, j)));
+    to[i] = {x[0], x[1], x[2], x[3]};
+  }
+}
+template <int R>
+__device__ __forceinline__ void read_projection(const View& from, int head, float* to, int thread,
+                                                int threads) {
+  for (int i = thread; i < R * values; i += threads)
+    to[i] = cuda::read_or(1, from, cuda::at(from, head, i / values, i % values));
+}
+
+// The turns that lie before the chunk at work, of each pair, and whether one was not finite.
+struct Carried {
+  uint64_t turns[64];
+  int tainted[64];
+};
+
+// Turns of a chunk by `threads` threads: sixteen have two pairs each of a group of tokens.
+template <int R, int blocks, int threads>
+class TurnReader {
+ public:
+  static constexpr int C = tokens_of<R>;
+  static constexpr int groups = threads / 16 < C ? threads / 16 : C, each = C / groups;
+  struct Scratch {
+    ulonglong2 sums[groups][32];
+    unsigned lost[64];  // bit g: a turn of group g is not finite
+  };
+
+  __device__ __forceinline__ explicit TurnReader(int thread)
+      : pair_(thread & 15), group_(thread >> 4) {}
+
+  __device__ __forceinline__ bool works() const { return group_ < groups; }
+  __device__ __forceinline__ int first_token() const { return group_ * each; }
+  __device__ __forceinline__ int pair_pair(int block) const { return pair_ + 16 * block; }
+
+  // Rates as they lie in memory: all loads are under way together.
+  __device__ __forceinline__ void load(const Args& a, const Unit& u, const Part& p) {
+    const View& from = a.angles;
+    if (!from.data || !works()) return;
+    const int64_t base = cuda::at(from, u.batch, u.begin + p.first, u.head);
+    const auto all = [&](auto get) {
+#pragma unroll
+      for (int b = 0; b < blocks; ++b)
+#pragma unroll
+        for (int j = 0; j < each; ++j)
+#pragma unroll
+          for (int e = 0; e < 2; ++e) {
+            const int t = first_token() + j, i = 2 * pair_pair(b) + e;
+            const bool known = t < p.n && i < a.size.pairs;
+            bits_[b][j][e] = known ? get(base + t * from.stride[1] + i * from.stride[3]) : 0u;
+          }
+    };
+    if (from.dtype == DType::f32)
+      all([&](int64_t at) { return __ldg(static_cast<const uint32_t*>(from.data) + at); });
+    else
+      all([&](int64_t at) -> uint32_t {
+        return __ldg(static_cast<const uint16_t*>(from.data) + at);
+      });
+  }
+
+  // Rates become turns; their sums go to the other groups. rate(token, pair, tanh) of each.
+  template <class F>
+  __device__ __forceinline__ void add(const Args& a, const Part& p, const float* dt,
+                                      Scratch& scratch, F rate) {
+    if (!a.angles.data || !works()) return;
+#pragma unroll
+    for (int b = 0; b < blocks; ++b) {
+      uint64_t sums[2] = {0, 0};
+#pragma unroll
+      for (int j = 0; j < each; ++j)
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          const int t = first_token() + j, i = 2 * pair_pair(b) + e;
+          if (t >= p.n || i >= a.size.pairs) {
+            bits_[b][j][e] = 0;
+            continue;
+          }
+          const float x = tanhf(cuda::number_of(a.angles.dtype, bits_[b][j][e]));
+          rate(t, i, x);
+          const float turn = x * (0.5f * dt[t]);
+          bits_[b][j][e] = __float_as_uint(turn);
+          const uint64_t whole = cuda::to_turn(turn);
+          if (whole == cuda::no_turn)
+            atomicOr(&scratch.lost[i], 1u << group_);
+          else
+            sums[e] += whole;
+        }
+      scratch.sums[group_][pair_pair(b)] = {sums[0], sums[1]};
+    }
+  }
+
+  // f(token, pair of pairs, turns) of each token of the group. Behind it, `finish` has what lies
+  // before the next chunk.
+  template <class F>
+  __device__ __forceinline__ void each_turn(const Args& a, const Part& p, const Carried& carried,
+                                            const Scratch& scratch, F f) {
+    if (!works()) return;
+#pragma unroll
+    for (int b = 0; b < blocks; ++b) {
+      const int pp = pair_pair(b);
+      const bool turns = a.angles.data && 2 * pp < a.size.pairs;
+      uint64_t sum[2] = {0, 0};
+      bool lost[2] = {false, false};
+      if (turns) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          sum[e] = carried.turns[2 * pp + e];
+          lost[e] = carried.tainted[2 * pp + e] != 0 ||
+                    (scratch.lost[2 * pp + e] & ((1u << group_) - 1)) != 0;
+        }
+#pragma unroll 4
+        for (int g = 0; g < group_; ++g) {
+          const ulonglong2 more = scratch.sums[g][pp];
+          sum[0] += more.x, sum[1] += more.y;
+        }
+      }
+#pragma unroll
+      for (int j = 0; j < each; ++j) {
+        const int t = first_token() + j;
+        if (t >= p.n) break;
+        TwoTurns by;
+        if (turns) {
+#pragma unroll
+          for (int e = 0; e < 2; ++e) {
+            const uint64_t whole = cuda::to_turn(__uint_as_float(bits_[b][j][e]));
+            if (whole == cuda::no_turn)
+              lost[e] = true;
+            else
+              sum[e] += whole;
+          }
+          cuda::sine_cosine(sum[0], by.sin0, by.cos0);
+          cuda::sine_cosine(sum[1], by.sin1, by.cos1);
+          if (lost[0]) by.cos0 = by.sin0 = NAN;
+          if (lost[1]) by.cos1 = by.sin1 = NAN;
+        }
+        f(t, pp, by);
+      }
+      end_[b][0] = sum[0], end_[b][1] = sum[1];
+      lost_[b] = (lost[0] ? 1 : 0) + (lost[1] ? 2 : 0);
+    }
+    // Pairs that never turn.
+    if constexpr (blocks == 1) {
+#pragma unroll
+      for (int j = 0; j < each; ++j)
+        if (first_token() + j < p.n) f(first_token() + j, pair_ + 16, TwoTurns{});
+    }
+  }
+
+  // After a barrier behind each_turn.
+  __device__ __forceinline__ void finish(const Args& a, Carried& carried) {
+    if (group_ != groups - 1 || !a.angles.data) return;
+#pragma unroll
+    for (int b = 0; b < blocks; ++b) {
+      const int i = 2 * pair_pair(b);
+      if (i >= a.size.pairs) continue;
+      carried.turns[i] = end_[b][0], carried.turns[i + 1] = end_[b][1];
+      carried.tainted[i] = lost_[b] & 1, carried.tainted[i + 1] = lost_[b] >> 1;
+    }
+  }
+
+ private:
+  int pair_, group_;
+  uint32_t bits_[blocks][each][2];
+  uint64_t end_[blocks][2];
+  int lost_[blocks];
+};
+
+}  // namespace talea::mamba3::sm90

@@ -1,0 +1,149 @@
+// What: the state of a head in registers, values of a chunk as operands, weights of pairs of tokens.
+// Why: forward, states and gradients hand a state on and weigh pairs alike.
+// Never: divides by a decay.
+#pragma once
+
+#include <type_traits>
+
+#include "ops/mamba3/sm90/rows.cuh"
+
+namespace talea::mamba3::sm90 {
+
+// A state [P, N] of a warpgroup's accumulator in memory, in fp32.
+__device__ __forceinline__ void put_state(float* to, float (&h)[64]) {
+  each_two(h, [&](int p, int n, float x, float y) {
+    *reinterpret_cast<float2*>(to + p * columns + n) = {x, y};
+  });
+}
+__device__ __forceinline__ void take_state(const float* from, float (&h)[64]) {
+  each_two(h, [&](int p, int n, float& x, float& y) {
+    const float2 both = *reinterpret_cast<const float2*>(from + p * columns + n);
+    x = both.x, y = both.y;
+  });
+}
+
+// Two neighbours of a row of an output.
+__device__ __forceinline__ void store_two(const View& v, int64_t at, float x, float y) {
+  if (v.dtype == DType::bf16)
+    *reinterpret_cast<uint32_t*>(static_cast<__nv_bfloat16*>(v.data) + at) = two_rounded(x, y);
+  else
+    *reinterpret_cast<float2*>(static_cast<float*>(v.data) + at) = {x, y};
+}
+
+// Rows of v of R = 1 as they are.
+template <int threads>
+__device__ __forceinline__ void copy_values(const Args& a, const Unit& u, const Part& p, char* tile,
+                                            int thread) {
+  constexpr int apart = threads / 8;
+  const int piece = thread & 7, row0 = thread >> 3;
+  const auto* base = static_cast<const __nv_bfloat16*>(a.v.data) +
+                     cuda::at(a.v, u.batch, u.begin + p.first, u.head) + piece * 8;
+  const uint32_t to = hopper::smem_address(tile) + static_cast<uint32_t>(place_of(row0, piece * 8));
+#pragma unroll
+  for (int i = 0; i < rows / apart; ++i) {
+    const int t = row0 + i * apart;
+    hopper::copy_16_bytes(to + static_cast<uint32_t>(i * apart * 128),
+                          base + (t < p.n ? t * a.v.stride[1] : 0), t < p.n);
+  }
+}
+
+__device__ __forceinline__ uint32_t times(uint32_t both, float x, float y) {
+  return two_rounded(low_of(both) * x, high_of(both) * y);
+}
+
+// What a thread reads of v; R = 1: from the tile that copy_values has filled.
+template <int R, int threads>
+class RawValues {
+  static constexpr int C = tokens_of<R>, items = C * 8, each = (items + threads - 1) / threads;
+
+ public:
+  __device__ __forceinline__ RawValues(const Args& a, const Unit& u, const Part& p, int thread)
+      : thread_(thread) {
+    if constexpr (R > 1) {
+      const auto* base = static_cast<const __nv_bfloat16*>(a.v.data) +
+                         cuda::at(a.v, u.batch, u.begin + p.first, u.head);
+#pragma unroll
+      for (int i = 0; i < each; ++i) {
+        const int item = thread_ + i * threads, t = item >> 3;
+        raw_[i] = {0, 0, 0, 0};
+        if (item < items && t < p.n)
+          raw_[i] =
+              __ldg(reinterpret_cast<const uint4*>(base + t * a.v.stride[1] + (item & 7) * 8));
+      }
+    }
+  }
+
+  // Projected rows into `plain` and, by key of each token, into `weighed`; either may be null.
+  __device__ __forceinline__ void put(const Part& p, const float* mimo_v, const float* key,
+                                      char* plain, char* weighed) const {
+#pragma unroll
+    for (int i = 0; i < each; ++i) {
+      const int item = thread_ + i * threads, t = item >> 3, c = (item & 7) * 8;
+      if (items % threads != 0 && item >= items) break;
+      uint4 raw;
+      if constexpr (R == 1)
+        raw = *reinterpret_cast<const uint4*>(plain + place_of(t, c));
+      else
+        raw = raw_[i];
+      const uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
+      const float by = key ? key[t] : 0.0f;
+#pragma unroll
+      for (int r = 0; r < R; ++r) {
+        uint32_t own[4] = {0, 0, 0, 0}, scaled[4] = {0, 0, 0, 0};
+        if (t < p.n) {
+#pragma unroll
+          for (int w = 0; w < 4; ++w) {
+            const float2 project =
+                *reinterpret_cast<const float2*>(mimo_v + r * values + c + 2 * w);
+            const float x = low_of(words[w]) * project.x, y = high_of(words[w]) * project.y;
+            own[w] = two_rounded(x, y);
+            scaled[w] = two_rounded(by * x, by * y);
+          }
+        }
+        const int at = place_of(t * R + r, c);
+        if (plain) *reinterpret_cast<uint4*>(plain + at) = {own[0], own[1], own[2], own[3]};
+        if (weighed)
+          *reinterpret_cast<uint4*>(weighed + at) = {scaled[0], scaled[1], scaled[2], scaled[3]};
+      }
+    }
+  }
+
+ private:
+  int thread_;
+  uint4 raw_[R > 1 ? each : 1];
+};
+
+// Q K^T weighed: f(j, second, x, y) of the two neighbours of column group j, of the first row or
+// of the second.
+template <int R, class F>
+__device__ __forceinline__ void weigh(float (&scores)[32], const Steps<tokens_of<R>>& steps, int n,
+                                      F f) {
+  const int row = own_row(), column = own_column();
+  const int t[2] = {row / R, (row + 8) / R};
+  const float4 own[2] = {steps.pair[t[0]], steps.pair[t[1]]};
+  const int last = (row - (threadIdx.x & 31) / 4 + 15) / R;  // token of the warp's last row
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    const int first = (8 * j) / R;
+    float x[2][2] = {{0, 0}, {0, 0}};
+    if (first <= last) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const int earlier = (column + 8 * j + e) / R;
+        const float4 key = steps.pair[earlier];
+#pragma unroll
+        for (int second = 0; second < 2; ++second) {
+          const float score = scores[4 * j + 2 * second + e];
+          if (t[second] > earlier && t[second] < n)
+            x[second][e] = key.z * decay_of(own[second], key) * score;
+          else if (t[second] == earlier)
+            x[second][e] = key.w * score;
+        }
+      }
+    }
+    f(j, 0, x[0][0], x[0][1]);
+    f(j, 1, x[1][0], x[1][1]);
+  }
+}
+
+}  // namespace talea::mamba3::sm90

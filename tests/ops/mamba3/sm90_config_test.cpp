@@ -1,0 +1,114 @@
+// What: what lane sm90 of the scan takes and how it cuts it, without a GPU.
+// Why: a plan is a pure function; each thing that the kernels cannot do has a name.
+// Never: needs a device.
+#ifdef TALEA_WITH_CUDA
+#include "ops/mamba3/sm90/config.hpp"
+
+#include <gtest/gtest.h>
+
+namespace talea::mamba3::sm90 {
+namespace {
+
+Tensor rows_of(std::initializer_list<int64_t> shape, DType dtype = DType::bf16) {
+  return make_tensor(nullptr, dtype, shape, DeviceKind::cuda);
+}
+
+Problem problem(Pass pass, int64_t B, int64_t S, int64_t H, int64_t G, int64_t R) {
+  Problem p;
+  p.pass = pass;
+  p.batch = p.sequences = B;
+  p.tokens = S;
+  p.heads = H;
+  p.groups = G;
+  p.heads_per_group = H / G;
+  p.rank = R;
+  p.state_dim = 128;
+  p.head_dim = 64;
+  p.pairs = 32;
+  p.dtype = DType::bf16;
+  p.device = DeviceKind::cuda;
+  p.in.q = p.in.k = rows_of({B, S, R, G, 128});
+  p.in.v = p.in.z = p.out.out = rows_of({B, S, H, 64});
+  if (pass == Pass::backward) {
+    p.out.d.q = p.out.d.k = p.in.q;
+    p.out.d.v = p.out.d.z = p.in.v;
+    p.sum_angles = true;
+  }
+  p.options.workspace_limit_bytes = int64_t{256} << 20;
+  return p;
+}
+
+DeviceFacts h200() {
+  DeviceFacts d;
+  d.sm = 90;
+  d.sm_count = 132;
+  d.shared_bytes = 227 << 10;
+  return d;
+}
+
+std::string reason(const Problem& p) { return declined(p, h200()).value_or(""); }
+
+TEST(ScanSm90Config, TakesWhatModelsAreTrainedAt) {
+  for (const int64_t R : {1, 2, 4})
+    for (const Pass pass : {Pass::forward, Pass::backward})
+      EXPECT_EQ(reason(problem(pass, 2, 4096, 112, 8, R)), "");
+}
+
+TEST(ScanSm90Config, NamesWhatItDoesNotTake) {
+  const Problem good = problem(Pass::forward, 1, 100, 4, 1, 4);
+  const auto with = [&](auto change) {
+    Problem p = good;
+    change(p);
+    return reason(p);
+  };
+  EXPECT_EQ(with([](Problem& p) { p.dtype = DType::f16; }), "fp16 q: bf16 alone");
+  EXPECT_EQ(with([](Problem& p) { p.state_dim = 64; }), "N = 64, P = 64: 128 and 64 alone");
+  EXPECT_EQ(with([](Problem& p) { p.rank = 8; }), "R = 8: 1, 2 and 4 alone");
+  EXPECT_EQ(with([](Problem& p) { p.pairs = 3; }), "A = 3: even numbers alone");
+  EXPECT_EQ(with([](Problem& p) { p.options.chunk = 8; }),
+            "chunk = 8 tokens of rank 4: 64 rows alone");
+  EXPECT_EQ(with([](Problem& p) { p.options.chunk = 16; }), "");
+  EXPECT_EQ(with([](Problem& p) { p.options.head_norm = true; }), "head_norm");
+  EXPECT_EQ(with([](Problem& p) { p.pass = Pass::step; }), "a step");
+  EXPECT_EQ(with([](Problem& p) { p.in.initial_states.ssm.present = true; }), "initial states");
+  EXPECT_EQ(with([](Problem& p) { p.out.final_states.k.present = true; }), "final states");
+  EXPECT_EQ(with([](Problem& p) { p.in.k.stride[1] += 4; }),
+            "k: stride 516 of axis 1, must be a multiple of 8");
+  EXPECT_EQ(with([](Problem& p) { p.in.v.stride[3] = 2; }), "v: last stride 2, must be 1");
+  EXPECT_EQ(with([](Problem& p) { p.alignment_bytes = 8; }), "rows on 8 bytes, must be on 16");
+  EXPECT_EQ(with([](Problem& p) { p.sequence_world = 2; }),
+            "heads or tokens over several ranks are for host tensors");
+}
+
+TEST(ScanSm90Config, SequencesSideBySideFillTheDevice) {
+  const auto wave = [](int64_t B, int64_t H) {
+    return make_plan(problem(Pass::backward, B, 4096, H, 1, 1), h200()).wave;
+  };
+  EXPECT_EQ(wave(4, 64), 2);
+  EXPECT_EQ(wave(8, 32), 4);
+  EXPECT_EQ(wave(2, 112), 1);
+  EXPECT_EQ(wave(1, 32), 1);
+  EXPECT_EQ(wave(3, 500), 1);
+}
+
+// What a limit changes is how many sequences go side by side, and nothing that has a bit.
+TEST(ScanSm90Config, ALimitIsKept) {
+  Problem p = problem(Pass::backward, 8, 2048, 32, 1, 4);
+  const cuda::Plan wide = make_plan(p, h200());
+  EXPECT_EQ(wide.wave, 4);
+  p.options.workspace_limit_bytes = cuda::workspace_of(p, wide) - 1;
+  const cuda::Plan narrow = make_plan(p, h200());
+  EXPECT_LT(narrow.wave, 4);
+  EXPECT_LE(cuda::workspace_of(p, narrow), p.options.workspace_limit_bytes);
+  EXPECT_EQ(narrow.slice, wide.slice);
+  EXPECT_EQ(narrow.segment, wide.segment);
+}
+
+TEST(ScanSm90Config, MemoryOfTheLargestTrainingRow) {
+  const Problem p = problem(Pass::backward, 2, 4096, 112, 8, 4);
+  EXPECT_LT(cuda::workspace_of(p, make_plan(p, h200())), int64_t{160} << 20);
+}
+
+}  // namespace
+}  // namespace talea::mamba3::sm90
+#endif

@@ -1,0 +1,50 @@
+// What: cases of the sizes that models are trained at, on the lanes that take those alone.
+// Why: every pair of options that such a lane has is held against fp64, twice over.
+// Never: counts a case that the lane declined.
+#include "ops/mamba3/run.hpp"
+
+namespace talea::yardsticks::mamba3 {
+namespace {
+
+class ScanTraining : public ScanLane {};
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(ScanTraining);
+
+TEST_P(ScanTraining, EveryPairOfChoicesIsRight) {
+  const std::vector<Case> cases = training_cases(11);
+  EXPECT_GT(cases.size(), 30u);
+  int number = 0;
+  for (const Case& c : cases) {
+    How how;
+    how.save = number % 2 == 1;
+    EXPECT_EQ(verify(lane(), c, how), "") << "case " << number;
+    ++number;
+  }
+}
+
+TEST_P(ScanTraining, TheSameBitsEveryTimeAndUnderAnyLimit) {
+  Case whole;
+  for (const Case& c : training_cases(12))
+    if (c.has("cu_seqlens") && c.size.S > 100 && c.in.count("angles")) whole = c;
+  ASSERT_GT(whole.size.S, 100);
+  const Outcome first = run(lane(), whole), again = run(lane(), whole);
+  EXPECT_EQ(same_bits(first.out, again.out), "");
+  whole.options.workspace_limit_bytes = int64_t{1} << 40;
+  EXPECT_EQ(same_bits(first.out, run(lane(), whole).out), "");
+}
+
+TEST_P(ScanTraining, WhatIsNotTakenIsDeclinedByName) {
+  Sizes s;
+  s.B = 1, s.S = 70, s.H = 2, s.N = 128, s.P = 64, s.A = 32;
+  const Case c = full_case(s, DType::bf16, 3);
+  try {
+    run(lane(), c);
+    FAIL() << "states were taken";
+  } catch (const Error& e) {
+    EXPECT_NE(std::string(e.what()).find("states"), std::string::npos) << e.what();
+  }
+}
+
+TALEA_SCAN_LANES(ScanTraining, lanes_of_sizes());
+
+}  // namespace
+}  // namespace talea::yardsticks::mamba3

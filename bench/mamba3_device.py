@@ -21,6 +21,7 @@ PROBLEMS = {
     "M4 R2": (2, 4096, 64, 8, 2, 128, 64), "M4 N256": (2, 4096, 64, 1, 4, 256, 64),
     "M4 P128": (2, 4096, 64, 1, 4, 128, 128), "S1": (4, 4096, 64, 1, 1, 128, 64),
     "S2": (1, 4096, 32, 1, 1, 128, 64), "S3": (8, 4096, 128, 8, 1, 128, 64),
+    "L R4": (8, 4096, 128, 8, 4, 128, 64),
 }  # fmt: skip
 
 
@@ -146,6 +147,7 @@ def main() -> int:
     p.add_argument("names", nargs="*", default=[*PROBLEMS, "D1", "eager"])
     p.add_argument("--repeats", type=int, default=5)
     p.add_argument("--dtype", default="bfloat16")
+    p.add_argument("--lane", default="auto")
     o = p.parse_args()
     print(f"{torch.cuda.get_device_name()}, {o.dtype}, talea {talea.__version__}")
     for name in o.names:
@@ -156,7 +158,7 @@ def main() -> int:
         if name == "D1":
             of_step(o.repeats)
         else:
-            of_problem(PROBLEMS[name], getattr(torch, o.dtype), o.repeats)
+            of_problem(PROBLEMS[name], getattr(torch, o.dtype), o.repeats, o.lane)
     return 0
 
 

@@ -2,9 +2,10 @@
 // Why: a plan is a pure function; each thing that the kernels cannot do has a name.
 // Never: needs a device.
 #ifdef TALEA_WITH_CUDA
-#include "ops/mamba3/sm90/config.hpp"
-
 #include <gtest/gtest.h>
+
+#include "ops/mamba3/sm90/config.hpp"
+#include "yardsticks/mamba3/draw.hpp"
 
 namespace talea::mamba3::sm90 {
 namespace {
@@ -78,6 +79,29 @@ TEST(ScanSm90Config, NamesWhatItDoesNotTake) {
   EXPECT_EQ(with([](Problem& p) { p.alignment_bytes = 8; }), "rows on 8 bytes, must be on 16");
   EXPECT_EQ(with([](Problem& p) { p.sequence_world = 2; }),
             "heads or tokens over several ranks are for host tensors");
+}
+
+// The drawn suite on a device runs every one of its cases on this lane.
+TEST(ScanSm90Config, TakesEveryDrawnCase) {
+  namespace yard = yardsticks::mamba3;
+  int taken = 0;
+  for (const yard::Case& c : yard::training_cases(11))
+    for (const Pass pass : {Pass::forward, Pass::backward}) {
+      const bool back = pass == Pass::backward;
+      yard::Tensors out;
+      for (const std::string& n :
+           back ? yard::backward_outputs(c) : std::vector<std::string>{"out"}) {
+        const bool rows = n == "d_q" || n == "d_k";
+        out[n] = yard::HostTensor(yard::output_dtype(c, n), yard::shape_of(c, n),
+                                  rows ? c.rows : yard::Layout{});
+      }
+      Options options = c.options;
+      const Problem p =
+          describe(pass, yard::inputs_of(c.in, back), yard::outputs_of(out, back), options);
+      EXPECT_EQ(reason(p), "") << yard::describe_case(c);
+      ++taken;
+    }
+  EXPECT_GT(taken, 60);
 }
 
 TEST(ScanSm90Config, SequencesSideBySideFillTheDevice) {

@@ -105,12 +105,6 @@ void DeviceMachine::sum_rows(const Args& a, const Wave& w) {
     sum_kernel<<<blocks_of(items), threads, 0, at_.stream>>>(a, w, at_.buffers.units, places);
     device::check_launch("mamba3: sums of rows");
   }
-  sum_angles(a, w);
-}
-
-void DeviceMachine::sum_angles(const Args& a, const Wave& w) {
-  const Sizes& s = a.size;
-  const int64_t places = (w.last - w.first) * w.slice_chunks * s.chunk;
   if (!s.sum_angles || places * s.pairs == 0) return;
   angles_kernel<<<blocks_of(places * s.pairs), threads, 0, at_.stream>>>(
       a, w, at_.buffers.units.dangles, places);

@@ -28,7 +28,6 @@ class DeviceMachine : public Machine {
   void store_parameters(const Args& args) override;
 
  protected:
-  void sum_angles(const Args& args, const Wave& wave);
   Launch at_;
 };
 

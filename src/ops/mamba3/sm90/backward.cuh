@@ -122,7 +122,7 @@ class Backward {
         u(shared.unit),
         slice(shared.slice),
         up(args) {
-    group = threadIdx.x / 128;
+    group = warpgroup();
     thread = threadIdx.x & 127;
     skip = cuda::read_or(0, a.d, cuda::at(a.d, u.head));
     needs_y = a.grad.mimo_out.data || (a.z.data && (a.grad.z.data || a.grad.mimo_z.data));
@@ -159,10 +159,8 @@ class Backward {
       prepare(chunk);
       if (group == 0)
         pairs_and_gates();
-      else if (group == 1)
-        queries(chunk);
-      else if (group == 2)
-        keys(chunk);
+      else if (group < 3)
+        rows_of_group(chunk);
       else
         state_and_values(chunk);
       const Part at_work = p;
@@ -227,10 +225,9 @@ class Backward {
       });
     turns.add(a, p, sh.raw.dt, scratch, [](int, int, float) {});
     __syncthreads();
-    turns.each_turn(a, p, sh.carried, scratch, [&](int t, int pp, const TwoTurns& by) {
-      if (2 * pp < Shared::pairs)
-        *reinterpret_cast<float4*>(sh.turns + t * Shared::apart + 2 * pp) = {by.cos0, by.sin0,
-                                                                             by.cos1, by.sin1};
+    turns.each_turn(a, p, sh.carried, scratch, [&](int t, int j, int pp, const TwoTurns& by) {
+      *reinterpret_cast<float4*>(sh.turns + (t + j) * Shared::apart + 2 * pp) = {by.cos0, by.sin0,
+                                                                                 by.cos1, by.sin1};
     });
     __syncthreads();
     if (a.size.halves)
@@ -280,7 +277,7 @@ class Backward {
         if (a.z.data) {
           const float w = (i & 1 ? high_of(words[i / 2]) : low_of(words[i / 2])) *
                           sh.mimo_z[r * values + c + i];
-          x[i] *= w * cuda::sigmoid(w);
+          x[i] *= w * gate_sigmoid(w);
         }
       }
 #pragma unroll
@@ -397,16 +394,18 @@ class Backward {
     for (int j = 0; j < 8; ++j) {
       float x[2][2] = {{0, 0}, {0, 0}}, w[2][2] = {{0, 0}, {0, 0}}, far[2] = {0, 0};
       if ((8 * j) / R <= last) {
+        float4 key = sh.steps.pair[(column + 8 * j) / R];
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const int at = column + 8 * j + i, earlier = at / R;
-          const float4 key = sh.steps.pair[earlier];
+        for (int second = 0; second < 2; ++second) {
+          float decay = 0;
 #pragma unroll
-          for (int second = 0; second < 2; ++second) {
+          for (int i = 0; i < 2; ++i) {
+            const int at = column + 8 * j + i, earlier = at / R;
+            if (R == 1) key = sh.steps.pair[at];
             const float score = scores[4 * j + 2 * second + i];
             const float product = products[4 * j + 2 * second + i];
             if (t[second] > earlier && t[second] < p.n) {
-              const float decay = decay_of(own[second], key);
+              if (R == 1 || i == 0) decay = decay_of(own[second], key);
               x[second][i] = key.z * decay * score;
               w[second][i] = key.z * decay * product;
               far[i] += decay * product * score;
@@ -453,7 +452,7 @@ class Backward {
     hopper::warpgroup_arrive();
     rows_by_rows<128, false>(y, Operand(sh.q), Operand(sh.h));
     products_end(y);
-    const int row = own_row(), column = own_column(), r = row % R;
+    const int row = own_row();
     const int t[2] = {row / R, (row + 8) / R};
     const float left[2] = {sh.steps.left[t[0]], sh.steps.left[t[1]]};
 #pragma unroll
@@ -461,12 +460,31 @@ class Backward {
     products_begin(y);
     registers_by_columns<64>(y, seen, Operand(sh.v));
     products_end(y);
+    if (up.pairs)
+      gates_of<true>(y);
+    else
+      gates_of<false>(y);
+  }
+  // pairs: neighbours of d_out are one aligned load.
+  template <bool pairs>
+  __device__ __forceinline__ void gates_of(const float (&y)[32]) {
+    const int row = own_row(), column = own_column(), r = row % R;
+    const int t[2] = {row / R, (row + 8) / R};
+    const bool live[2] = {t[0] < p.n, t[1] < p.n}, gated = a.z.data != nullptr;
     const int64_t token = u.begin + p.first;
-    const int64_t up0 = cuda::at(a.d_out, u.batch, token, a.size.reduce ? 0 : r, u.head) +
-                        column * a.d_out.stride[4];
-    const int64_t z0 = cuda::at(a.z, u.batch, token, u.head) + column;
-    const int64_t dz0 = cuda::at(a.grad.z, u.batch, token, u.head) + column;
-#pragma unroll 2
+    int64_t up_at[2];
+    const __nv_bfloat16* z_at[2];
+    int64_t dz_at[2];
+#pragma unroll
+    for (int second = 0; second < 2; ++second) {
+      const int64_t own = token + (live[second] ? t[second] : 0);
+      up_at[second] = cuda::at(a.d_out, u.batch, own, a.size.reduce ? 0 : r, u.head, column);
+      z_at[second] =
+          static_cast<const __nv_bfloat16*>(a.z.data) + cuda::at(a.z, u.batch, own, u.head, column);
+      dz_at[second] = cuda::at(a.grad.z, u.batch, own, u.head, column);
+    }
+    const char* const v_at = sh.v;
+#pragma unroll
     for (int j = 0; j < 8; ++j) {
       const int c = column + 8 * j;
       const float2 by_out = *reinterpret_cast<const float2*>(sh.mimo_out + r * values + c);
@@ -474,36 +492,36 @@ class Backward {
       float to_z[2] = {0, 0}, to_out[2] = {0, 0};
 #pragma unroll
       for (int second = 0; second < 2; ++second) {
-        float dz[2] = {0, 0};
-        if (t[second] < p.n) {
-          const float2 g = up.two(up0 + t[second] * a.d_out.stride[1] + 8 * j * a.d_out.stride[4]);
-          const uint32_t v =
-              *reinterpret_cast<const uint32_t*>(sh.v + place_of(row + 8 * second, c));
-          uint32_t z = 0;
-          if (a.z.data)
-            z = __ldg(
-                reinterpret_cast<const uint32_t*>(static_cast<const __nv_bfloat16*>(a.z.data) + z0 +
-                                                  t[second] * a.z.stride[1] + 8 * j));
-#pragma unroll
-          for (int i = 0; i < 2; ++i) {
-            const float own = pick(y, j, second, i) + skip * (i ? high_of(v) : low_of(v));
-            const float from = i ? g.y : g.x, out = i ? by_out.y : by_out.x;
-            float gate = 1;
-            if (a.z.data) {
-              const float value = i ? high_of(z) : low_of(z), by = i ? by_z.y : by_z.x;
-              const float w = value * by, sg = cuda::sigmoid(w);
-              gate = w * sg;
-              const float du = from * out * own * (sg * (1 + w * (1 - sg)));
-              dz[i] = du * by;
-              to_z[i] += du * value;
-            }
-            to_out[i] += from * own * gate;
+        float2 g = {0, 0};
+        uint32_t z = 0;
+        if (live[second]) {
+          if constexpr (pairs) {
+            const uint32_t both = __ldg(reinterpret_cast<const uint32_t*>(
+                static_cast<const __nv_bfloat16*>(a.d_out.data) + up_at[second] + 8 * j));
+            g = {low_of(both), high_of(both)};
+          } else {
+            g = up.two(up_at[second] + 8 * j * a.d_out.stride[4]);
           }
+          if (gated) z = __ldg(reinterpret_cast<const uint32_t*>(z_at[second] + 8 * j));
+        }
+        const uint32_t v = *reinterpret_cast<const uint32_t*>(v_at + place_of(row + 8 * second, c));
+        const float own[2] = {y[4 * j + 2 * second] + skip * low_of(v),
+                              y[4 * j + 2 * second + 1] + skip * high_of(v)};
+        const float from[2] = {g.x, g.y}, outs[2] = {by_out.x, by_out.y}, bys[2] = {by_z.x, by_z.y};
+        const float z_here[2] = {low_of(z), high_of(z)};
+        float dz[2];
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const float seen = from[i] * own[i];
+          const float w = z_here[i] * bys[i], sg = gate_sigmoid(w);
+          const float du = seen * outs[i] * fmaf(w * sg, 1 - sg, sg);
+          dz[i] = du * bys[i];
+          to_z[i] += du * z_here[i];
+          to_out[i] += gated ? seen * (w * sg) : seen;
         }
         if (a.grad.z.data) {
           dz[0] = over_ranks<R>(dz[0]), dz[1] = over_ranks<R>(dz[1]);
-          if (t[second] < p.n && j % R == r)
-            store_two(a.grad.z, dz0 + t[second] * a.grad.z.stride[1] + 8 * j, dz[0], dz[1]);
+          if (live[second] && j % R == r) store_two(a.grad.z, dz_at[second] + 8 * j, dz[0], dz[1]);
         }
       }
 #pragma unroll
@@ -519,47 +537,32 @@ class Backward {
     const int lane = thread & 31;
     if (lane < 4 * R) sums[slot * Shared::lanes + thread / 32 * 4 * R + lane] += x;
   }
-  static __device__ __forceinline__ float pick(const float (&y)[32], int j, int second, int i) {
-    return y[4 * j + 2 * second + i];
-  }
-
-  // dq = e^L (dO H) + W' K
-  __device__ __forceinline__ void queries(int64_t chunk) {
-    float dq[64];
+  // dq = e^L (dO H) + W' K by one group, dk = e^(L_C - L) s (V E) + W'^T Q by another: one text, so
+  // that both run through the same instructions.
+  __device__ __forceinline__ void rows_of_group(int64_t chunk) {
+    const bool keys = group == 2;
+    float g[64];
 #pragma unroll
-    for (float& x : dq) x = 0;
-    products_begin(dq);
-    rows_by_columns<128>(dq, Operand(sh.d_y), Operand(sh.h));
-    products_end(dq);
-    scale_rows(dq, sh.steps.left);
+    for (float& x : g) x = 0;
+    products_begin(g);
+    rows_by_columns<128>(g, Operand(keys ? sh.v : sh.d_y), Operand(keys ? sh.e : sh.h));
+    products_end(g);
+    if (keys) hopper::named_barrier_arrive(upstream_read, 256);
+    scale_rows(g, keys ? sh.steps.key : sh.steps.left);
     hopper::named_barrier_sync(weighed, back_threads);
-    products_begin(dq);
-    rows_by_columns<128>(dq, Operand(sh.weights), Operand(sh.k));
-    products_end(dq);
+    if (keys) {
+      products_begin(g);
+      columns_by_columns<128>(g, Operand(sh.weights), Operand(sh.q));
+      products_end(g);
+    } else {
+      products_begin(g);
+      rows_by_columns<128>(g, Operand(sh.weights), Operand(sh.k));
+      products_end(g);
+    }
     if (a.size.halves)
-      rows_back<true>(chunk, dq, sh.q, b.dq, sh.turn_q, sh.dots_q, sh.rows_q, a.grad.q_bias.data);
+      rows_back<true>(chunk, g);
     else
-      rows_back<false>(chunk, dq, sh.q, b.dq, sh.turn_q, sh.dots_q, sh.rows_q, a.grad.q_bias.data);
-  }
-
-  // dk = e^(L_C - L) s (V E) + W'^T Q
-  __device__ __forceinline__ void keys(int64_t chunk) {
-    float dk[64];
-#pragma unroll
-    for (float& x : dk) x = 0;
-    products_begin(dk);
-    rows_by_columns<128>(dk, Operand(sh.v), Operand(sh.e));
-    products_end(dk);
-    hopper::named_barrier_arrive(upstream_read, 256);
-    scale_rows(dk, sh.steps.key);
-    hopper::named_barrier_sync(weighed, back_threads);
-    products_begin(dk);
-    columns_by_columns<128>(dk, Operand(sh.weights), Operand(sh.q));
-    products_end(dk);
-    if (a.size.halves)
-      rows_back<true>(chunk, dk, sh.k, b.dk, sh.turn_k, sh.dots_k, sh.rows_k, a.grad.k_bias.data);
-    else
-      rows_back<false>(chunk, dk, sh.k, b.dk, sh.turn_k, sh.dots_k, sh.rows_k, a.grad.k_bias.data);
+      rows_back<false>(chunk, g);
   }
 
   template <int count>
@@ -572,9 +575,14 @@ class Backward {
 
   // Rows of dq or dk: their share of turns and decays; turned back, handed to the sum over heads.
   template <bool halves>
-  __device__ __forceinline__ void rows_back(int64_t chunk, float (&g)[64], const char* tile,
-                                            float* to, float* torques, float* dots, float* sums,
-                                            bool wanted) {
+  __device__ __forceinline__ void rows_back(int64_t chunk, float (&g)[64]) {
+    const bool keys = group == 2;
+    const char* const tile = keys ? sh.k : sh.q;
+    float* const to = keys ? b.dk : b.dq;
+    float* const torques = keys ? sh.turn_k : sh.turn_q;
+    float* const dots = keys ? sh.dots_k : sh.dots_q;
+    float* const sums = keys ? sh.rows_k : sh.rows_q;
+    const bool wanted = keys ? a.grad.k_bias.data : a.grad.q_bias.data;
     const int row = own_row(), column = own_column(), r = row % R, lane = threadIdx.x & 31;
     const int A = a.size.pairs;
 #pragma unroll
@@ -646,8 +654,7 @@ class Backward {
     float e[64];
     take_own(e);
     const float whole = sh.steps.whole;
-#pragma unroll
-    for (float& x : e) x = cuda::left_of(whole, x);
+    scale_state(e, whole);
     products_begin(e);
     columns_by_columns<128>(e, Operand(sh.scaled), Operand(sh.q));
     products_end(e);
@@ -754,13 +761,14 @@ class Backward {
       }
     }
     __syncthreads();
-#pragma unroll 2
+#pragma unroll 1
     for (int t = warp; t < at.n; t += back_threads / 32) {
       float sum = 0;
       const int64_t token = u.begin + at.first + t;
       const int64_t place =
           ((u.sequence - wave.first) * wave.slice_chunks + (chunk - slice.low)) * C + t;
       if (a.angles.data)
+#pragma unroll 1
         for (int i = lane; i < A; i += 32) {
           const float rate =
               tanhf(cuda::read(a.angles, cuda::at(a.angles, u.batch, token, u.head, i)));

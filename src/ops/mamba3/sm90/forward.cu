@@ -65,13 +65,29 @@ __device__ __forceinline__ void read_chunks(const Args& a, const Unit& u, Shared
     turns.add(a, p, scratch.raw.dt, scratch.turns, [](int, int, float) {});
     sync();
     const auto turn = [&](auto halves) {
-      turns.each_turn(a, p, sh.carried, scratch.turns, [&](int t, int pp, const TwoTurns& by) {
+      turns.each_turn(a, p, sh.carried, scratch.turns,
+                      [&](int t0, int j, int pp, const TwoTurns& by) {
+                        // The rows of a group of tokens begin at a multiple of eight.
+                        char* const q = sh.q[stage] + t0 * R * 128;
+                        char* const k = sh.k[stage] + t0 * R * 128;
 #pragma unroll
-        for (int r = 0; r < R; ++r) {
-          turn_row<halves()>(sh.q[stage], t * R + r, pp, sh.q_bias[r * 32 + pp], by);
-          turn_row<halves()>(sh.k[stage], t * R + r, pp, sh.k_bias[r * 32 + pp], by);
+                        for (int r = 0; r < R; ++r) {
+                          turn_row<halves()>(q, j * R + r, pp, sh.q_bias[r * 32 + pp], by);
+                          turn_row<halves()>(k, j * R + r, pp, sh.k_bias[r * 32 + pp], by);
+                        }
+                      });
+      // Pairs that never turn.
+      if constexpr (blocks == 1) {
+        const int pp = 16 + (thread & 15), row0 = thread / 16 * 8;
+        char* const q = sh.q[stage] + row0 * 128;
+        char* const k = sh.k[stage] + row0 * 128;
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+          if ((row0 + i) / R >= p.n) break;
+          bias_row<halves()>(q, i, pp, sh.q_bias[i % R * 32 + pp]);
+          bias_row<halves()>(k, i, pp, sh.k_bias[i % R * 32 + pp]);
         }
-      });
+      }
     };
     if (a.size.halves)
       turn(std::true_type{});
@@ -86,8 +102,7 @@ __device__ __forceinline__ void read_chunks(const Args& a, const Unit& u, Shared
     sync();
     hopper::named_barrier_arrive(full + stage, 256);
     const float whole = sh.steps[stage].whole;
-#pragma unroll
-    for (float& x : h) x = cuda::left_of(whole, x);
+    scale_state(h, whole);
     products_begin(h);
     columns_by_columns<128>(h, Operand(sh.weighed), Operand(sh.k[stage]));
     hopper::warpgroup_commit();
@@ -170,7 +185,7 @@ __device__ __forceinline__ void multiply_chunks(const Args& a, const Unit& u, Sh
         if (gated) {
           const float w0 = low_of(z[2 * j + second]) * by_z.x;
           const float w1 = high_of(z[2 * j + second]) * by_z.y;
-          x0 *= w0 * cuda::sigmoid(w0), x1 *= w1 * cuda::sigmoid(w1);
+          x0 *= w0 * gate_sigmoid(w0), x1 *= w1 * gate_sigmoid(w1);
         }
         x0 *= by_out.x, x1 *= by_out.y;
       }
@@ -216,7 +231,7 @@ __global__ void __launch_bounds__(256, R < 8 ? 2 : 1)
   read_projection<R>(a.mimo_out, u.head, sh.mimo_out, threadIdx.x, 256);
   if (threadIdx.x < 64) sh.carried.turns[threadIdx.x] = 0, sh.carried.tainted[threadIdx.x] = 0;
   __syncthreads();
-  if (threadIdx.x < 128)
+  if (warpgroup() == 0)
     multiply_chunks<R>(a, u, sh);
   else
     read_chunks<R, blocks>(a, u, sh);

@@ -27,7 +27,6 @@ class HopperMachine final : public cuda::DeviceMachine {
   }
   void sum_rows(const cuda::Args& a, const cuda::Wave& w) override {
     sm90::launch_sums(a, w, at_.buffers.units, at_.stream);
-    sum_angles(a, w);
   }
 };
 

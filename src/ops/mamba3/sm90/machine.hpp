@@ -17,7 +17,7 @@ void launch_forward(const Args& args, cudaStream_t stream);
 void launch_begin(const Args& args, const Wave& wave, const UnitBuffers& b, cudaStream_t stream);
 void launch_segment(const Args& args, const Wave& wave, const UnitBuffers& b, cudaStream_t stream);
 void launch_back(const Args& args, const Wave& wave, const UnitBuffers& b, cudaStream_t stream);
-// d_q and d_k of a slice.
+// d_q and d_k of a slice, and d_angles that heads share.
 void launch_sums(const Args& args, const Wave& wave, const UnitBuffers& b, cudaStream_t stream);
 
 }  // namespace talea::mamba3::sm90

@@ -116,9 +116,36 @@ __device__ __forceinline__ void read_steps(const RawTokens<C>& raw, const Part& 
   if (lane == 0) to.whole = expf(end_top + end_rest);
 }
 
+inline constexpr float log2_of_e = 1.4426950408889634f;
+
 // What a query of token t gives a key of an earlier token, or of its own.
 __device__ __forceinline__ float decay_of(const float4& t, const float4& earlier) {
-  return __expf((t.x - earlier.x) + (t.y - earlier.y));
+  return hopper::exp2_fast(((t.x - earlier.x) + (t.y - earlier.y)) * log2_of_e);
+}
+
+// Of a gate: its products are rounded to 16 bits.
+__device__ __forceinline__ float gate_sigmoid(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(1.0f + hopper::exp2_fast(-x * log2_of_e)));
+  return y;
+}
+
+// Of a turn in units of 2^-64: the octant by integers, the rest by polynomials of an angle of at
+// most pi / 4, right to about one unit of fp32.
+__device__ __forceinline__ void turn_sine_cosine(uint64_t turn, float& sine, float& cosine) {
+  const auto high = static_cast<uint32_t>(turn >> 32);
+  const uint32_t quadrant = (high + (1u << 29)) >> 30;
+  const float x =
+      static_cast<float>(static_cast<int32_t>(high - (quadrant << 30))) * 1.4629180792671596e-9f;
+  const float y = x * x;
+  float s = fmaf(y, 2.7557319e-6f, -1.9841270e-4f), c = fmaf(y, -2.7557319e-7f, 2.4801587e-5f);
+  s = fmaf(s, y, 8.3333333e-3f), c = fmaf(c, y, -1.3888889e-3f);
+  s = fmaf(s, y, -1.6666667e-1f), c = fmaf(c, y, 4.1666667e-2f);
+  c = fmaf(c, y, -0.5f);
+  s = fmaf(s * y, x, x), c = fmaf(c, y, 1.0f);
+  const bool swaps = quadrant & 1;
+  sine = __uint_as_float(__float_as_uint(swaps ? c : s) ^ (quadrant & 2) << 30);
+  cosine = __uint_as_float(__float_as_uint(swaps ? s : c) ^ ((quadrant + 1) & 2) << 30);
 }
 
 // Rows (token, r) of q or k as they are: 16-byte copies into a tile, zeros behind the last token.
@@ -127,15 +154,20 @@ __device__ __forceinline__ void copy_rows(const View& from, const Unit& u, const
                                           char* tile, int thread) {
   constexpr int apart = threads / 16;  // rows
   const int piece = thread & 15, row0 = thread >> 4;
-  const auto* base = static_cast<const __nv_bfloat16*>(from.data) +
-                     cuda::at(from, u.batch, u.begin + p.first, 0, u.group) + piece * 8;
   const uint32_t to = hopper::smem_address(tile) + static_cast<uint32_t>(place_of(row0, piece * 8));
+  // The row of a copy is a constant number of tokens behind that of the copy before.
+  static_assert(apart % R == 0);
+  const int t0 = row0 / R, r = row0 % R;
+  const auto* at = static_cast<const __nv_bfloat16*>(from.data) +
+                   cuda::at(from, u.batch, u.begin + p.first + t0, r, u.group) + piece * 8;
+  const auto* const base = static_cast<const __nv_bfloat16*>(from.data);
+  const int64_t step = from.stride[1] * (apart / R);
 #pragma unroll
   for (int i = 0; i < rows / apart; ++i) {
-    const int row = row0 + i * apart, t = row / R, r = row % R;
-    const bool present = t < p.n;
-    const auto* at = base + (present ? t * from.stride[1] + r * from.stride[2] : 0);
-    hopper::copy_16_bytes(to + static_cast<uint32_t>(i * apart * 128), at, present);
+    const bool present = t0 + i * (apart / R) < p.n;
+    hopper::copy_16_bytes(to + static_cast<uint32_t>(i * apart * 128), present ? at : base,
+                          present);
+    at += step;
   }
 }
 __device__ __forceinline__ void copies_done() { asm volatile("cp.async.wait_all;" ::: "memory"); }
@@ -189,6 +221,15 @@ __device__ __forceinline__ void turn_row(char* tile, int row, int pp, const floa
   char* const at = words_at<halves>(tile, row, pp);
   const float4 x = turned<halves>(take_words<halves>(at), bias, by);
   put_words<halves>(at, {two_rounded(x.x, x.y), two_rounded(x.z, x.w)});
+}
+
+// What is added to words that no pair turns.
+template <bool halves>
+__device__ __forceinline__ void bias_row(char* tile, int row, int pp, const float4& bias) {
+  char* const at = words_at<halves>(tile, row, pp);
+  const uint2 x = take_words<halves>(at);
+  put_words<halves>(at, {two_rounded(low_of(x.x) + bias.x, high_of(x.x) + bias.y),
+                         two_rounded(low_of(x.y) + bias.z, high_of(x.y) + bias.w)});
 }
 
 // Biases in shared memory, [R, 32] of four as the words have them.
@@ -293,8 +334,8 @@ class TurnReader {
     }
   }
 
-  // f(token, pair of pairs, turns) of each token of the group. Behind it, `finish` has what lies
-  // before the next chunk.
+  // f(first token, token within it, pair of pairs, turns) of each token of the group. Behind it,
+  // `finish` has what lies before the next chunk. A loop that is not unrolled is fetched once.
   template <class F>
   __device__ __forceinline__ void each_turn(const Args& a, const Part& p, const Carried& carried,
                                             const Scratch& scratch, F f) {
@@ -312,41 +353,35 @@ class TurnReader {
           lost[e] = carried.tainted[2 * pp + e] != 0 ||
                     (scratch.lost[2 * pp + e] & ((1u << group_) - 1)) != 0;
         }
-#pragma unroll 4
+#pragma unroll 1
         for (int g = 0; g < group_; ++g) {
           const ulonglong2 more = scratch.sums[g][pp];
           sum[0] += more.x, sum[1] += more.y;
         }
       }
-#pragma unroll
+#pragma unroll(each <= 2 ? each : 1)
       for (int j = 0; j < each; ++j) {
         const int t = first_token() + j;
         if (t >= p.n) break;
         TwoTurns by;
         if (turns) {
+          const uint2 bits = take_turn(b, j);
+          const uint64_t whole[2] = {cuda::to_turn(__uint_as_float(bits.x)),
+                                     cuda::to_turn(__uint_as_float(bits.y))};
 #pragma unroll
           for (int e = 0; e < 2; ++e) {
-            const uint64_t whole = cuda::to_turn(__uint_as_float(bits_[b][j][e]));
-            if (whole == cuda::no_turn)
-              lost[e] = true;
-            else
-              sum[e] += whole;
+            lost[e] = lost[e] || whole[e] == cuda::no_turn;
+            if (whole[e] != cuda::no_turn) sum[e] += whole[e];
           }
-          cuda::sine_cosine(sum[0], by.sin0, by.cos0);
-          cuda::sine_cosine(sum[1], by.sin1, by.cos1);
+          turn_sine_cosine(sum[0], by.sin0, by.cos0);
+          turn_sine_cosine(sum[1], by.sin1, by.cos1);
           if (lost[0]) by.cos0 = by.sin0 = NAN;
           if (lost[1]) by.cos1 = by.sin1 = NAN;
         }
-        f(t, pp, by);
+        f(first_token(), j, pp, by);
       }
       end_[b][0] = sum[0], end_[b][1] = sum[1];
       lost_[b] = (lost[0] ? 1 : 0) + (lost[1] ? 2 : 0);
-    }
-    // Pairs that never turn.
-    if constexpr (blocks == 1) {
-#pragma unroll
-      for (int j = 0; j < each; ++j)
-        if (first_token() + j < p.n) f(first_token() + j, pair_ + 16, TwoTurns{});
     }
   }
 
@@ -363,6 +398,9 @@ class TurnReader {
   }
 
  private:
+  __device__ __forceinline__ uint2 take_turn(int b, int j) const {
+    return {bits_[b][j][0], bits_[b][j][1]};
+  }
   int pair_, group_;
   uint32_t bits_[blocks][each][2];
   uint64_t end_[blocks][2];

@@ -30,6 +30,18 @@ __device__ __forceinline__ void store_two(const View& v, int64_t at, float x, fl
     *reinterpret_cast<float2*>(static_cast<float*>(v.data) + at) = {x, y};
 }
 
+// Nothing is left behind a reset, not 0 * Inf.
+template <int count>
+__device__ __forceinline__ void scale_state(float (&h)[count], float by) {
+  if (by != 0) {
+#pragma unroll
+    for (float& x : h) x *= by;
+  } else {
+#pragma unroll
+    for (float& x : h) x = 0;
+  }
+}
+
 // Rows of v of R = 1 as they are.
 template <int threads>
 __device__ __forceinline__ void copy_values(const Args& a, const Unit& u, const Part& p, char* tile,
@@ -128,16 +140,21 @@ __device__ __forceinline__ void weigh(float (&scores)[32], const Steps<tokens_of
     float x[2][2] = {{0, 0}, {0, 0}};
     if (first <= last) {
 #pragma unroll
-      for (int e = 0; e < 2; ++e) {
+      for (int e = 0; e < (R > 1 ? 1 : 2); ++e) {
+        // Neighbours are of one token where it has more than one row.
         const int earlier = (column + 8 * j + e) / R;
         const float4 key = steps.pair[earlier];
 #pragma unroll
         for (int second = 0; second < 2; ++second) {
-          const float score = scores[4 * j + 2 * second + e];
+          float by = 0;
           if (t[second] > earlier && t[second] < n)
-            x[second][e] = key.z * decay_of(own[second], key) * score;
+            by = key.z * decay_of(own[second], key);
           else if (t[second] == earlier)
-            x[second][e] = key.w * score;
+            by = key.w;
+          // Not 0 * Inf: what is not seen is not multiplied.
+          const bool seen = t[second] >= earlier;
+          x[second][e] = seen ? by * scores[4 * j + 2 * second + e] : 0.0f;
+          if constexpr (R > 1) x[second][1] = seen ? by * scores[4 * j + 2 * second + 1] : 0.0f;
         }
       }
     }

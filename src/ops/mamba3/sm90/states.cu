@@ -71,11 +71,21 @@ __device__ __forceinline__ void walk(const Args& a, const Unit& u, Shared<R, blo
     const Part next = part_of<C>(u, chunk + 1);
     if (states) {
       const auto turn = [&](auto halves) {
-        turns.each_turn(a, p, sh.carried, sh.turns, [&](int t, int pp, const TwoTurns& by) {
+        turns.each_turn(a, p, sh.carried, sh.turns, [&](int t, int j, int pp, const TwoTurns& by) {
 #pragma unroll
           for (int r = 0; r < R; ++r)
-            turn_row<halves()>(sh.k[stage], t * R + r, pp, sh.k_bias[r * 32 + pp], by);
+            turn_row<halves()>(sh.k[stage], (t + j) * R + r, pp, sh.k_bias[r * 32 + pp], by);
         });
+        // Pairs that never turn: the rows of eight warps.
+        if constexpr (blocks == 1) {
+          const int pp = 16 + (thread & 15);
+#pragma unroll
+          for (int i = 0; i < rows / 16; ++i) {
+            const int row = thread / 16 + 16 * i;
+            if (row / R < p.n)
+              bias_row<halves()>(sh.k[stage], row, pp, sh.k_bias[row % R * 32 + pp]);
+          }
+        }
       };
       if (a.size.halves)
         turn(std::true_type{});
@@ -83,7 +93,7 @@ __device__ __forceinline__ void walk(const Args& a, const Unit& u, Shared<R, blo
         turn(std::false_type{});
       own.put(p, sh.mimo_v, sh.steps.key, R == 1 ? sh.v[stage] : nullptr, sh.weighed);
     } else {
-      turns.each_turn(a, p, sh.carried, sh.turns, [](int, int, const TwoTurns&) {});
+      turns.each_turn(a, p, sh.carried, sh.turns, [](int, int, int, const TwoTurns&) {});
     }
     hopper::fence_async_shared();
     __syncthreads();
@@ -91,8 +101,7 @@ __device__ __forceinline__ void walk(const Args& a, const Unit& u, Shared<R, blo
     p = next;
     if (states) {
       const float whole = sh.steps.whole;
-#pragma unroll
-      for (float& x : h) x = cuda::left_of(whole, x);
+      scale_state(h, whole);
       products_begin(h);
       columns_by_columns<64>(h, Operand(sh.weighed),
                              Operand(sh.k[stage] + threadIdx.x / 128 * panel_bytes));

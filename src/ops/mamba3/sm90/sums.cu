@@ -1,4 +1,4 @@
-// What: rows of d_q and d_k by head, summed over the heads of each group.
+// What: rows of d_q and d_k by head, summed over the heads of each group; angles over all heads.
 // Why: heads follow each other in fixed order; four columns a thread keep the memory busy.
 // Never: sums with atomics.
 #include "device/common/cuda_check.hpp"
@@ -55,10 +55,42 @@ __global__ void __launch_bounds__(threads)
   }
 }
 
+// A block a token, a warp an eighth of its heads: d_angles over heads that share them.
+__global__ void __launch_bounds__(threads)
+    angles_kernel(const __grid_constant__ Args a, const __grid_constant__ Wave w,
+                  const float* from) {
+  constexpr int parts = threads / 32;
+  __shared__ float sums[parts][64];
+  const cuda::Sizes& s = a.size;
+  const int64_t place = blockIdx.x;
+  const cuda::SliceToken token = cuda::slice_token(a, w, place);
+  if (token.token < 0) return;
+  const int part = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const float* const row = from + place * s.heads * s.pairs;
+  for (int i = lane; i < s.pairs; i += 32) {
+    float sum = 0;
+#pragma unroll 8
+    for (int h = part; h < s.heads; h += parts) sum += row[int64_t{h} * s.pairs + i];
+    sums[part][i] = sum;
+  }
+  __syncthreads();
+  const int i = threadIdx.x;
+  if (i >= s.pairs) return;
+  float sum = 0;
+#pragma unroll
+  for (int j = 0; j < parts; ++j) sum += sums[j][i];
+  cuda::store(a.grad.angles, cuda::at(a.grad.angles, token.batch, token.token, 0, i), sum);
+}
+
 }  // namespace
 
 void launch_sums(const Args& a, const Wave& w, const UnitBuffers& b, cudaStream_t stream) {
-  const int64_t items = (w.last - w.first) * w.slice_chunks * 64 * a.size.groups;
+  const int64_t places = (w.last - w.first) * w.slice_chunks * a.size.chunk;
+  if (a.size.sum_angles && a.grad.angles.data && places * a.size.pairs > 0) {
+    angles_kernel<<<static_cast<unsigned>(places), threads, 0, stream>>>(a, w, b.dangles);
+    device::check_launch("mamba3: sums of angles");
+  }
+  const int64_t items = places * a.size.rank * a.size.groups;
   if (items == 0 || (!a.grad.q.data && !a.grad.k.data)) return;
   const int64_t blocks = (items * pieces + threads - 1) / threads;
   const dim3 grid(static_cast<unsigned>(blocks < 1 << 20 ? blocks : 1 << 20), 2);

@@ -21,6 +21,11 @@ __device__ __forceinline__ int place_of(int row, int column) {
          (column & 7) * 2;
 }
 
+// The warpgroup of a warp, known to be the same for all its lanes.
+__device__ __forceinline__ int warpgroup() {
+  return __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x / 128), 0);
+}
+
 // An operand as the matrix units name it.
 struct Operand {
   uint64_t descriptor;

@@ -3,14 +3,34 @@
 // Never: touches tensor memory.
 #include "capi/tensor.hpp"
 
+#include <cstdlib>
+
 namespace talea::capi {
 
 static_assert(TALEA_MAX_RANK == max_rank);
 
-void* MadeUpAddresses::or_made_up(void* given) {
+namespace {
+
+// More bytes than the view reaches to either side. What reaches further is refused as a view.
+uintptr_t room_of(const Tensor& t) {
+  constexpr int64_t most = int64_t{1} << 56;
+  int64_t bytes = int64_t{1} << 20;
+  for (int i = 0; i < t.rank; ++i) {
+    int64_t reach = 0;
+    if (__builtin_mul_overflow(t.shape[i], t.stride[i], &reach) || reach > most || reach < -most)
+      reach = most;
+    bytes += std::abs(reach) * 8;
+  }
+  return static_cast<uintptr_t>(bytes) & ~uintptr_t{63};
+}
+
+}  // namespace
+
+void* MadeUpAddresses::or_made_up(void* given, const Tensor& like) {
   if (!wanted_ || given) return given;
-  void* made_up = reinterpret_cast<void*>(next_);
-  next_ += uintptr_t{1} << 40;
+  const uintptr_t room = room_of(like);
+  void* made_up = reinterpret_cast<void*>(next_ + room);  // strides may be negative
+  next_ += 2 * room;
   return made_up;
 }
 
@@ -31,7 +51,7 @@ Tensor tensor(const char* name, const talea_tensor& from, MadeUpAddresses& addre
   t.rank = from.rank;
   t.device_index = from.device_index;
   t.present = true;
-  t.data = addresses.or_made_up(from.data);
+  t.data = addresses.or_made_up(from.data, t);
   return t;
 }
 

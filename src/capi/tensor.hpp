@@ -20,11 +20,11 @@ enum class Purpose { call, phases, question };
 class MadeUpAddresses {
  public:
   explicit MadeUpAddresses(Purpose purpose) : wanted_(purpose == Purpose::question) {}
-  void* or_made_up(void* given);
+  void* or_made_up(void* given, const Tensor& like);
 
  private:
   bool wanted_;
-  uintptr_t next_ = uintptr_t{1} << 40;
+  uintptr_t next_ = uintptr_t{1} << 57;  // behind all that a process can have
 };
 
 // struct_bytes is the first field of every struct.

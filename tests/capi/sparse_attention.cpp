@@ -62,6 +62,9 @@ TEST(SparseAttentionC, ForwardAndFacts) {
   EXPECT_EQ(f->slots_given, 9);
   EXPECT_EQ(f->slots_valid, 5);
   EXPECT_EQ(f->slots_foreign, 0);
+  EXPECT_STREQ(f->accumulator_o, "fp32");
+  EXPECT_STREQ(f->delta_source, "");  // of a backward
+  EXPECT_STREQ(f->dkv_order, "");
   EXPECT_EQ(talea_linear_cross_entropy_result_facts(result), nullptr);
   EXPECT_NE(std::string(talea_result_json(result)).find("\"sparse_attention\""), std::string::npos);
   talea_result_free(result);
@@ -112,6 +115,26 @@ TEST(SparseAttentionC, ExplainTouchesNoData) {
       << talea_last_error();
   EXPECT_NE(std::string(text).find("\"lane\""), std::string::npos);
   EXPECT_GT(needed, 2);
+}
+
+// More bytes than an address space has: made-up addresses must not meet.
+TEST(SparseAttentionC, ExplainOfHugeTensors) {
+  Problem p;
+  const int64_t n = int64_t{1} << 33;
+  p.in.q = view(nullptr, TALEA_BF16, {1, n, 128, 576});
+  p.in.kv = view(nullptr, TALEA_BF16, {1, n, 1, 576});
+  p.in.indices = view(nullptr, TALEA_I32, {1, n, 1, 2048});
+  p.out.o = view(nullptr, TALEA_BF16, {1, n, 128, 512});
+  p.out.lse = view(nullptr, TALEA_F32, {1, n, 128});
+  p.options.value_dim = 512;
+  p.options.workspace_limit_bytes = int64_t{1} << 40;
+  int64_t needed = 0, bytes = 0;
+  EXPECT_EQ(
+      talea_sparse_attention_explain(&p.args, TALEA_PASS_FORWARD, TALEA_JSON, nullptr, 0, &needed),
+      TALEA_OK)
+      << talea_last_error();
+  EXPECT_EQ(talea_sparse_attention_workspace_bytes(&p.args, TALEA_PASS_FORWARD, &bytes), TALEA_OK)
+      << talea_last_error();
 }
 
 TEST(SparseAttentionC, ForeignIndicesAreReported) {

@@ -28,7 +28,10 @@ struct Maker {
   Tensor make(DType dtype, std::initializer_list<int64_t> shape) {
     if (empty) {
       const Tensor t = make_tensor(reinterpret_cast<void*>(address), dtype, shape, device);
-      address += uintptr_t{1} << 40;
+      int64_t bytes = size_of(dtype);
+      for (const int64_t n : shape)
+        if (__builtin_mul_overflow(bytes, n, &bytes)) bytes = int64_t{1} << 58;
+      address += (static_cast<uintptr_t>(bytes) | 63) + 1;
       return t;
     }
     to.owners.push_back(io::allocate_tensor(dtype, shape));

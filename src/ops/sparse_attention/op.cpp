@@ -27,6 +27,12 @@ void start(const Problem& p, Result& r) {
     r.selection_rule = "largest score, ties to the lower index, NaN first, -Inf never";
 }
 
+// Lanes describe both passes of attention at once; what a pass has not is empty.
+void finish(const Problem& p, Result& r) {
+  if (p.pass != Pass::forward) return;
+  r.delta_source = r.accumulator_dq = r.accumulator_dkv = r.dkv_order = "";
+}
+
 SlotFacts count_slots(const CheckedCall& c, Result& r) {
   check_data(c.problem, c.args);
   const SlotFacts facts = examine(c.problem, c.args);
@@ -55,6 +61,7 @@ Result run(const CheckedCall& c, const Workspace& workspace, const Ranks& ranks,
         const Workspace room = {workspace.data, ready.plan.workspace_bytes};
         ready.lane->run({p, ready.device, c.args, room, heads, sequence, batch, stream, result},
                         ready.plan);
+        finish(p, result);
         if (on_host) add_to_status(c.args.status, facts, std::max<int64_t>(result.nan_scores, 0));
       });
 }

@@ -120,6 +120,17 @@ std::vector<std::string> split(const std::string& text, char mark) {
   }
 }
 
+Error with_file(const Error& error, const std::vector<GivenFile>& given) {
+  const std::string said = error.what();
+  for (const GivenFile& one : given) {
+    const size_t next = one.tensor.size();  // "targets[3]", "weight: dtype"
+    if (said.starts_with(one.tensor) && next < said.size() &&
+        (said[next] == ':' || said[next] == '['))
+      return Error(error.kind(), fmt::format("{} {}: {}", one.flag, one.file, said));
+  }
+  return error;
+}
+
 void require_other_file(const std::string& flag, const std::string& out,
                         const std::vector<std::string>& others) {
   namespace fs = std::filesystem;

@@ -57,6 +57,12 @@ std::vector<std::string> split(const std::string& text, char mark);
 // must be there before hours of work, not after: Error(runtime).
 void require_other_file(const std::string& flag, const std::string& out,
                         const std::vector<std::string>& others);
+// The library names a tensor; who called it from a shell knows a flag and a file. The error with
+// both before its text, where the tensor that it begins with is one of these.
+struct GivenFile {
+  std::string tensor, flag, file;
+};
+Error with_file(const Error& error, const std::vector<GivenFile>& given);
 // Numbers of an INT or UINT flag as they are written: no wrapping, no octal, no clamping.
 void check_whole_numbers(CLI::App& app);
 

@@ -184,6 +184,7 @@ class Scan(ScanCase):
         self.assertIn("lane", self.scan().stdout)
 
     def test_refusals(self):
+        test_cli.npy(self.at("none.npy"), "<i4", (0,), b"")
         less = [n for n in ALL if n != "z"]
         for more, code, words, names in (
             (["--outputs", "d_q"], 2, "upstream", ALL),
@@ -198,14 +199,15 @@ class Scan(ScanCase):
             (["--norm-eps", "x"], 2, "--norm-eps", ALL),
             (["--lane", "nobody"], 2, "nobody", ALL),
             (["--out", "o.npy"], 2, "--out", ALL),
-            (["--initial-ssm", "v.npy"], 5, "initial_ssm", ALL),
+            (["--initial-ssm", "v.npy"], 5, "--initial-ssm v.npy: initial_ssm", ALL),
             (["--upstream", "dt.npy", "--outputs", "d_q"], 5, "upstream", ALL),
             (["--cu-seqlens", "missing.npy"], 5, "missing.npy", ALL),
+            (["--cu-seqlens", "none.npy"], 5, "--cu-seqlens: shape", ALL),
         ):
             done = self.scan(*more, names=names, code=code)
             self.assertIn(words, done.stderr, more)
         test_cli.floats(self.at("adt.npy"), (B, H, S + 1), [0.0] * B * H * (S + 1))
-        self.assertIn("adt", self.scan(code=5).stderr)
+        self.assertIn("--adt adt.npy: adt", self.scan(code=5).stderr)
 
     def test_packed(self):
         for name in ("q", "k", "v", "z", "angles"):
@@ -221,7 +223,7 @@ class Scan(ScanCase):
             done = self.scan("--cu-seqlens", "cu.npy", "--outputs", "out,final_v", "--out",
                              "o.safetensors", code=code)  # fmt: skip
             if code:
-                self.assertIn("cu_seqlens", done.stderr)
+                self.assertIn("--cu-seqlens cu.npy: cu_seqlens", done.stderr)
         made = test_cli.safetensors(self.at("o.safetensors"))
         self.assertEqual(made["final_v"][0], [3, H, P])
         self.assertEqual(made["final_v"][1][2 * H * P :], made_v(self.problem, 6))
@@ -310,6 +312,10 @@ class Commands(ScanCase):
         self.assertEqual(json.loads(said)["operator"], "mamba3")
         for step in ("backward", "step"):
             self.talea("explain", "--operator", "mamba3", *sizes, "--pass", step)
+        # Tensors of more than a terabyte are none the less apart.
+        far = ["--tokens", "8589934592", *sizes[2:], "--rank", "8", "--lane", "cpu"]
+        far += ["--workspace-limit", "1000GiB", "--pass", "backward"]
+        self.talea("explain", "--operator", "mamba3", *far)
         done = self.talea("check", "--operator", "mamba3", *sizes, "--dtype", "fp32", "--json")
         check = json.loads(done.stdout)["check"]
         self.assertEqual((check["operator"], check["failed"]), ("mamba3", 0))

@@ -167,21 +167,18 @@ lce::CallFacts call_facts(const MeasuredCall& call, const Read& read, const Host
   return facts;
 }
 
-// The library names a tensor; who called it from a shell knows a flag and a file.
 MeasuredCall call_with_files(const Read& read, const lce::ShardedCall& call,
                              const ShardWorld& world, Device& device) try {
   if (device.session) return call_on_device(device, call.in, call.out, call.options);
   return measured_call(call, world);
 } catch (const Error& error) {
-  const std::string said = error.what();
+  std::vector<GivenFile> given;
   for (const InputFact& input : read.facts) {
     std::string name = input.name;
     std::replace(name.begin(), name.end(), '-', '_');
-    const size_t next = name.size();  // "targets[3]", "weight: dtype"
-    if (said.starts_with(name) && next < said.size() && (said[next] == ':' || said[next] == '['))
-      throw Error(error.kind(), fmt::format("--{} {}: {}", input.name, input.source, said));
+    given.push_back({name, "--" + input.name, input.source});
   }
-  throw;
+  throw with_file(error, given);
 }
 
 std::string logits_line(const MeasuredCall& call) {

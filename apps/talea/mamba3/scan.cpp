@@ -102,6 +102,9 @@ Read read_inputs(const Flags& f) {
       if (std::string_view(name) == file_flags[i].field) field = t;
     });
   }
+  const Tensor& cu = r.in.cu_seqlens;  // says how many final states there are
+  require(!cu || (cu.rank == 1 && cu.shape[0] >= 1), ErrorKind::invalid_data,
+          "--cu-seqlens: shape {} where [n + 1] is needed", io::shape_text(cu));
   return r;
 }
 
@@ -176,16 +179,8 @@ void print_pass(const Ran& ran) {
   facts.print();
 }
 
-void run(Context& context, const Flags& f) {
-  check_flags(f);
-  const mamba3::Options options = f.options.options();
-  Receipt receipt(ReceiptKind::scan, provenance_of(context));
-  const Read read = read_inputs(f);
-  const Outputs out = allocate_outputs(split(f.outputs, ','), read.in, f.layout);
-  require(!f.step || !out.backward, ErrorKind::usage, "--step: forms no gradient; --outputs {}",
-          f.outputs);
-  const RankWorld ranks(f.ranks);
-  const World world{ranks.size(), f.cut == "tokens", f.ranks.timeout_s, ranks.mpi()};
+std::vector<Ran> run_passes(const Flags& f, const Read& read, const Outputs& out,
+                            const mamba3::Options& options, const World& world) try {
   std::vector<Ran> runs;
   for (const auto& [wanted, pass] : {std::pair(out.forward, mamba3::Pass::forward),
                                      std::pair(out.backward, mamba3::Pass::backward)}) {
@@ -204,6 +199,25 @@ void run(Context& context, const Flags& f) {
                           : run_pass(pass, in, views, options, world));
     check_interrupt();
   }
+  return runs;
+} catch (const Error& error) {
+  std::vector<GivenFile> given;
+  for (size_t i = 0; i < std::size(file_flags); ++i)
+    if (!f.files[i].empty()) given.push_back({file_flags[i].field, file_flags[i].flag, f.files[i]});
+  throw with_file(error, given);
+}
+
+void run(Context& context, const Flags& f) {
+  check_flags(f);
+  const mamba3::Options options = f.options.options();
+  Receipt receipt(ReceiptKind::scan, provenance_of(context));
+  const Read read = read_inputs(f);
+  const Outputs out = allocate_outputs(split(f.outputs, ','), read.in, f.layout);
+  require(!f.step || !out.backward, ErrorKind::usage, "--step: forms no gradient; --outputs {}",
+          f.outputs);
+  const RankWorld ranks(f.ranks);
+  const World world{ranks.size(), f.cut == "tokens", f.ranks.timeout_s, ranks.mpi()};
+  const std::vector<Ran> runs = run_passes(f, read, out, options, world);
   if (!ranks.speaks()) return;
   for (const Ran& ran : runs) receipt.call(mamba3::call_json(call_facts(f, ran, read, out, ranks)));
   receipt.title("Mamba-3 scan").verdict(Verdict::not_checked);

@@ -262,7 +262,7 @@ void print_people(const Flags& f, const std::vector<PassDone>& passes, const Mad
 }
 
 std::vector<PassDone> run_passes(const Flags& f, const WholeAttention& whole,
-                                 const RankWorld& world) {
+                                 const TensorFiles& files, const RankWorld& world) try {
   std::vector<PassDone> passes;
   WholeAttention ahead = whole;
   ahead.in.d_o = ahead.in.d_lse = {};
@@ -281,6 +281,8 @@ std::vector<PassDone> run_passes(const Flags& f, const WholeAttention& whole,
   behind.out.status = {};  // counted once
   passes.push_back(run_pass(sa::Pass::backward, behind, f.cut.cut, world, timeout));
   return passes;
+} catch (const Error& error) {
+  throw with_file(error, files.given());
 }
 
 void run(Context& context, const Flags& f) {
@@ -293,7 +295,7 @@ void run(Context& context, const Flags& f) {
   const sa::Inputs in = read_inputs(f, files);
   const Tensor main_grad = read_main_grad(f, files, in.kv);
   const Made made = allocate(f, wanted, in, main_grad);
-  const std::vector<PassDone> passes = run_passes(f, {in, made.views, options}, world);
+  const std::vector<PassDone> passes = run_passes(f, {in, made.views, options}, files, world);
   check_interrupt();
   if (world.speaks()) {
     for (const PassDone& done : passes)

@@ -50,6 +50,18 @@ Tensor TensorFiles::read(const std::string& name, const std::string& argument) {
   return t.view;
 }
 
+std::vector<GivenFile> TensorFiles::given() const {
+  std::vector<GivenFile> list;
+  for (const InputFact& fact : facts_) {
+    std::string tensor = fact.name == "upstream"       ? "d_o"
+                         : fact.name == "upstream-lse" ? "d_lse"
+                                                       : fact.name;
+    std::replace(tensor.begin(), tensor.end(), '-', '_');
+    list.push_back({tensor, "--" + fact.name, fact.source});
+  }
+  return list;
+}
+
 std::vector<std::string> parse_names(const std::string& flag, const std::string& text,
                                      const std::vector<std::string>& known) {
   std::vector<std::string> names;

@@ -16,6 +16,8 @@ class TensorFiles {
   Tensor read(const std::string& name, const std::string& argument);
 
   const std::vector<InputFact>& facts() const { return facts_; }
+  // Under the names of the library.
+  std::vector<GivenFile> given() const;
 
  private:
   std::vector<io::HostTensor> owners_;

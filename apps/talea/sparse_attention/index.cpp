@@ -239,7 +239,7 @@ void print_people(const Flags& f, const std::vector<PassDone>& passes, const Mad
 }
 
 std::vector<PassDone> run_passes(const Flags& f, const Wanted& w, In in, const Made& made,
-                                 const RankWorld& world) {
+                                 const TensorFiles& files, const RankWorld& world) try {
   std::vector<PassDone> passes;
   if (w.select) {
     const sa::SelectInputs s{in.index_q,       in.index_q_scale, in.index_k, in.index_k_scale,
@@ -258,6 +258,8 @@ std::vector<PassDone> run_passes(const Flags& f, const Wanted& w, In in, const M
   passes.push_back(run_pass(WholeIndexLoss{in, made.loss, loss_options(f)}, f.cut.cut, world,
                             f.cut.ranks.timeout_s));
   return passes;
+} catch (const Error& error) {
+  throw with_file(error, files.given());
 }
 
 void run(Context& context, const Flags& f) {
@@ -275,7 +277,7 @@ void run(Context& context, const Flags& f) {
       ErrorKind::usage, "--value-dim {}: --q {} has {} columns", f.value_dim,
       f.files.argument(&In::q), in.q.shape[static_cast<size_t>(std::max(in.q.rank - 1, 0))]);
   const Made made = allocate(f, wanted, in);
-  const std::vector<PassDone> passes = run_passes(f, wanted, in, made, world);
+  const std::vector<PassDone> passes = run_passes(f, wanted, in, made, files, world);
   check_interrupt();
   if (!world.speaks()) return;
   for (const PassDone& done : passes)

@@ -264,7 +264,7 @@ void Head::pass_through() {
     const int64_t at = (s_.row * p_.heads + h_) * A_ + i;
     const uint64_t turns = to_turns(angle / two_pi) + (c_.angle_offset ? c_.angle_offset[at] : 0);
     if (c_.final_turns && !back) c_.final_turns[at] = turns;
-    if (!back) angle = stored_radians(turns, true);
+    if (!back) angle = stored_radians(turns, true) + taint_of(angle);
     if (to.angle) set(to.angle, angle, s_.row, h_, i);
   }
   for (int64_t p = 0; p < P_; ++p) {

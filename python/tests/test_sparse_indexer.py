@@ -160,6 +160,53 @@ def test_bad_input_is_named(name):
         talea.sparse_attention(*arguments, **{"value_dim": 16, **options})
 
 
+def test_scales_that_nobody_reads():
+    """A cache holds pages that were never written; their scales are 0."""
+    q, indices = torch.randn(1, 2, 3, 576).bfloat16(), torch.tensor([[[[2, 5]], [[5, -1]]]])
+    rows = talea.pack_rows(torch.randn(1, 8, 1, 576))
+    clean = talea.sparse_attention(q, talea.PackedKV(rows), indices, value_dim=512)
+    bare = torch.zeros_like(rows)
+    bare[:, [2, 5]] = rows[:, [2, 5]]
+    ours = talea.sparse_attention(q, talea.PackedKV(bare), indices, value_dim=512)
+    assert torch.equal(ours, clean)
+    data, scale = torch.randn(1, 8, 1, 576).to(torch.float8_e4m3fn), torch.rand(1, 8, 5) + 0.5
+    clean = talea.sparse_attention(q, talea.Fp8(data, scale), indices, value_dim=512)
+    for value in (0.0, -1.0, float("nan"), float("inf")):
+        some = scale.clone()
+        some[:, [0, 1, 3, 4, 6, 7]] = value
+        assert torch.equal(
+            talea.sparse_attention(q, talea.Fp8(data, some), indices, value_dim=512), clean
+        )
+        some[0, 5, 3] = value
+        with pytest.raises(talea.DataError, match="kv_scale: .*row 5, tile"):
+            talea.sparse_attention(q, talea.Fp8(data, some), indices, value_dim=512)
+        q8, q_scale = q.to(torch.float8_e4m3fn), torch.ones(1, 2, 3)
+        q_scale[0, 1, 2] = value
+        with pytest.raises(talea.DataError, match="q_scale: .*row 1, head 2"):
+            talea.sparse_attention(
+                talea.Fp8(q8, q_scale), talea.Fp8(data, scale), indices, value_dim=512
+            )
+
+
+def test_scales_of_keys_out_of_bounds():
+    iq, ik = (torch.randn(1, n, *h, 8).to(torch.float8_e4m3fn) for n, h in ((2, (3,)), (9, ())))
+    weights, end = torch.randn(1, 2, 3), torch.tensor([[4, 6]], dtype=torch.int32)
+    scale = torch.ones(1, 9)
+
+    def select(scale):
+        keys = talea.Fp8(ik, scale)
+        return talea.sparse_select(
+            talea.Fp8(iq, torch.ones(1, 2, 3)), keys, weights, top_k=3, end=end
+        )
+
+    clean = select(scale)
+    scale[0, 6:] = 0
+    assert all(torch.equal(a, b) for a, b in zip(select(scale), clean, strict=True))
+    scale[0, 5] = 0
+    with pytest.raises(talea.DataError, match="index_k_scale: 0 at row 5"):
+        select(scale)
+
+
 def test_a_scale_gets_no_gradient():
     q, kv, indices, _ = problem()
     scale = torch.ones((), requires_grad=True)

@@ -58,6 +58,20 @@ HeadRange heads_of(const Problem& p, int64_t group);
 // ln(e^lse + e^sink) and what follows from it. sink -Inf: none.
 double log_add(double lse, double sink);
 
+// ln of a sum, as base + rest: far from 0 one number would lose what each key weighs.
+struct LogSum {
+  double base = 0, rest = 0;
+  double share(double x) const { return std::exp(x - base - rest); }
+};
+// ln(sum e^max + e^sink); max and sum of the logits of a row.
+LogSum log_sum(double max, double sum, double sink);
+// Whether an lse that backward is given is that of the row itself, rounded to fp32. A merged one
+// lies elsewhere, by what other parts weigh.
+inline bool is_own(double given, double max, double sum) {
+  const double own = max + std::log(sum);
+  return std::abs(given - own) <= 0x1p-23 * std::abs(own);
+}
+
 double product_flops(const Problem& p);
 
 }  // namespace talea::sparse_attention

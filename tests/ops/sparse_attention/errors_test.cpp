@@ -100,12 +100,14 @@ TEST(AttentionErrors, Storage) {
   expect_refused(refused(scaled(),
                          [](Call& k, Case& c) {
                            c.kv_scale.put(0, 0, 3);
+                           c.indices.put_integer(3, 0, 0, 0, 0);
                            k.in.kv_scale = c.kv_scale.tensor();
                          }),
                  "5", {"kv_scale", "row 3"});
   expect_refused(refused(scaled(),
                          [](Call& k, Case& c) {
                            c.kv_scale.put(NAN, 0, 5);
+                           c.indices.put_integer(5, 0, 0, 0, 0);
                            k.in.kv_scale = c.kv_scale.tensor();
                          }),
                  "5", {"kv_scale", "row 5"});

@@ -241,6 +241,22 @@ TEST_P(AttentionEdges, LogitsFarFromZero) {
     }
 }
 
+// Softmax knows distances alone: keys that share a row far from 0 share it as they do at 0, in o
+// and in gradients, though an lse of fp32 (and of fp64) no longer tells one key from two.
+TEST_P(AttentionEdges, EqualLogitsFarFromZero) {
+  for (const double logit : {-1e31, -1e17, -1e9, -4321.0, 100.0, 1e5, 3e37})
+    for (const bool saved : {true, false}) {
+      Case near = logits_case({0, 0, -300}, -inf), far = logits_case({logit, logit, -3e38}, -inf);
+      near.saved = far.saved = saved;
+      const Outcome at = run(near), o = run(far);
+      EXPECT_EQ(o.row_max[0], at.row_max[0] + static_cast<double>(static_cast<float>(logit)));
+      EXPECT_NEAR(o.o[0], at.o[0], 1e-6 * std::abs(at.o[0])) << logit;
+      for (size_t i = 0; i < o.dkv.size(); ++i)
+        EXPECT_NEAR(o.dkv[i], at.dkv[i], 2e-6 * std::max(1.0, std::abs(at.dkv[i]))) << logit;
+      EXPECT_NEAR(o.dq[0], at.dq[0], 2e-6 * std::max(1.0, std::abs(at.dq[0]))) << logit;
+    }
+}
+
 // Absent slots beside a row far below 0: a zero-filled key would have logit 0.
 TEST_P(AttentionEdges, AbsentSlotsHaveNoLogit) {
   for (const int64_t slots : {1, 15, 16, 17, 63, 64, 65, 129}) {

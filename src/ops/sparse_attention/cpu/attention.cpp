@@ -177,10 +177,11 @@ int64_t Attention::forward_query(Cursor at, const ThreadBuffers& w) const {
   return valid;
 }
 
-// Normalises o; sum becomes lse.
+// Normalises o; sum becomes lse, and stands where the factor stood.
 void Attention::finish_heads(const Cursor& at, int64_t valid, const ThreadBuffers& w) const {
   const int64_t wide = padded(at);
   float *max = numbers(w, wide, 0), *sum = numbers(w, wide, 1);
+  std::copy_n(sum, at.count(), numbers(w, wide, 2));
   for (int64_t i = 0; i < at.count(); ++i) {
     float* o = w.o + i * p_.value_dim;
     const double sink = a_.sink ? a_.sink.get(at.heads.first + i) : -INFINITY;

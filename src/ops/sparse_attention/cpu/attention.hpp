@@ -48,6 +48,8 @@ class Attention {
   void backward_query(Cursor at, int64_t place, const ThreadBuffers& w) const;
   void deltas(int64_t heads, const ThreadBuffers& w, float* delta) const;
   void prepare_heads(const Cursor& at, int64_t place, const ThreadBuffers& w) const;
+  void measure_heads(Cursor at, const ThreadBuffers& w) const;
+  void far_heads(const Cursor& at, int64_t place, const ThreadBuffers& w) const;
   void keep_weights(const Cursor& at, int64_t list, int64_t first, int64_t n,
                     const ThreadBuffers& w) const;
   void cut_rows(int64_t first, int64_t queries, std::vector<int64_t>& cuts) const;

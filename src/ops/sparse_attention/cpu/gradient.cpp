@@ -13,7 +13,13 @@
 namespace talea::sparse_attention::cpu {
 namespace {
 
-enum HeadNumber { kMax, kLse, kFactor, kWhole, kDelta, kDLse };
+// Once a query's weights are formed, kMax and kSum hold what exp(s - lse) and exp(s - Lt) are
+// multiplied by.
+enum HeadNumber { kMax, kLse, kSum, kWhole, kDelta, kDLse };
+
+// From here on an lse of fp32 loses too much of what each key weighs: up to 2^-24 of itself.
+constexpr float far_from_zero = 128;
+bool is_far(float lse) { return std::isfinite(lse) && std::abs(lse) > far_from_zero; }
 
 float* numbers(const ThreadBuffers& w, int64_t padded, int64_t which) {
   return w.heads + which * padded;
@@ -51,7 +57,6 @@ void Attention::prepare_heads(const Cursor& at, int64_t place, const ThreadBuffe
   const float** rows = w.pointers + 2 * plan_.tile;
   float *lse = numbers(w, wide, kLse), *whole = numbers(w, wide, kWhole);
   float *delta = numbers(w, wide, kDelta), *d_lse = numbers(w, wide, kDLse);
-  for (int64_t i = heads; i < wide; ++i) lse[i] = whole[i] = delta[i] = d_lse[i] = 0;
   for (int64_t i = 0; i < heads && a_.saved_o; ++i) {
     const int64_t h = at.heads.first + i;
     float* o = w.o + i * v;
@@ -61,6 +66,8 @@ void Attention::prepare_heads(const Cursor& at, int64_t place, const ThreadBuffe
       o[c] += static_cast<float>(a_.saved_o_residual.get(at.b, at.s, h, c));
     lse[i] = static_cast<float>(a_.saved_lse.get(at.b, at.s, h));
   }
+  if (a_.saved_o && std::any_of(lse, lse + heads, is_far)) measure_heads(at, w);
+  for (int64_t i = heads; i < wide; ++i) lse[i] = whole[i] = delta[i] = d_lse[i] = 0;
   if (a_.d_o) {
     head_rows(a_.d_o, at, v, w.rows, rows);
     talea::cpu::transpose_to_panels(rows, heads, v, w.d_o, v * talea::cpu::lanes());
@@ -79,6 +86,42 @@ void Attention::prepare_heads(const Cursor& at, int64_t place, const ThreadBuffe
     const bool none = lse[i] == INFINITY || sink == -INFINITY;
     layout_.chunk.sink[place * p_.heads + h] =
         none ? 0 : -(sink == INFINITY ? 1 : std::exp(sink - all)) * d;
+  }
+}
+
+// Largest logit of each head and the sum beside it, as forward has them.
+void Attention::measure_heads(Cursor at, const ThreadBuffers& w) const {
+  const int64_t wide = padded(at);
+  float *max = numbers(w, wide, kMax), *sum = numbers(w, wide, kSum);
+  std::fill_n(max, wide, -INFINITY);
+  std::fill_n(sum, wide, 0.0f);
+  while (const int64_t n = next_tile(at, w.pointers, nullptr, w.rows)) {
+    product(w.pointers, n, wide, w.q, p_.dim, w.scores, nullptr, 0);
+    softmax_tile({w.scores, n, wide, static_cast<float>(p_.scale)}, max, sum,
+                 numbers(w, wide, kWhole));
+  }
+}
+
+// Weights of heads far from 0 by their own maximum and sum, where the lse is the row's own.
+void Attention::far_heads(const Cursor& at, int64_t place, const ThreadBuffers& w) const {
+  const int64_t heads = at.count(), wide = padded(at), v = p_.value_dim;
+  const float** rows = w.pointers + 2 * plan_.tile;
+  float *max = numbers(w, wide, kMax), *sum = numbers(w, wide, kSum);
+  float *lse = numbers(w, wide, kLse), *whole = numbers(w, wide, kWhole);
+  for (int64_t i = 0; i < wide; ++i) {
+    const double most = static_cast<double>(max[i]), total = static_cast<double>(sum[i]);
+    max[i] = sum[i] = 1;
+    if (i >= heads || !is_far(lse[i]) || !is_own(static_cast<double>(lse[i]), most, total))
+      continue;
+    const int64_t h = at.heads.first + i;
+    const double sink = a_.sink ? a_.sink.get(h) : -INFINITY;
+    const LogSum all = log_sum(most, total, sink);
+    lse[i] = static_cast<float>(most);
+    max[i] = static_cast<float>(1 / total);
+    whole[i] = static_cast<float>(all.base);
+    sum[i] = static_cast<float>(std::exp(-all.rest));
+    if (a_.d_o && std::isfinite(sink))
+      layout_.chunk.sink[place * p_.heads + h] = -all.share(sink) * dot(w.o + i * v, rows[i], v);
   }
 }
 
@@ -106,6 +149,14 @@ void Attention::backward_query(Cursor at, int64_t place, const ThreadBuffers& w)
     talea::cpu::transpose_to_panels(rows, heads, p_.dim, w.q, p_.dim * talea::cpu::lanes());
   }
   prepare_heads(at, place, w);
+  const float* const lse = numbers(w, wide, kLse);
+  const bool far = std::any_of(lse, lse + heads, is_far);
+  if (far && !mutant(Mutant::sa22_sink_missing_backward)) {
+    far_heads(at, place, w);
+  } else {
+    std::fill_n(numbers(w, wide, kMax), wide, 1.0f);
+    std::fill_n(numbers(w, wide, kSum), wide, 1.0f);
+  }
   const bool direct = a_.dq && a_.dq.dtype == DType::f32;
   for (int64_t i = 0; i < heads; ++i) {
     rows[i] = w.d_scores + i;
@@ -127,8 +178,10 @@ void Attention::backward_query(Cursor at, int64_t place, const ThreadBuffers& w)
         {{w.scores, n, wide, static_cast<float>(p_.scale)},
          w.d_scores,
          numbers(w, wide, kWhole),
+         numbers(w, wide, kSum),
          numbers(w, wide, kDelta),
          numbers(w, wide, kLse),
+         numbers(w, wide, kMax),
          a_.d_lse && !mutant(Mutant::sa38_d_lse_dropped) ? numbers(w, wide, kDLse) : nullptr});
     if (p_.wants_dkv) keep_weights(at, list, valid, n, w);
     if (a_.dq) {

@@ -68,13 +68,14 @@ void GradientPanel(const GradientTile& t, int64_t h) {
   const ScoreTile& s = t.scores;
   const V scale = hn::Set(d, s.scale), whole = hn::LoadU(d, t.whole + h);
   const V delta = hn::LoadU(d, t.delta + h), lse = hn::LoadU(d, t.lse + h);
+  const V share = hn::LoadU(d, t.share + h), lse_share = hn::LoadU(d, t.lse_share + h);
   const V d_lse = kLse ? hn::LoadU(d, t.d_lse + h) : hn::Zero(d);
   for (int64_t j = 0; j < s.keys; ++j) {
     const int64_t at = j * s.padded + h;
     const V z = hn::Mul(hn::LoadU(d, s.s + at), scale);
-    const V p = ExpKeepNaN(hn::Sub(z, whole));
+    const V p = hn::Mul(ExpKeepNaN(hn::Sub(z, whole)), share);
     V ds = hn::Mul(p, hn::Sub(hn::LoadU(d, t.d + at), delta));
-    if constexpr (kLse) ds = hn::MulAdd(ExpKeepNaN(hn::Sub(z, lse)), d_lse, ds);
+    if constexpr (kLse) ds = hn::MulAdd(hn::Mul(ExpKeepNaN(hn::Sub(z, lse)), lse_share), d_lse, ds);
     hn::StoreU(p, d, s.s + at);
     hn::StoreU(hn::Mul(ds, scale), d, t.d + at);
   }

@@ -19,12 +19,13 @@ struct ScoreTile {
 // is not 1.
 bool softmax_tile(const ScoreTile& t, float* max, float* sum, float* factor);
 
-// dS and P of backward: s holds products and becomes P = exp(s - whole); d holds d_o . v and
-// becomes scale * dS. d_lse: null, or the upstream of lse, beside lse.
+// dS and P of backward: s holds products and becomes P = exp(s - whole) * share; d holds d_o . v
+// and becomes scale * dS. d_lse: null, or the upstream of lse, beside lse and its share.
 struct GradientTile {
   ScoreTile scores;
   float* d = nullptr;
-  const float *whole = nullptr, *delta = nullptr, *lse = nullptr, *d_lse = nullptr;
+  const float *whole = nullptr, *share = nullptr, *delta = nullptr;
+  const float *lse = nullptr, *lse_share = nullptr, *d_lse = nullptr;
 };
 void gradient_tile(const GradientTile& t);
 

@@ -31,6 +31,8 @@ double dot(const double* x, const double* y, int64_t n) {
 struct Row {
   std::vector<double> q, logits, o;
   double max = -INFINITY, lse = INFINITY, sink = -INFINITY;
+  double sum = 0;     // of exp(logit - max)
+  LogSum all, whole;  // lse; with the sink
 };
 
 // lse and row_max never feel the sink; a NaN row has lse NaN.
@@ -39,24 +41,27 @@ void softmax(const Problem& p, const Keys& keys, Row& r) {
   r.o.assign(static_cast<size_t>(p.value_dim), 0);
   r.max = -INFINITY;
   r.lse = INFINITY;
+  r.sum = 0;
+  r.all = r.whole = {INFINITY, 0};
   if (n == 0) return;
   for (const double s : r.logits) r.max = s > r.max || std::isnan(s) ? s : r.max;
   const bool weightless = r.max == -INFINITY && r.sink > -INFINITY;
   if (weightless) {
     r.lse = -INFINITY;
+    r.all = {-INFINITY, 0};
+    r.whole = {r.sink, 0};
     return;
   }
-  double sum = 0;
-  for (const double s : r.logits) sum += std::exp(s - r.max);
-  r.lse = r.max + std::log(sum);
-  if (std::isnan(sum)) r.lse = NAN;
-  const double whole = log_add(r.lse, r.sink);
+  for (const double s : r.logits) r.sum += std::exp(s - r.max);
+  r.lse = std::isnan(r.sum) ? NAN : r.max + std::log(r.sum);
+  r.all = log_sum(r.max, r.sum, -INFINITY);
+  r.whole = log_sum(r.max, r.sum, r.sink);
   for (size_t i = 0; i < n; ++i) {
-    const double weight = std::exp(r.logits[i] - whole);
+    const double weight = r.whole.share(r.logits[i]);
     const double* v = keys.rows.data() + i * static_cast<size_t>(p.dim);
     for (int64_t c = 0; c < p.value_dim; ++c) r.o[static_cast<size_t>(c)] += weight * v[c];
   }
-  if (!std::isnan(whole)) return;
+  if (!std::isnan(r.whole.base)) return;
   std::fill(r.o.begin(), r.o.end(), NAN);
 }
 
@@ -96,12 +101,12 @@ struct Upstream {
 double backward_row(const Problem& p, const Keys& keys, const Row& r, const Upstream& up, int64_t g,
                     std::vector<double>& dq, KeyGradient& dkv) {
   const int64_t d = p.dim, v = p.value_dim;
-  const double whole = log_add(r.lse, r.sink), delta = dot(r.o.data(), up.d_o.data(), v);
+  const double delta = dot(r.o.data(), up.d_o.data(), v);
   for (size_t i = 0; i < keys.slots.size(); ++i) {
     const double* k = keys.rows.data() + i * static_cast<size_t>(d);
-    const double weight = std::exp(r.logits[i] - whole);
+    const double weight = r.whole.share(r.logits[i]);
     double ds = weight * (dot(up.d_o.data(), k, v) - delta);
-    if (p.has_d_lse) ds += std::exp(r.logits[i] - r.lse) * up.d_lse;
+    if (p.has_d_lse) ds += r.all.share(r.logits[i]) * up.d_lse;
     const KeyRow& row = keys.slots[i].row;
     for (int64_t c = 0; c < d; ++c) dq[static_cast<size_t>(c)] += p.scale * ds * k[c];
     if (dkv.sum.empty()) continue;
@@ -110,7 +115,7 @@ double backward_row(const Problem& p, const Keys& keys, const Row& r, const Upst
     for (int64_t c = 0; c < v; ++c) to[c] += weight * up.d_o[static_cast<size_t>(c)];
   }
   if (keys.slots.empty() || !(r.sink > -INFINITY || std::isnan(r.sink))) return 0;
-  return -(r.sink == INFINITY ? 1.0 : std::exp(r.sink - whole)) * delta;
+  return -(r.sink == INFINITY ? 1.0 : r.whole.share(r.sink)) * delta;
 }
 
 void read_saved(const Args& a, int64_t b, int64_t s, int64_t h, Row& r) {
@@ -120,6 +125,9 @@ void read_saved(const Args& a, int64_t b, int64_t s, int64_t h, Row& r) {
     if (a.saved_o_residual) r.o[c] += a.saved_o_residual.get(b, s, h, column);
   }
   r.lse = a.saved_lse.get(b, s, h);
+  if (is_own(r.lse, r.max, r.sum)) return;
+  r.all = {r.lse, 0};
+  r.whole = {log_add(r.lse, r.sink), 0};
 }
 
 void backward_query(const Call& c, int64_t b, int64_t s, int64_t g, const Keys& keys,

@@ -72,8 +72,10 @@ void teach(const Problem& p, const Args& a, int64_t b, int64_t s, LossRow& r) {
       max = z[i] > max || std::isnan(z[i]) ? z[i] : max;
     }
     for (size_t i = 0; i < n; ++i) sum += std::exp(z[i] - max);
-    const double lse = a.saved_lse ? a.saved_lse.get(b, s, h) : max + std::log(sum);
-    for (size_t i = 0; i < n; ++i) r.teacher[i] += std::exp(z[i] - lse);
+    LogSum all = log_sum(max, sum, -INFINITY);
+    if (a.saved_lse && !is_own(a.saved_lse.get(b, s, h), max, sum))
+      all = {a.saved_lse.get(b, s, h), 0};
+    for (size_t i = 0; i < n; ++i) r.teacher[i] += all.share(z[i]);
   }
 }
 

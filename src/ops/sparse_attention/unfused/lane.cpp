@@ -152,7 +152,8 @@ class Dense {
   }
 
   struct Softmax {
-    double max = -INFINITY, lse = INFINITY, sink = -INFINITY, whole = INFINITY;
+    double max = -INFINITY, lse = INFINITY, sink = -INFINITY, sum = 0;
+    LogSum all, whole;  // lse; with the sink
     bool empty = true;
   };
 
@@ -172,22 +173,24 @@ class Dense {
     if (f.empty) return f;
     if (f.max == -INFINITY && f.sink > -INFINITY) {
       f.lse = -INFINITY;
-      f.whole = f.sink;
+      f.all = {-INFINITY, 0};
+      f.whole = {f.sink, 0};
       return f;
     }
-    double sum = 0;
     for (int64_t j = 0; j < p_.keys; ++j)
       if (m[j] > -INFINITY)
-        sum += std::exp(static_cast<double>(row[j]) - f.max + static_cast<double>(m[j]));
-    f.lse = std::isnan(sum) ? NAN : f.max + std::log(sum);
-    f.whole = log_add(f.lse, f.sink);
+        f.sum += std::exp(static_cast<double>(row[j]) - f.max + static_cast<double>(m[j]));
+    f.lse = std::isnan(f.sum) ? NAN : f.max + std::log(f.sum);
+    f.all = log_sum(f.max, f.sum, -INFINITY);
+    f.whole = log_sum(f.max, f.sum, f.sink);
     for (int64_t j = 0; j < p_.keys; ++j)
       if (m[j] > -INFINITY) add(weight(row[j], m[j], f.whole), w_.rows + j * p_.dim, w_.o);
     return f;
   }
 
-  static float weight(float s, float m, double whole) {
-    return static_cast<float>(std::exp(static_cast<double>(s) + static_cast<double>(m) - whole));
+  static float weight(float s, float m, const LogSum& whole) {
+    const double distance = static_cast<double>(s) - whole.base;
+    return static_cast<float>(std::exp(distance + static_cast<double>(m) - whole.rest));
   }
   void add(float x, const float* row, float* to) const {
     for (int64_t c = 0; c < p_.value_dim; ++c) to[c] += x * row[c];
@@ -215,7 +218,10 @@ class Dense {
     }
     if (a_.saved_lse) {
       f.lse = a_.saved_lse.get(b, s, h);
-      f.whole = log_add(f.lse, f.sink);
+      if (!is_own(f.lse, f.max, f.sum)) {
+        f.all = {f.lse, 0};
+        f.whole = {log_add(f.lse, f.sink), 0};
+      }
     }
     std::fill_n(w_.dq, p_.dim, 0.0f);
     const float* dp = w_.other + s * p_.keys;
@@ -224,7 +230,7 @@ class Dense {
       if (m[j] == -INFINITY) continue;
       const float p = weight(row[j], m[j], f.whole);
       double ds = static_cast<double>(p) * (static_cast<double>(dp[j]) - delta);
-      if (a_.d_lse) ds += static_cast<double>(weight(row[j], m[j], f.lse)) * d_lse;
+      if (a_.d_lse) ds += static_cast<double>(weight(row[j], m[j], f.all)) * d_lse;
       const auto scaled = static_cast<float>(p_.scale * ds);
       const float* k = w_.rows + j * p_.dim;
       for (int64_t c = 0; c < p_.dim; ++c) w_.dq[c] += scaled * k[c];
@@ -233,7 +239,7 @@ class Dense {
     for (int64_t c = 0; a_.dq && c < p_.dim; ++c)
       a_.dq.put(static_cast<double>(w_.dq[c]), b, s, h, c);
     if (f.empty || f.sink == -INFINITY) return;
-    w_.d_sink[h] -= (f.sink == INFINITY ? 1 : std::exp(f.sink - f.whole)) * delta;
+    w_.d_sink[h] -= (f.sink == INFINITY ? 1 : f.whole.share(f.sink)) * delta;
   }
 
   void add_key(int64_t b, int64_t g, int64_t s, int64_t h, int64_t j, float ds, float p) {

@@ -131,7 +131,8 @@ std::string judge(const Case& c, const Outcome& ours, bool one_order) {
     }
   }
   if (!c.backward()) return complaints;
-  const Numbers stored = truth(c, true);
+  const StoredO kept = {ours.o, ours.o_residual};
+  const Numbers stored = truth(c, &kept);
   complaints += compare({.name = "dq",
                          .ours = &ours.dq,
                          .truth = &right.dq,

@@ -17,7 +17,7 @@ struct Compared {
   double growth = 0;               // of e, from large logits
   double term = 0;                 // the largest summand, where sums cancel
   std::vector<double> extra = {};  // further room of each element
-  const std::vector<double>* stored = nullptr;  // the truth, given o as it is stored
+  const std::vector<double>* stored = nullptr;  // the truth, given o as the lane stored it
 };
 // Empty: right. Otherwise the worst element.
 std::string compare(const Compared& t);

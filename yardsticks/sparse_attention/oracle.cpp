@@ -100,6 +100,7 @@ std::vector<Weighed> keys_of(const Case& c, int64_t b, int64_t s, int64_t g, Num
 
 // One (query, head), dense over its keys.
 struct Head {
+  size_t at = 0;  // of [B, S, H]
   std::vector<double> q, d_o, score, p, with_sink;
   double max = -INFINITY, lse = INFINITY, sink = -INFINITY, sink_share = 0;
   std::vector<double> o;
@@ -150,13 +151,13 @@ void probabilities(const Case& c, const std::vector<Weighed>& keys, const std::v
 
 void gradients(const Case& c, const std::vector<Weighed>& keys, const std::vector<double>& rows,
                const Head& r, double d_lse, int64_t g, double* dq, Numbers& n, int64_t h,
-               bool stored_o) {
+               const StoredO* stored) {
   const auto d = static_cast<size_t>(c.dim()), v = static_cast<size_t>(c.value_dim());
   double delta = 0;
   for (size_t x = 0; x < v; ++x) {
-    double o = r.o[x];
-    if (stored_o) o = rounded(c.o_dtype, o);
-    if (stored_o && c.residual) o += rounded(c.o_dtype, r.o[x] - o);
+    const size_t at = r.at * v + x;
+    double o = stored ? stored->o[at] : r.o[x];
+    if (stored && !stored->residual.empty()) o += stored->residual[at];
     delta += o * r.d_o[x];
   }
   for (size_t i = 0; i < keys.size(); ++i) {
@@ -196,7 +197,7 @@ void size_numbers(const Case& c, Numbers& n) {
 
 }  // namespace
 
-Numbers truth(const Case& c, bool stored_o) {
+Numbers truth(const Case& c, const StoredO* stored) {
   Numbers n;
   size_numbers(c, n);
   Head r;
@@ -212,6 +213,7 @@ Numbers truth(const Case& c, bool stored_o) {
             rows[i * d + x] = kv_value(c, keys[i].row, g, static_cast<int64_t>(x));
         for (int64_t h = g * share; h < (g + 1) * share; ++h) {
           const auto at = static_cast<size_t>((b * c.queries() + s) * c.heads() + h);
+          r.at = at;
           r.q.assign(d, 0);
           for (size_t x = 0; x < d; ++x) r.q[x] = q_value(c, b, s, h, static_cast<int64_t>(x));
           r.sink = c.sink ? c.sink.get(h) : -INFINITY;
@@ -225,7 +227,7 @@ Numbers truth(const Case& c, bool stored_o) {
           for (size_t x = 0; x < v && c.d_o; ++x)
             r.d_o[x] = c.d_o.get(b, s, h, static_cast<int64_t>(x));
           gradients(c, keys, rows, r, c.d_lse ? c.d_lse.get(b, s, h) : 0, g, n.dq.data() + at * d,
-                    n, h, stored_o && c.saved);
+                    n, h, c.saved ? stored : nullptr);
         }
       }
   if (c.accumulate) {

@@ -16,9 +16,13 @@ struct Numbers {
   double dq_term = 0, dkv_term = 0;  // the largest summands, of which sums may cancel
 };
 
+// o, and its residual or nothing, as a lane's forward stored them: what its backward gets.
+struct StoredO {
+  const std::vector<double>&o, &residual;
+};
 // Dense over keys: each weighs as often as valid slots name it.
-// stored_o: with Delta from o (and its residual) as they are stored, where backward gets them.
-Numbers truth(const Case& c, bool stored_o = false);
+// stored: with Delta from that o, where backward gets it.
+Numbers truth(const Case& c, const StoredO* stored = nullptr);
 // Gathered, fp32 scores and softmax; P, dS, o, dq, dkv each rounded once to the input's dtype.
 Numbers eager(const Case& c);
 

@@ -9,6 +9,7 @@
 #include <cuda_runtime_api.h>
 
 #include "ops/sparse_attention/foreign.cuh"
+#include "ops/sparse_attention/sums.cuh"
 
 namespace talea::sparse_attention::cuda {
 
@@ -88,9 +89,6 @@ struct SortBuffers {
 // Adds contributions [n, Kp, dim] fp32 to the rows their slots name: per row in the order of slots.
 void scatter(const Scatter& scatter, const Chunk& chunk, const int64_t* rows,
              const float* contributions, const SortBuffers& sort, cudaStream_t stream);
-void fill_zero(const View& v, const int64_t (&extent)[4], cudaStream_t stream);
-// From fp32 sums to the caller's dkv.
-void convert(const View& from, const View& to, const int64_t (&extent)[4], cudaStream_t stream);
 
 // The indexer. products [n, heads, columns] fp32 of keys [first_key, first_key + columns) -> their
 // scores [n, keys] fp32: heads ascending; -Inf outside the bounds.

@@ -209,8 +209,8 @@ struct Problem {
   int64_t sequences = 0;                         // thd: n
   int64_t q_scale_rank = 0, kv_scale_rank = 0;   // 0: scalar, 1: a row, 2: a row and head or tile
   bool has_q_scale = false, has_kv_scale = false, has_topk_length = false, has_sink = false;
-  bool has_block_table = false, has_positions = false, has_d_lse = false, has_saved = false,
-       has_o_residual = false;
+  bool has_block_table = false, has_positions = false, has_d_o = false, has_d_lse = false,
+       has_saved = false, has_o_residual = false;
   bool wants_o = false, wants_o_residual = false, wants_lse = false, wants_row_max = false;
   bool wants_status = false, wants_dq = false, wants_dkv = false, wants_d_sink = false;
   bool accumulate_dkv = false;

@@ -221,6 +221,20 @@ __device__ __forceinline__ void store_matrix_x4(void* to, uint32_t a, uint32_t b
       : "memory");
 }
 
+__device__ __forceinline__ void load_matrix_x4(uint32_t (&x)[4], const void* from) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+               : "r"(smem_address(from))
+               : "memory");
+}
+
+__device__ __forceinline__ void load_matrix_x4_transposed(uint32_t (&x)[4], const void* from) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+               : "r"(smem_address(from))
+               : "memory");
+}
+
 // ---- counters in device memory ----------------------------------------------------------------
 
 // What this thread has seen read is read before whoever sees the new count goes on.

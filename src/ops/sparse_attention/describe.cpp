@@ -128,6 +128,7 @@ void fill_flags(CheckedCall& r) {
   if (mutant(Mutant::sa11_plan_reads_data) && p.device == DeviceKind::cpu &&
       p.queries * p.slots > 0)
     p.has_positions = a.indices.integer(0) != -1;
+  p.has_d_o = a.d_o.present;
   p.has_d_lse = a.d_lse.present;
   p.has_saved = a.saved_o.present;
   p.has_o_residual = a.saved_o_residual.present;

@@ -4,6 +4,7 @@
 #ifdef TALEA_WITH_CUDA
 #include <gtest/gtest.h>
 
+#include "ops/sparse_attention/sm90/backward_config.hpp"
 #include "ops/sparse_attention/sm90/config.hpp"
 
 namespace talea::sparse_attention::sm90 {
@@ -112,11 +113,102 @@ TEST(AttentionSm90Config, DeclinesByName) {
   p.options.kv_storage = KvStorage::fp8_scaled;
   expect_declined(p, "kv_storage");
   p = problem(128, 64, 8);
-  p.pass = Pass::backward;
-  expect_declined(p, "forward pass alone");
+  p.pass = Pass::index_loss;
+  expect_declined(p, "forward, backward and selection alone");
   DeviceFacts older = h200();
   older.sm = 80;
   EXPECT_NE(decline(problem(128, 64, 8), older)->find("sm_80"), std::string::npos);
+}
+
+// A stand-in for the library: a byte a slot.
+int64_t byte_a_slot(int64_t slots, int64_t) { return slots; }
+
+Problem backward(int64_t dim, int64_t value_dim, int64_t heads) {
+  Problem p = problem(dim, value_dim, heads);
+  p.pass = Pass::backward;
+  p.scale = 1 / 24.0;
+  p.has_saved = p.has_d_o = p.wants_dq = p.wants_dkv = true;
+  p.d_o_dtype = p.dq_dtype = p.dkv_dtype = DType::bf16;
+  p.d_o_stride = {0, heads * value_dim, value_dim};
+  return p;
+}
+BackwardConfig cut(const Problem& p) { return backward_config(p, h200(), byte_a_slot); }
+
+int64_t bytes_of(const Problem& p) {
+  Arena arena;
+  lay_out_backward(arena, p, cut(p));
+  return arena.bytes();
+}
+
+TEST(AttentionSm90Config, EverySizeOfBackwardFitsSharedMemory) {
+  for (int64_t dim = 16; dim <= most_columns; dim += 16) {
+    const BackwardChunks c = backward_chunks[width_of(dim)];
+    EXPECT_GE(c.all() * chunk_columns, dim);
+    EXPECT_GE(c.values() * chunk_columns, std::min(dim, most_value_columns));
+    EXPECT_LE(backward_shared_bytes(dim), most_shared_bytes) << dim;
+    for (const int64_t heads : {1, 64, 65, 128, 192, 256}) {
+      EXPECT_FALSE(decline(backward(dim, 16, heads), h200()));
+      const SumPlan s = sum_plan(dim, (heads + 63) / 64);
+      EXPECT_LE(sum_shared_bytes(s), most_shared_bytes) << dim << ", " << heads;
+      EXPECT_EQ(s.head_tiles * s.sums, (heads + 63) / 64);
+      EXPECT_GE(s.groups * s.chunks * chunk_columns, dim);
+      EXPECT_LT((s.groups - 1) * s.chunks, chunks_of_columns(dim));  // no group without columns
+      EXPECT_EQ(s.stages % sum_groups, 0);
+      EXPECT_LE(s.stages, most_stages);
+    }
+  }
+}
+
+TEST(AttentionSm90Config, ChunksOfBackwardKeepTheLimit) {
+  Problem p = backward(576, 512, 128);
+  p.options.dkv_sum = DkvSum::atomic;
+  EXPECT_EQ(cut(p).chunk_lists, 198);  // three turns of 66 queries
+  EXPECT_LE(bytes_of(p), p.options.workspace_limit_bytes);
+  p.options.workspace_limit_bytes = int64_t{100} << 20;
+  EXPECT_EQ(cut(p).chunk_lists, 66);
+  p.options.workspace_limit_bytes = 1;
+  EXPECT_EQ(cut(p).chunk_lists, 1);  // what it takes at least
+  p.options.dkv_sum = DkvSum::deterministic;
+  for (const int64_t limit : {int64_t{64} << 20, int64_t{256} << 20, int64_t{5} << 29}) {
+    p.options.workspace_limit_bytes = limit;
+    EXPECT_LE(bytes_of(p), limit);
+    EXPECT_GT(cut(p).chunk_lists, limit / (12 << 20));
+  }
+  p.wants_dkv = false;  // dq alone: Delta
+  EXPECT_LT(bytes_of(p), 4 * 4096 * 128 + 1024);
+  EXPECT_EQ(cut(p).chunk_lists, 4096);
+}
+
+TEST(AttentionSm90Config, ThePowerOfTwoNextToTheScale) {
+  Problem p = backward(128, 64, 8);
+  for (const auto& [scale, exponent] : {std::pair<double, float>{1, 0},
+                                        {0.25, -2},
+                                        {-0.25, -2},
+                                        {0.09, -3},
+                                        {1e9, 8},
+                                        {1e-9, -14}}) {
+    p.scale = scale;
+    EXPECT_EQ(cut(p).exponent, exponent) << scale;
+  }
+}
+
+TEST(AttentionSm90Config, BackwardDeclinesByName) {
+  EXPECT_FALSE(decline(backward(128, 64, 8), h200()));
+  Problem p = backward(128, 64, 8);
+  p.has_saved = false;
+  expect_declined(p, "without o and lse");
+  p = backward(128, 64, 8);
+  p.d_o_dtype = DType::f32;
+  expect_declined(p, "d_o of fp32");
+  p.has_d_o = false;
+  EXPECT_FALSE(decline(p, h200()));
+  p = backward(128, 64, 8);
+  p.dkv_dtype = DType::f32;
+  p.dkv_stride = {0, 130, 0};
+  expect_declined(p, "dkv: stride 130");
+  p = backward(128, 64, 6);
+  p.groups = 2, p.total_heads = 8;
+  expect_declined(p, "unlike numbers of heads");
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "ops/sparse_attention/contract.hpp"
+#include "ops/sparse_attention/sm90/backward_config.hpp"
 #include "ops/sparse_attention/sm90/index_config.hpp"
 
 namespace talea::sparse_attention::sm90 {
@@ -40,7 +41,8 @@ Reason decline(const Problem& p, const DeviceFacts& d) {
   if (d.cuda_devices == 0) return d.cuda_problem.empty() ? "no CUDA device" : d.cuda_problem;
   if (d.sm != 90) return fmt::format("sm_{}: needs sm_90", d.sm);
   if (p.pass == Pass::select) return decline_index(p);
-  if (p.pass != Pass::forward) return "this version has kernels of the forward pass alone";
+  if (p.pass != Pass::forward && p.pass != Pass::backward)
+    return "this version has kernels of forward, backward and selection alone";
   const bool packed = p.options.kv_storage == KvStorage::fp8_656;
   if (p.options.kv_storage == KvStorage::fp8_scaled)
     return "kv_storage = fp8_scaled: this version reads plain rows and those of fp8_656";
@@ -54,7 +56,8 @@ Reason decline(const Problem& p, const DeviceFacts& d) {
   if (p.alignment_bytes < 16)
     return fmt::format("tensors on multiples of {} bytes: 16 are needed", p.alignment_bytes);
   if (auto reason = decline_rows("q", p.q_stride, p.q_dtype)) return reason;
-  return decline_rows("kv", p.kv_stride, packed ? DType::u8 : p.kv_dtype);
+  if (auto reason = decline_rows("kv", p.kv_stride, packed ? DType::u8 : p.kv_dtype)) return reason;
+  return p.pass == Pass::backward ? decline_backward(p) : std::nullopt;
 }
 
 Config config(const Problem& p, const DeviceFacts& d) {

@@ -1,9 +1,10 @@
-// What: the table entry of lane sm90: one kernel for the forward pass; scores and selection.
+// What: the table entry of lane sm90: one kernel for the forward pass; other passes have files.
 // Why: on Hopper, rows are gathered into shared memory and multiplied there: no copy, no workspace.
 // Never: declines in silence, allocates, or waits but under IndexCheck::checked.
 #include "core/arena.hpp"
 #include "ops/sparse_attention/foreign.hpp"
 #include "ops/sparse_attention/sharded.hpp"
+#include "ops/sparse_attention/sm90/backward_lane.hpp"
 #include "ops/sparse_attention/sm90/config.hpp"
 #include "ops/sparse_attention/sm90/index.hpp"
 
@@ -27,6 +28,7 @@ struct Sm90 {
   }
   static Planned plan(const Problem& p, const DeviceFacts& d) {
     if (p.pass == Pass::select) return sm90::plan_index(p, d);
+    if (p.pass == Pass::backward) return sm90::plan_backward(p, d);
     const sm90::Config c = sm90::config(p, d);
     Arena counting;
     lay_out(counting, c);
@@ -34,6 +36,8 @@ struct Sm90 {
   }
   static std::vector<std::string> details(const Problem& p, const Planned& planned) {
     if (p.pass == Pass::select) return sm90::index_details(planned.as<sm90::IndexConfig>());
+    if (p.pass == Pass::backward)
+      return sm90::backward_details(p, planned.as<sm90::BackwardConfig>());
     const auto& c = planned.as<sm90::Config>();
     const sm90::TilePlan tiles = sm90::tile_plan(p.dim, c.half);
     return {fmt::format("tile = {} heads x {} keys, one query a block", sm90::tile_heads,
@@ -53,6 +57,7 @@ void Sm90::run(const Call& c, const Planned& planned) {
   const cudaStream_t stream = device::cuda_stream(c.stream);
   device::refuse_earlier_error(stream);
   if (p.pass == Pass::select) return sm90::run_index(c, planned.as<sm90::IndexConfig>());
+  if (p.pass == Pass::backward) return sm90::run_backward(c, planned.as<sm90::BackwardConfig>());
   const auto& config = planned.as<sm90::Config>();
   Arena arena(c.workspace);
   sm90::Forward f;

@@ -119,7 +119,9 @@ __device__ void produce(const Forward& f, const Tiles& tiles, Beside& beside, in
           ptx::barrier_wait(&beside.keys_free[t][k], phase);
           copier.chunks(shared + tiles.keys_at(t), rows, present, part.first, part.last);
           ptx::barrier_arrive_after_copies(&beside.keys_ready[t][k]);
-          if (k != t * each || lane != 0) continue;  // with the first part: which slots are valid
+          // With the first part: which slots are valid. Only the warpgroup that releases this part
+          // reads the mask, before it does: the wait above stands between its reading and this.
+          if (k != t * each || lane != 0) continue;
           reinterpret_cast<uint16_t*>(&beside.valid[t])[warp] =
               static_cast<uint16_t>(valid >> (16 * t));
           ptx::barrier_arrive(&beside.keys_ready[t][k]);

@@ -1,0 +1,110 @@
+// What: the warpgroup of the backward pass that fills shared memory: q, d_o, and rows of kv.
+// Why: while two warpgroups form dkv of a tile, the keys of the next are on their way.
+// Never: reads a row that no valid slot names.
+#pragma once
+
+#include "ops/sparse_attention/sm90/backward_work.cuh"
+#include "ops/sparse_attention/sm90/produce.cuh"
+
+namespace talea::sparse_attention::sm90 {
+
+// Rows of a query's heads, those of this work alone.
+__device__ inline void copy_heads(const View& from, const Work& w, const Copier& copier,
+                                  uint32_t to, int first, int last, int thread, const View& other) {
+  const char* rows[4];
+  unsigned present = 0;
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    const int row = thread / 8 + 16 * j;
+    rows[j] = static_cast<const char*>(other.data);
+    if (row >= w.heads || !from.present) continue;
+    rows[j] = static_cast<const char*>(from.data) + 2 * cuda::offset(from, w.b, w.s, w.head + row);
+    present |= 1u << j;
+  }
+  copier.chunks(to, rows, present, first, last);
+}
+
+// The row that a slot of list `list` names. Foreign indices are counted where asked.
+__device__ inline KeyRow find_slot(const Forward& f, const QueryRule& query, int64_t list, int slot,
+                                   bool counts) {
+  if (slot >= query.slots) return {};
+  const cuda::Tables& t = f.tables;
+  const int64_t g = list % t.groups, s = list / t.groups % t.queries;
+  const int64_t index =
+      cuda::integer_at(t.indices, cuda::offset(t.indices, query.batch, s, g, slot));
+  const KeyRow found = find_key(t.rule, query, slot, index);
+  if (counts && found.kind == SlotKind::foreign)
+    cuda::count(t, f.counters, query.batch, s, g, slot);
+  return found;
+}
+
+template <int kFirst, int kSecond>
+__device__ void produce_backward(const Backward& p, const BackwardTiles<kFirst, kSecond>& tiles,
+                                 BackwardBeside& beside, int thread) {
+  namespace ptx = talea::sm90;
+  const Forward& f = p.f;
+  const int warp = thread / 32, lane = thread % 32;
+  const Copier copier(thread, f.dim), values(thread, f.value_dim);
+  const uint32_t keys = ptx::smem_address(tiles.keys());
+  QueryRule& query = beside.query[warp];
+  uint32_t works = 0, tiles_done = 0;
+  const int64_t end = p.last_list * f.head_tiles;
+  for (int64_t number = p.first_list * f.head_tiles + blockIdx.x; number < end;
+       number += gridDim.x, ++works) {
+    int count = 0;
+    {
+      const Work w = work_of(f, number);
+      __syncwarp();
+      if (lane == 0) query = cuda::query_rule(f.tables, w.b, w.s);
+      __syncwarp();
+      if (w.heads > 0 || (f.counters && w.tile == 0)) count = tiles_of(query.slots);
+    }
+#pragma unroll 1
+    for (int tile = 0; tile < count || tile == 0; ++tile) {
+      if (count > 0) {
+        int64_t row = -1;
+        const int line = lane / 4 * 16 + warp * 4 + lane % 4;  // of lanes 0..15
+        if (lane < 16) {
+          const int64_t list = number / f.head_tiles;
+          const KeyRow found = find_slot(f, query, list, tile * tile_keys + line,
+                                         f.counters && number % f.head_tiles == 0);
+          if (found.kind == SlotKind::valid)
+            row = cuda::offset(f.kv, found.outer, found.inner, list % f.tables.groups);
+        }
+        const unsigned valid = __ballot_sync(~0u, row >= 0);
+        const char* rows[4];
+        unsigned present = 0;
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          const int64_t at = __shfl_sync(~0u, row, j * 4 + lane / 8);
+          rows[j] = static_cast<const char*>(at >= 0 ? f.kv.data : f.q.data);
+          rows[j] += at >= 0 ? 2 * at : 0;
+          present |= (at >= 0 ? 1u : 0u) << j;
+        }
+#pragma unroll 1
+        for (int k = 0; k < backward_parts; ++k) {
+          const Part part = backward_part<kFirst, kSecond>(k);
+          ptx::barrier_wait(&beside.keys_free[k], (tiles_done & 1) ^ 1);
+          copier.chunks(keys, rows, present, part.first, part.last);
+          ptx::barrier_arrive_after_copies(&beside.keys_ready[k]);
+          if (k != 0 || lane != 0) continue;  // with the first part: which slots are valid
+          reinterpret_cast<uint16_t*>(&beside.valid[tiles_done % 2])[warp] =
+              static_cast<uint16_t>(valid);
+          ptx::barrier_arrive(&beside.keys_ready[0]);
+        }
+        ++tiles_done;
+      }
+      if (tile > 0) continue;
+      const Work w = work_of(f, number);
+      ptx::barrier_wait(&beside.q_free, (works & 1) ^ 1);
+      if (thread == 0) beside.tiles = count;
+      copy_heads(f.q, w, copier, ptx::smem_address(tiles.queries()), 0, tiles.columns, thread, f.q);
+      copy_heads(p.d_o, w, values, ptx::smem_address(tiles.upstream()), 0, tiles.values, thread,
+                 f.q);
+      ptx::barrier_arrive_after_copies(&beside.q_ready);
+      if (thread == 0) ptx::barrier_arrive(&beside.q_ready);
+    }
+  }
+}
+
+}  // namespace talea::sparse_attention::sm90

@@ -86,24 +86,12 @@ void Run::prepare(const Chunk& chunk) {
   compare(chunk, b_.q, p_.dim, b_.scores);
 }
 
-// Tensor cores cut a sum off where they add to it: a logit is summed over few columns at a time,
-// and these sums are rounded.
 void Run::compare(const Chunk& chunk, const void* rows, int64_t columns, float* to, float beta) {
-  constexpr int64_t most = 288;
-  const int64_t each = plan_.operands == DType::f32 ? std::max<int64_t>(columns, 1) : most;
-  for (int64_t first = 0; first < columns; first += each)
-    compare_columns(chunk, rows, {columns, first, std::min(each, columns - first)}, to,
-                    first == 0 ? beta : 1);
-}
-
-void Run::compare_columns(const Chunk& chunk, const void* rows, const Columns& c, float* to,
-                          float beta) {
-  const int64_t offset = c.first * size_of(plan_.operands), columns = c.all;
   Batched x;
   x.transpose_a = true;
   x.m = plan_.padded;
   x.n = chunk.heads;
-  x.k = c.count;
+  x.k = columns;
   x.lda = p_.dim;
   x.ldb = columns;
   x.ldc = plan_.padded;
@@ -111,9 +99,9 @@ void Run::compare_columns(const Chunk& chunk, const void* rows, const Columns& c
   x.stride_b = chunk.heads * columns;
   x.stride_c = chunk.heads * plan_.padded;
   x.batches = chunk.n;
-  x.a = static_cast<const char*>(b_.keys) + offset;
+  x.a = b_.keys;
   x.beta = beta;
-  x.b = static_cast<const char*>(rows) + offset;
+  x.b = rows;
   x.c = to;
   multiply(x);
 }

@@ -35,11 +35,6 @@ class Run {
   void multiply(const Batched& product);
   // to [n, H, Kp] = rows [n, H, columns] times the keys' first columns + beta to.
   void compare(const Chunk& chunk, const void* rows, int64_t columns, float* to, float beta = 0);
-  struct Columns {
-    int64_t all, first, count;  // of a row; those of this product
-  };
-  void compare_columns(const Chunk& chunk, const void* rows, const Columns& c, float* to,
-                       float beta);
   // values [n, H, columns] = alpha weights [n, H, Kp] keys + beta values.
   void weigh(const Chunk& chunk, const void* weights, int64_t columns, float alpha, float beta);
   void forward_chunk(const Chunk& chunk);

@@ -1,7 +1,13 @@
 // What: the kernel of the gradients of a slice of chunks.
 // Why: rows by head exist for one slice at a time, and are then summed over their group.
 // Never: sums over heads.
-#include "ops/mamba3/sm90/backward.cuh"
+#include "ops/mamba3/sm90/backward_decays.cuh"
+#include "ops/mamba3/sm90/backward_gates.cuh"
+#include "ops/mamba3/sm90/backward_parameters.cuh"
+#include "ops/mamba3/sm90/backward_prepare.cuh"
+#include "ops/mamba3/sm90/backward_rows.cuh"
+#include "ops/mamba3/sm90/backward_state.cuh"
+#include "ops/mamba3/sm90/backward_tokens.cuh"
 #include "ops/mamba3/sm90/launch.cuh"
 
 namespace talea::mamba3::sm90 {

@@ -3,6 +3,7 @@
 // Never: a relative tolerance a test could choose.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -41,6 +42,8 @@ struct Rule {
   // 16-bit gradients: these multiples of the worst eager error and of eager's L2. 0: elementwise.
   int worst_times = 0, l2_times = 0;
   Real luck = 0;  // what the square of the L2 error may have by luck beside the last rounding's
+  // What rounding each of its terms once may bring to element k; asked where all else refuses it.
+  std::function<Real(int64_t)> terms;
   Real* worst_use = nullptr;  // the largest share of the floor that was needed, over a run
 };
 // What a run needed beyond the contract's accuracy rule, for the products and for the lane that is

@@ -42,6 +42,53 @@ std::vector<int64_t> ranking(const Case& c, const Answer& truth, int64_t t, int6
   return ids;
 }
 
+// What is NaN or infinite makes elements that are so, too, and those have no error to be judged.
+double finite(Real x) { return std::isfinite(x) ? double(x) : 0; }
+
+// Rows of a matrix, and the products of each two of them.
+struct Rows {
+  int64_t columns = 0;
+  std::vector<double> values;
+
+  int64_t count() const { return int64_t(values.size()) / columns; }
+  double product(int64_t n, int64_t m) const {
+    double sum = 0;
+    for (int64_t i = 0; i < columns; ++i)
+      sum += values[size_t(n * columns + i)] * values[size_t(m * columns + i)];
+    return sum;
+  }
+  // The sum over all pairs of rows of their product's square: the same of the columns.
+  double gram_square() const {
+    double sum = 0;
+    if (count() <= columns) {
+      for (int64_t n = 0; n < count(); ++n)
+        for (int64_t m = 0; m <= n; ++m) sum += (m < n ? 2 : 1) * product(n, m) * product(n, m);
+      return sum;
+    }
+    std::vector<double> gram(size_t(columns * columns), 0);
+    for (int64_t n = 0; n < count(); ++n)
+      for (int64_t i = 0; i < columns; ++i) {
+        const double* row = values.data() + n * columns;
+        for (int64_t j = 0; j < columns; ++j) gram[size_t(i * columns + j)] += row[i] * row[j];
+      }
+    for (const double x : gram) sum += x * x;
+    return sum;
+  }
+
+  // Over how many directions up to 1,024 of the rows are spread: 1 where all are alike.
+  double directions() const {
+    Rows some{columns, {}};
+    const int64_t step = (count() + 1023) / 1024;
+    double sum = 0;
+    for (int64_t n = 0; n < count(); n += step) {
+      sum += product(n, n);
+      const auto row = values.begin() + n * columns;
+      some.values.insert(some.values.end(), row, row + columns);
+    }
+    return sum > 0 ? sum * sum / some.gram_square() : 0;
+  }
+};
+
 struct Judge {
   const Case& c;
   const CaseOutputs& ours;
@@ -66,7 +113,10 @@ struct Judge {
       rule.worst_times = is_16bit(c.in.hidden.dtype()) ? 2 : 0;
       // The lane that is eager on purpose cannot be asked to beat eager in every drawing.
       if (rule.worst_times > 0 && name != "db") rule.l2_times = is_product() ? 1 : 2;
-      if (name == "dw" && one_term()) rule.luck = luck_of_terms();
+      if (one_term()) {
+        if (name != "db") rule.luck = luck_of_terms(name);
+        rule.terms = [this, name](int64_t k) { return rounded_terms(name, k); };
+      }
     } else {
       rule.floor_magnitude = y.truth.largest_logit;
       // z_y and lse, each of logits that this lane rounds by its definition.
@@ -91,6 +141,7 @@ struct Judge {
 
   // The rest is section 4 of decision 0007.
   bool one_term() const { return standing == Standing::one_term && is_16bit(c.in.hidden.dtype()); }
+  // Half a step of the one rounding of this logit's gradient.
   Real once(int64_t t, int64_t v) const {
     return half_step(c.in.hidden.dtype(), y.truth.sizes[size_t(t * c.vocab() + v)]);
   }
@@ -105,34 +156,68 @@ struct Judge {
     }
   }
 
-  // Five deviations of the difference of two draws of dW's squared L2 error, whose terms are each
-  // off by a number spread evenly over a half step; none where more than 1,024 of them count.
-  Real luck_of_terms() const {
-    const int64_t n = c.tokens(), vocab = c.vocab();
-    std::vector<Real> products(size_t(n * n), 0);
-    for (int64_t t = 0; t < n; ++t)
-      for (int64_t u = 0; u <= t; ++u) {
-        for (int64_t i = 0; i < c.hidden(); ++i)
-          products[size_t(t * n + u)] += Real(c.in.hidden.get(t, i)) * c.in.hidden.get(u, i);
-        products[size_t(u * n + t)] = products[size_t(t * n + u)];
-      }
-    Real mean = 0, variance = 0, most = 0;
-    for (int64_t v = 0; v < vocab; ++v) {
-      Real worst = 0;
-      for (int64_t t = 0; t < n; ++t) {
-        const Real s = once(t, v), own = products[size_t(t * n + t)];
+  Real hidden(int64_t t, int64_t i) const { return c.in.hidden.get(t, i); }
+  Real weight(int64_t v, int64_t i) const { return c.in.weight.get(v, i); }
+
+  // An element is a sum of terms, each off by a number spread evenly over its half step: five
+  // deviations of their sum, and never more than all of them rounded the worst way.
+  Real rounded_terms(const std::string& name, int64_t k) const {
+    Real most = 0, squares = 0;
+    const auto add = [&](Real half, Real factor) {
+      most += finite(half * std::fabs(factor));
+      squares += finite(half * half * factor * factor / 3);
+    };
+    const int64_t row = name == "db" ? k : k / c.hidden(), i = k % c.hidden();
+    if (name == "dx")
+      for (int64_t v = 0; v < c.vocab(); ++v) add(once(row, v), weight(v, i));
+    for (int64_t t = 0; name != "dx" && row < c.vocab() && t < c.tokens(); ++t)
+      add(once(t, row), name == "db" ? Real(1) : hidden(t, i));
+    return std::min(most, 5 * std::sqrt(squares));
+  }
+
+  // Five deviations of the difference of two draws of a gradient's squared L2 error; none where
+  // more than 1,024 independent roundings make it up. A row of dW is a sum of rows of hidden, one a
+  // token, each times a number that is off by one rounding; a row of dX is one of rows of the
+  // weight, a word each. The variance of its square is a sum over pairs of those rows.
+  Real luck_of_terms(const std::string& name) const {
+    const bool by_word = name == "dx";
+    const int64_t outer = by_word ? c.tokens() : c.vocab(), d = c.hidden(),
+                  inner = by_word ? c.vocab() : c.tokens();
+    Rows all{d, std::vector<double>(size_t(inner * d))}, scaled{d, {}};
+    std::vector<double> own;
+    for (int64_t n = 0; n < inner; ++n) {
+      for (int64_t i = 0; i < d; ++i)
+        all.values[size_t(n * d + i)] = finite(by_word ? weight(n, i) : hidden(n, i));
+      own.push_back(all.product(n, n));
+    }
+    const auto half = [&](int64_t m, int64_t n) {
+      return finite(by_word ? once(m, n) : once(n, m));
+    };
+    std::vector<double> means(size_t(outer), 0);
+    double mean = 0, squares = 0;
+    for (int64_t m = 0; m < outer; ++m) {
+      for (int64_t n = 0; n < inner; ++n)
+        means[size_t(m)] += half(m, n) * half(m, n) * own[size_t(n)] / 3;
+      mean += means[size_t(m)], squares += means[size_t(m)] * means[size_t(m)];
+    }
+    if (squares == 0) return 0;
+    // Far more rows and directions than that need no pairs to be counted.
+    if (mean * mean / squares * all.directions() >= 4 * 1024) return 0;
+    double variance = 0, most = 0;
+    for (int64_t m = 0; m < outer; ++m) {
+      double worst = 0;
+      scaled.values.clear();
+      for (int64_t n = 0; n < inner && means[size_t(m)] > 0; ++n) {
+        const double s = half(m, n), size = s * s * own[size_t(n)];
         if (s == 0) continue;
-        worst += s * std::sqrt(own);
-        mean += s * s * own / 3;
-        variance += 4 * s * s * s * s * own * own / 45;
-        for (int64_t u = 0; u < t; ++u) {
-          const Real both = s * once(u, v) * products[size_t(t * n + u)];
-          variance += 4 * both * both / 9;
-        }
+        worst += std::sqrt(size);
+        variance += (4.0 / 45 - 2.0 / 9) * size * size;  // a row's own pair, for its share below
+        for (int64_t i = 0; i < d; ++i) scaled.values.push_back(s * all.values[size_t(n * d + i)]);
       }
       most += worst * worst;
+      variance += 2.0 / 9 * scaled.gram_square();
     }
-    const Real effective = variance > 0 ? mean * mean / (1.25L * variance) : Real(0);
+    const double effective = mean * mean / (1.25 * variance);
     return effective >= 1024 ? 0 : std::min(most, 5 * std::sqrt(2 * variance));
   }
 

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <tuple>
 
 #include "ops/linear_cross_entropy/forced.hpp"
 #include "ops/linear_cross_entropy/sm90/config.hpp"
@@ -53,6 +54,17 @@ TEST(Sm90Config, ChunkFollowsTheLimit) {
   const auto c = sm90::config(training(8191, 3584, 151936, 620), hopper());
   EXPECT_EQ(c.chunk_rows % 256, 0);
   EXPECT_EQ(c.chunks, (8191 + c.chunk_rows - 1) / c.chunk_rows);
+}
+
+// Slices form the logits twice: where one chunk has the room, nothing is gained, however small all
+// is.
+TEST(Sm90Config, WhereOneChunkFitsThereAreNoSlices) {
+  for (const auto& [tokens, hidden, vocab] :
+       {std::tuple{1100, 72, 2000}, std::tuple{300, 264, 3000}, std::tuple{8192, 4096, 128256}}) {
+    Problem p = training(tokens, hidden, vocab, 4096);
+    p.dw_dtype = DType::bf16;
+    EXPECT_FALSE(sm90::config(p, hopper()).by_slices()) << tokens;
+  }
 }
 
 TEST(Sm90Config, ShortChunksShareTheDeviceLongOnesDoNot) {

@@ -12,7 +12,8 @@
 
 namespace talea::lce::sm90 {
 
-constexpr double kNarrow = 1.04;  // the time of two narrow tiles, in square ones
+constexpr double kBesideProducts = 0.12;  // ms of a pass over rows: launches, sorting, ends
+constexpr double kNarrow = 1.04;          // the time of two narrow tiles, in square ones
 
 double bytes_added(const Problem& p, const Config& c, bool first) {
   if (c.dw == DwOutput::direct || p.dw_dtype == DType::f16) return 2;
@@ -83,7 +84,7 @@ double chunk_ms(const Problem& p, const DeviceFacts& device, const Config& c, in
   const double pairs = static_cast<double>(device.sm_count / 2);
   const double d = static_cast<double>(p.hidden), v = static_cast<double>(p.vocab_local);
   double one = 2 * static_cast<double>(round_up(rows, kPairRows)) * d * v / kRates.flops,
-         more = 0.12;
+         more = kBesideProducts;
   if (c.exp_stride == 0) {  // nothing beside the logits: their last wave counts
     more = 0.03;
     const double tiles = static_cast<double>((rows + kPairRows - 1) / kPairRows * c.tiles);
@@ -136,7 +137,7 @@ double slice_cost(const Problem& p, const DeviceFacts& device, const Config& c, 
            (p.wants_dx ? dx : 0) + (p.wants_dw ? dw : 0) + tile * n / 2 + 0.05;
   };
   const int64_t full = p.vocab_local / words, rest = p.vocab_local % words;
-  const double states = c.from_saved() ? 0 : 2 * n * d * v / kRates.flops;
+  const double states = c.from_saved() ? 0 : kBesideProducts + 2 * n * d * v / kRates.flops;
   return states + static_cast<double>(full) * slice_ms(words) + (rest > 0 ? slice_ms(rest) : 0);
 }
 

@@ -237,7 +237,9 @@ void run(const Call& call, const Planned& planned) {
 
 Planned planned(const Problem& p, const DeviceFacts& device) {
   const Plan decided = plan(p, device);
-  return talea::planned(bytes_of(p, decided), product_flops(p), decided);
+  Planned all = talea::planned(bytes_of(p, decided), product_flops(p), decided);
+  all.predicted_ms = predicted_ms(p, decided);
+  return all;
 }
 
 }  // namespace

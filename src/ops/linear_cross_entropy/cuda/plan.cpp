@@ -108,6 +108,24 @@ Plan plan(const Problem& p, const DeviceFacts& device) {
   return r;
 }
 
+// Three products, the passes over the logits between them, and what short chunks pay: the sum of dW
+// is read and written by each, in part beside its product.
+double predicted_ms(const Problem& p, const Plan& plan) {
+  if (!plan.with_gradient || !p.wants_dw || !is_16bit(plan.compute) || p.world > 1) return 0;
+  constexpr double flops = 670e9, bytes = 4.0e9, launches = 0.1, row_bytes = 14;
+  const double dv = static_cast<double>(p.hidden) * static_cast<double>(p.vocab_local);
+  const double rows = static_cast<double>(round_up(std::min(plan.chunk_rows, p.tokens), 128)),
+               chunks = static_cast<double>(plan.chunks);
+  const double product = 2 * rows * dv / flops;
+  const double sum = plan.dw_direct ? (plan.chunks > 1 ? 4 : 2) : 8;
+  const double added = sum * dv / bytes;
+  const double dw = std::max(product, added) + 0.6 * std::min(product, added);
+  const double others = (p.wants_dx ? 2 : 1) * std::max(product, 2 * dv / bytes);
+  const double passes = row_bytes * rows * static_cast<double>(p.vocab_local) / bytes;
+  const double rounding = plan.dw_in_place || plan.dw_direct ? 0 : 6 * dv / bytes;
+  return chunks * (dw + others + passes + launches) + rounding;
+}
+
 std::vector<Panel> panels(const Problem& p, const Plan& plan) {
   std::vector<Panel> all;
   for (int64_t begin = 0; begin < std::max<int64_t>(p.vocab_local, 1);

@@ -56,6 +56,9 @@ int64_t buffer_rows(const Plan& plan, int64_t rows);  // in rows of dz
 
 Plan plan(const Problem& p, const DeviceFacts& device);
 
+// Milliseconds of training on one H200, to compare plans of a problem; 0: not known.
+double predicted_ms(const Problem& p, const Plan& plan);
+
 // The columns one after the other whose logits share the buffer.
 std::vector<Panel> panels(const Problem& p, const Plan& plan);
 

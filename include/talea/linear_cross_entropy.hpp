@@ -45,7 +45,7 @@ struct LinearCrossEntropyOptions {
   double logit_scale = 1;      // finite, not 0; multiplies a per-token scale when both are given
   // Of the workspace and of what a late factor keeps (outputs.late_factor). Auto: the smallest room
   // whose plan is within 3 % of the fastest, at most half of what 16-bit logits and their gradient
-  // would take and an eighth of what is free on the device.
+  // would take and an eighth of what is free on the device; if no plan keeps that, a little more.
   int64_t workspace_limit_bytes = workspace_auto;
   // In which a 16-bit dw is summed over chunks: fp32 (or the 12 to 16 digits of its own that lane
   // sm90 keeps beside it), or dw's own dtype, where memory is scarcest: each chunk rounds once

@@ -46,10 +46,15 @@ Rung rung_at(int64_t limit, Problem& p, const Lane& lane, const DeviceFacts& dev
 // The limit under auto: the smallest room whose plan is within 3 % of the fastest in reach.
 int64_t chosen_limit(const Lane& lane, Problem p, const DeviceFacts& device) {
   // Predictions were seen to be 1.5 % off: plans within that are within 3 % when measured.
-  constexpr int64_t customary = int64_t{256} << 20, least = int64_t{16} << 20;
-  const int64_t most = most_of_auto(p, device), usual = std::min(most, customary);
+  constexpr int64_t customary = int64_t{256} << 20, small = int64_t{64} << 20, least = small / 4;
+  int64_t most = most_of_auto(p, device);
+  const int64_t usual = std::min(most, customary);
   const Rung first = rung_at(usual, p, lane, device);
   if (first.ms == 0) return std::max(usual, first.bytes);
+  // Where no plan keeps that, the least one has too little room to be fast: of few tokens it went
+  // through the vocabulary in many small pieces.
+  const int64_t needed = rung_at(most, p, lane, device).bytes;
+  if (needed > most) most = std::max(small, needed + needed / 4);
   std::vector<Rung> rungs;
   const auto add = [&](int64_t limit) {
     const Rung r = rung_at(limit, p, lane, device);

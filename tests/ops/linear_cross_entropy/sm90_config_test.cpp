@@ -147,6 +147,24 @@ TEST(Sm90Config, NoRestWhereFormingTheLogitsAgainIsFaster) {
   EXPECT_EQ(sm90_lane().plan(p, hopper()).kept_bytes, 0);
 }
 
+TEST(Sm90Config, OfFewTokensThereIsNoRestUnderAnyLimit) {
+  for (const int64_t mib : {64, 530, 1050, 4096}) {
+    Problem p = training(64, 4096, 128256, mib);
+    p.dw_dtype = DType::bf16, p.late_factor = p.wants_dx_rest = p.wants_rest = true;
+    EXPECT_EQ(sm90_lane().plan(p, hopper()).kept_bytes, 0) << mib;
+  }
+}
+
+// The least plan of one token cuts the vocabulary into 84 slices; half of its logits are 250 KiB.
+TEST(Sm90Config, AutoHasRoomForFewTokens) {
+  Problem p = training(1, 4096, 128256, 0);
+  p.options.workspace_limit_bytes = workspace_auto;
+  const Problem q = Operator::limited(sm90_lane(), p, hopper(), nullptr);
+  EXPECT_LE(q.options.workspace_limit_bytes, int64_t{64} << 20);
+  EXPECT_LE(sm90::config(q, hopper()).ms,
+            1.03 * sm90::config(training(1, 4096, 128256, 4096), hopper()).ms);
+}
+
 // What a plan is chosen by never grows with the room.
 TEST(Sm90Config, ALargerLimitIsNeverSlower) {
   struct Shape {

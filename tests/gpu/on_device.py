@@ -8,7 +8,7 @@ everything under the sanitizers: a sanitised kernel is a hundred times slower.
 
 usage, in the project's root on a machine with a GPU, after `make cuda`:
   tests/gpu/on_device.py [--gpus 0,1] [--beside 2] [--jobs 16] [--limit SECONDS] [--no-sanitizers] [--no-forced]
-                         [build/cuda/bin] [receipts/h200/tests.json]
+                         [--only 'PATTERN,PATTERN'] [build/cuda/bin] [receipts/h200/tests.json]
 """
 
 import argparse
@@ -262,15 +262,21 @@ def main():
     parser.add_argument("--keep", type=float, default=10, help="seconds between two writings")
     parser.add_argument("--no-sanitizers", action="store_true")
     parser.add_argument("--no-forced", action="store_true", help="lanes by their own choice alone")
+    parser.add_argument("--only", default="*", help="cases by name, parted by commas")
     parser.add_argument("bin", nargs="?", default="build/cuda/bin")
     parser.add_argument("receipt", nargs="?", default="receipts/h200/tests.json")
     args = parser.parse_args()
     work = [j for j in listed(args.bin) if not (args.no_forced and j[0].startswith("force="))]
-    require_matches(ALONE, [job[2] for job in work])
+    only = args.only.split(",")
+    require_matches(only, [job[2] for job in work])
+    if args.only == "*":
+        require_matches(ALONE, [job[2] for job in work])
+    work = [job for job in work if matches(job[2], only)]
     alone = [job for job in work if job[0] == "case" and matches(job[2], ALONE)]
     together = [job for job in work if job not in alone]
     if not args.no_sanitizers:
-        require_matches(SANITISED, [job[2] for job in together])
+        if args.only == "*":
+            require_matches(SANITISED, [job[2] for job in together])
         chosen = [j[1:] for j in together if j[0] == "case" and matches(j[2], SANITISED)]
         together = [(tool, *job) for tool in TOOLS for job in chosen] + together
     provenance, start = machine(f"{args.bin}/talea"), now()
@@ -279,6 +285,8 @@ def main():
     def keep(done, finished=False):
         said = summary(done, len(alone + together), time.monotonic() - begin, finished)
         said["left_out"] = [flag for flag in ("no_sanitizers", "no_forced") if getattr(args, flag)]
+        if args.only != "*":
+            said["left_out"].append(f"all but {args.only}")
         write(Path(args.receipt), receipt_of(provenance, start, said))
         return said
 

@@ -99,6 +99,16 @@ class OnDevice(unittest.TestCase):
         self.assertEqual((check["passed"], check["planned"]), (PLANNED - 8, PLANNED - 8))
         self.assertEqual(check["left_out"], ["no_sanitizers", "no_forced"])
 
+    def test_a_part_of_the_cases_says_so(self):
+        status, said, receipt = self.finish(CASES, more=["--no-forced", "--only", "Sizes.*,*Manners*"])
+        self.assertEqual(status, 0, said)
+        check = receipt["check"]
+        self.assertEqual((check["passed"], check["planned"]), (4, 4))
+        self.assertEqual(check["left_out"][-1], "all but Sizes.*,*Manners*")
+        status, said, _ = self.finish(CASES, more=["--only", "Sizes.*,Nothing*"])
+        self.assertEqual(status, 1)
+        self.assertIn("no case matches Nothing*", said)
+
     def test_a_failure_is_one(self):
         status, _, receipt = self.finish(CASES, {"Sizes.Large": "fails"})
         self.assertEqual(status, 1)

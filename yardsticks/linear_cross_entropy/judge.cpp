@@ -159,6 +159,14 @@ struct Judge {
   Real hidden(int64_t t, int64_t i) const { return c.in.hidden.get(t, i); }
   Real weight(int64_t v, int64_t i) const { return c.in.weight.get(v, i); }
 
+  // The same of this gradient times any factor of its row, which is what some lanes round: the
+  // step is largest where that lies at the low end of a binade.
+  Real once_scaled(int64_t t, int64_t v) const {
+    const Real size = y.truth.sizes[size_t(t * c.vocab() + v)];
+    const Real unit = c.in.hidden.dtype() == DType::bf16 ? 0x1p-8L : 0x1p-11L;
+    return std::max(once(t, v), unit * std::fabs(size));
+  }
+
   // An element is a sum of terms, each off by a number spread evenly over its half step: five
   // deviations of their sum, and never more than all of them rounded the worst way.
   Real rounded_terms(const std::string& name, int64_t k) const {
@@ -169,9 +177,9 @@ struct Judge {
     };
     const int64_t row = name == "db" ? k : k / c.hidden(), i = k % c.hidden();
     if (name == "dx")
-      for (int64_t v = 0; v < c.vocab(); ++v) add(once(row, v), weight(v, i));
+      for (int64_t v = 0; v < c.vocab(); ++v) add(once_scaled(row, v), weight(v, i));
     for (int64_t t = 0; name != "dx" && row < c.vocab() && t < c.tokens(); ++t)
-      add(once(t, row), name == "db" ? Real(1) : hidden(t, i));
+      add(once_scaled(t, row), name == "db" ? Real(1) : hidden(t, i));
     return std::min(most, 5 * std::sqrt(squares));
   }
 

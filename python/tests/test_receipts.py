@@ -41,11 +41,63 @@ def test_parity_receipt_and_page(tmp_path, monkeypatch):
     # verdict is that of long runs. Here the distance itself is bounded, far below one step's fall.
     assert document["train"]["drift"]["loss_rms"] < 1e-4
     assert drift["final over first loss"]["passed"]
+    assert drift["same state: error of dX over torch's"]["passed"]
+    assert drift["same state: error of dW over torch's"]["passed"]
+
+
+def settings_of(tmp_path, **more):
+    text = tmp_path / "text"
+    text.write_bytes(Path(parity.__file__).read_bytes())
+    settings = dict(text=[str(text)], width=32, layers=1, heads=4, lr=1e-3, seed=1, micro=1, rows=2,
+                    length=16, steps=3, device="cpu", bf16=True, quiet=True, vocabulary=2000,
+                    judge=1)  # fmt: skip
+    return type("Options", (), settings | more)
+
+
+def test_words_of_a_vocabulary():
+    text = Path(parity.__file__).read_bytes()
+    for vocabulary in (256, 300, 2000):
+        ids, count = parity.words(text, vocabulary)
+        assert count == vocabulary and max(ids) < vocabulary and len(ids) <= len(text)
+    assert parity.words(text, 256)[0] == list(text)
+    few, count = parity.words(b"abab", 1000)  # behind the bytes: ab, ba, aba, bab, abab
+    assert (few, count) == ([260], 261)
+    with pytest.raises(SystemExit, match="256"):
+        parity.words(text, 255)
+
+
+def test_a_wide_band_voids_the_comparison_of_whole_runs(tmp_path):
+    """In bf16 one-ulp twins part by more than 1e-3 within steps; the same state still decides."""
+    found = parity.run(settings_of(tmp_path, steps=25, lr=1e-2))
+    names = [g["name"] for g in found["gates"]]
+    assert found["void"] and not any("drift" in name for name in names)
+    assert sum(name.startswith("same state") for name in names) == 2
+    said = parity.sections(found, settings_of(tmp_path, words=2000))
+    assert "void" in said["notes"][0] and said["train"]["lane"] in ("cpu", "reference", "unfused")
+
+
+@pytest.mark.parametrize("bf16", (False, True))
+def test_a_gradient_that_is_off_fails_the_same_state(tmp_path, monkeypatch, bf16):
+    exact = parity.talea_loss
+
+    class Off(parity.torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, d):
+            return d * 1.01
+
+    monkeypatch.setattr(parity, "talea_loss", lambda m, x, *a: exact(m, Off.apply(x), *a))
+    gates = {g["name"]: g for g in parity.run(settings_of(tmp_path, bf16=bf16))["gates"]}
+    assert not gates["same state: error of dX over torch's"]["passed"]
+    assert gates["same state: error of dW over torch's"]["passed"]
 
 
 def test_a_run_that_is_not_finite_stops(tmp_path):
     settings = dict(width=32, layers=1, heads=4, lr=1e-3, seed=1, micro=1, rows=2, length=16,
-                    steps=2, device="cpu", bf16=False, quiet=True)  # fmt: skip
+                    steps=2, device="cpu", bf16=False, quiet=True, vocabulary=256, judge=50)  # fmt: skip
     o = type("Options", (), settings)
     state = parity.GPT(256, 32, 1, 4).state_dict()
     tokens = parity.torch.randint(0, 256, (200,))

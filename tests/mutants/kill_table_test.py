@@ -26,7 +26,9 @@ PROGRAM = """#!{python}
 import sys
 words = dict(word.lstrip("-").split("=", 1) for word in sys.argv[1:] if "=" in word)
 lane = words["gtest_filter"].rsplit("/", 1)[1]
-kind = {kinds!r}.get((lane, words.get("mutant", "")), "")
+kinds = {kinds!r}
+kind = kinds.get((lane, words.get("mutant", "")), "")
+kind = kinds.get((lane, words.get("mutant", ""), words.get("force", "")), kind)
 if kind == "refuses":
     sys.exit(2)
 if kind == "fails":
@@ -84,8 +86,23 @@ class OnDevice(unittest.TestCase):
     def test_without_a_bug_the_cases_must_run_and_pass(self):
         for kind in ("fails", "empty"):
             done, receipt = self.run_with(KILLED | {("sm90", ""): kind})
-            self.assertNotEqual(done.returncode, 0, kind)
-            self.assertIsNone(receipt, kind)
+            self.assertEqual(done.returncode, 1, kind)
+            self.assertEqual((receipt["verdict"], receipt["check"]["passed"]), ("failed", 2), kind)
+            self.assertIn("Edges.Each/sm90", receipt["check"]["fail_without_a_bug"], kind)
+
+    def test_a_way_in_which_a_test_fails_anyway_kills_nothing_there(self):
+        done, receipt = self.run_with(KILLED | {("sm90", "", "folded"): "fails"})
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        row = receipt["check"]["cases"][2]
+        self.assertEqual(row["killed_by"], "Lanes/Options.Each/sm90")
+        self.assertEqual(row["killed_in_the_way_of_the_benchmarks_by"], "")
+        self.assertEqual(len(receipt["check"]["fail_without_a_bug"]), 2)
+
+    def test_a_bug_that_only_the_size_decides_is_killed_in_the_own_way(self):
+        done, receipt = self.run_with(KILLED | {("cuda", "b1_first", "one_term"): ""})
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        row = receipt["check"]["cases"][0]
+        self.assertEqual((row["passed"], row["killed_in_the_way_of_the_benchmarks_by"]), (True, ""))
 
 
 if __name__ == "__main__":

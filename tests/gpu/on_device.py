@@ -65,6 +65,7 @@ SANITISED = [
     "*AttentionEdges.Sinks/sm90",
     "*ScanEdges.AResetCutsExactly/cuda",
     "*ScanStates.SlotsOfACache/cuda",
+    "*ScanTraining.TheSmallestOfEachRank/sm90",
 ]
 
 

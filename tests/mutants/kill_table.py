@@ -60,9 +60,24 @@ def gtest_cases(program: str) -> set[str]:
     return cases
 
 
+def lanes_of_cases(program: str) -> set[tuple[str, str]]:
+    """(Suite.Case, lane) of every case that this program runs on a lane."""
+    found, suite = set(), ""
+    for line in run(program, "--gtest_list_tests").stdout.splitlines():
+        words = line.split("#")[0].strip()
+        if re.match(r"\S", line):
+            suite = words.rstrip(".").split("/")[-1]
+        elif "/" in words:
+            case, lane = words.split("/", 1)
+            found.add((f"{suite}.{case}", lane))
+    return found
+
+
 def cases_of_devices(source: str) -> set[str]:
     """Suite.Case of the tests that only a lane of a GPU runs: elsewhere the program lists none."""
-    texts = [file.read_text() for file in Path(source).glob("tests/ops/*/sm90*_test.cpp")]
+    files = [*Path(source).glob("tests/ops/*/sm90*_test.cpp")]
+    files += Path(source).glob("tests/ops/*/training_test.cpp")
+    texts = [file.read_text() for file in files]
     found = [case for text in texts for case in re.findall(r"^TEST_P\((\w+), (\w+)\)", text, re.M)]
     return {".".join(case) for case in found}
 
@@ -117,7 +132,7 @@ def check_names(program: str, page: str, source: str) -> int:
 
 def ways_of(lane: str, name: str) -> tuple[str, ...]:
     """That of the benchmarks first; the bugs and tests of attention and the scan know one way."""
-    alone = re.match(r"(sa|m3_)|(Attention|Scan)", name)
+    alone = re.match(r"(sa\d|m3_)|(Attention|Scan)", name)
     return ("",) if alone else (CLAIMED[lane], "")
 
 
@@ -146,20 +161,24 @@ def planted(program: str, lane: str, name: str, tests: list[str], clean: dict) -
 def on_device(receipt: str, program: str, page: str, tool: str, jobs: str = "") -> int:
     """Each lane without a bug, then with each of its bugs, many processes at a time."""
     lanes, start = of_devices(page), now()
-    named = {m: [t for t in tests if CASE.fullmatch(t)] for m, tests in museum(page).items()}
+    named, runs = museum(page), lanes_of_cases(program)
+    of = {
+        (lane, name): [test for test in named[name] if (test, lane) in runs]
+        for lane, names in lanes.items()
+        for name in names
+    }
     wanted = [
         (lane, test, way)
-        for lane, names in lanes.items()
-        for test in sorted({t for name in names for t in named[name]})
+        for lane in lanes
+        for test in sorted({t for key, tests in of.items() if key[0] == lane for t in tests})
         for way in ways_of(lane, test)
     ]
     with ThreadPoolExecutor(int(jobs or os.cpu_count())) as pool:
         # First all of these: whoever waits below waits for one that runs.
         clean = {key: pool.submit(passes, program, *key) for key in wanted}
         each = {
-            (lane, name): pool.submit(planted, program, lane, name, named[name], clean)
-            for lane, names in lanes.items()
-            for name in names
+            (lane, name): pool.submit(planted, program, lane, name, tests, clean)
+            for (lane, name), tests in of.items()
         }
         found = {key: future.result() for key, future in each.items()}
     table = [
@@ -185,7 +204,9 @@ def on_device(receipt: str, program: str, page: str, tool: str, jobs: str = "") 
     cases = [{**row, "name": row["bug"], "passed": bool(row["killed_by"])} for row in table]
     verdict = "passed" if passed else "failed"
     title = "bugs planted in the lanes of a device"
-    said = envelope(machine(tool), start, title, verdict, "mutants", cases, fail_without_a_bug=unfit)
+    said = envelope(
+        machine(tool), start, title, verdict, "mutants", cases, fail_without_a_bug=unfit
+    )
     write(Path(receipt), said)
     print(f"{killed} of {len(table)} killed")
     return 0 if passed else 1

@@ -24,6 +24,10 @@ MUSEUM = """
 """
 PROGRAM = """#!{python}
 import sys
+if "--gtest_list_tests" in sys.argv:
+    for suite in ("Options", "Edges"):
+        print(f"Lanes/{{suite}}.", *("  Each/" + lane for lane in ("cuda", "sm90", "cpu")), sep=chr(10))
+    sys.exit()
 words = dict(word.lstrip("-").split("=", 1) for word in sys.argv[1:] if "=" in word)
 lane = words["gtest_filter"].rsplit("/", 1)[1]
 kinds = {kinds!r}
@@ -47,10 +51,10 @@ KILLED |= {("sm90", "b2_second"): "fails"}
 
 
 class OnDevice(unittest.TestCase):
-    def run_with(self, kinds):
+    def run_with(self, kinds, page=MUSEUM):
         with tempfile.TemporaryDirectory() as folder:
             at = {name: Path(folder) / name for name in ("program", "tool", "page", "receipt")}
-            at["page"].write_text(MUSEUM)
+            at["page"].write_text(page)
             for name, text in (("program", PROGRAM), ("tool", TOOL)):
                 at[name].write_text(text.format(python=sys.executable, kinds=kinds))
                 at[name].chmod(0o755)
@@ -89,6 +93,11 @@ class OnDevice(unittest.TestCase):
             self.assertEqual(done.returncode, 1, kind)
             self.assertEqual((receipt["verdict"], receipt["check"]["passed"]), ("failed", 2), kind)
             self.assertIn("Edges.Each/sm90", receipt["check"]["fail_without_a_bug"], kind)
+
+    def test_a_bug_whose_tests_no_lane_runs_survives(self):
+        page = MUSEUM.replace("`Options.Each` | `b1_first`", "`Other.Each` | `b1_first`")
+        done, receipt = self.run_with(KILLED, page)
+        self.assertEqual((done.returncode, receipt["check"]["passed"]), (1, 2))
 
     def test_a_way_in_which_a_test_fails_anyway_kills_nothing_there(self):
         done, receipt = self.run_with(KILLED | {("sm90", "", "folded"): "fails"})

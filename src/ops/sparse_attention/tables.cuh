@@ -128,6 +128,8 @@ __device__ inline QueryRule query_rule(const Tables& t, int64_t b, int64_t s) {
   if (t.topk_length.present) {
     const int64_t given = integer_at(t.topk_length, offset(t.topk_length, b, s));
     q.slots = given < 0 ? 0 : given > t.slots ? t.slots : given;
+    if (mutant(Mutant::sa34_length_ignored) || (given < 0 && mutant(Mutant::sa5_length_not_cut)))
+      q.slots = t.slots;
   }
   q.last = t.keys;
   int64_t number = s;

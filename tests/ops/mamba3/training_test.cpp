@@ -1,6 +1,8 @@
 // What: cases of the sizes that models are trained at, on the lanes that take those alone.
 // Why: every pair of options that such a lane has is held against fp64, and its bits repeated.
 // Never: counts a case that the lane declined: a named lane that declines is an error.
+#include <map>
+
 #include "ops/mamba3/run.hpp"
 
 namespace talea::yardsticks::mamba3 {
@@ -26,6 +28,24 @@ TEST_P(ScanTraining, EveryPairOfChoicesIsRight) {
     how.save = number % 2 == 1;
     EXPECT_EQ(verify(lane(), c, how), "") << "case " << number;
     ++number;
+  }
+}
+
+// Of each rank the case of the fewest rows that still has more than one chunk: what a sanitizer can
+// afford, whose kernels are a hundred times slower.
+TEST_P(ScanTraining, TheSmallestOfEachRank) {
+  std::map<int64_t, std::pair<int64_t, Case>> smallest;
+  for (const Case& c : training_cases(13)) {
+    const int64_t rows = c.size.B * c.size.S * c.size.R * c.size.H;
+    const auto [at, first] = smallest.try_emplace(c.size.R, rows, c);
+    const bool smaller = c.size.S * c.size.R > 64 &&
+                         (rows < at->second.first || at->second.second.size.S * c.size.R <= 64);
+    if (!first && smaller) at->second = {rows, c};
+  }
+  EXPECT_EQ(smallest.size(), 3u);
+  for (const auto& [rank, found] : smallest) {
+    EXPECT_GT(found.second.size.S * rank, 64);
+    EXPECT_EQ(verify(lane(), found.second, of_training(found.second)), "") << "rank " << rank;
   }
 }
 

@@ -24,7 +24,8 @@ class Forward : public Walk<Team, T, kept> {
     if (i >= m || j >= m) return 0.0f;
     const int t = token_of(i), earlier = token_of(j);
     if (t > earlier) return tok(Base::step, earlier) * this->decays[t * s.chunk + earlier] * score;
-    return t == earlier ? tok(Base::gamma, t) * score : 0.0f;
+    if (t < earlier) return 0.0f;
+    return tok(mutant(Mutant::m3_diagonal_with_s) ? Base::step : Base::gamma, t) * score;
   }
 
   // Q K^T, weighed, as an operand; scores: where the plain one is kept, or null.

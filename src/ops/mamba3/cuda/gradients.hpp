@@ -218,7 +218,7 @@ class Gradients : public Forward<Team, T, 0> {
           seen_by = tok(Base::step, earlier) * d * w;
           far = d * w * score;
         } else {
-          seen_by = tok(Base::gamma, t) * w;
+          seen_by = tok(mutant(Mutant::m3_diagonal_with_s) ? Base::step : Base::gamma, t) * w;
           near = w * score;
         }
       }
@@ -330,7 +330,8 @@ class Gradients : public Forward<Team, T, 0> {
         const PairColumns c = pair_columns(s, pair);
         const bool both = c.w < s.columns, turns = pair < s.pairs;
         const float cos = turns ? this->cosine(t, pair) : 1.0f;
-        const float sin = turns ? this->sine(t, pair) : 0.0f;
+        const float back = mutant(Mutant::m3_turned_back_forward) ? -1.0f : 1.0f;
+        const float sin = turns ? back * this->sine(t, pair) : 0.0f;
         float own = 0, torque = 0;
         TALEA_ROLLED
         for (int r = 0; r < s.rank; ++r) {

@@ -39,7 +39,7 @@ class Walk : public Chunk<Team, T> {
               ? from[from0 + c * f.ssm.stride[2] + i * f.ssm.stride[3]]
               : 0.0f;
     });
-    if (f.k.data && f.v.data) {
+    if (f.k.data && f.v.data && !mutant(Mutant::m3_22_initial_token_ignored)) {
       const float b0 = read(a.dt, cuda::at(a.dt, u.batch, u.head, u.begin)) *
                        sigmoid(-read(a.trap, cuda::at(a.trap, u.batch, u.head, u.begin)));
       float *held_v = this->template at<float>(p.held), *held_k = held_v + s.values;

@@ -21,6 +21,7 @@ TALEA_SCAN Unit unit_of(const Args& a, int64_t sequence, int head) {
   u.sequence = sequence;
   u.head = head;
   u.group = static_cast<int>(group_of(s, head));
+  if (mutant(Mutant::m3_1_groups_as_heads)) u.group = head % s.groups;
   u.row = u.batch = sequence;
   u.tokens = s.tokens;
   if (s.step) u.row = a.ends[sequence];
@@ -101,7 +102,8 @@ class Chunk {
     first = chunk * s.chunk;
     n = static_cast<int>(u.tokens - first < s.chunk ? u.tokens - first : s.chunk);
     m = n * s.rank;
-    const bool more = first + n < u.tokens;
+    bool more = first + n < u.tokens;
+    if (mutant(Mutant::m3_b_of_the_next_sequence)) more = u.begin + first + n < s.tokens;
     const int64_t dt0 = cuda::at(a.dt, u.batch, u.head, u.begin + first);
     const int64_t trap0 = cuda::at(a.trap, u.batch, u.head, u.begin + first);
     const int64_t adt0 = cuda::at(a.adt, u.batch, u.head, u.begin + first);
@@ -111,8 +113,9 @@ class Chunk {
       const float logit = known ? read(a.trap, trap0 + t * a.trap.stride[2]) : 0.0f;
       tok(adt, t) = t < n ? read(a.adt, adt0 + t * a.adt.stride[2]) : 0.0f;
       tok(dt, t) = own;
-      tok(lambda, t) = sigmoid(logit);
-      tok(other, t) = sigmoid(-logit);
+      const bool exchanged = mutant(Mutant::m3_b_and_gamma_exchanged);
+      tok(lambda, t) = sigmoid(exchanged ? -logit : logit);
+      tok(other, t) = sigmoid(exchanged ? logit : -logit);
       tok(gamma, t) = tok(lambda, t) * own;
       tok(b, t) = known ? tok(other, t) * own : 0.0f;
     });
@@ -120,7 +123,8 @@ class Chunk {
     team.prefix(
         s.chunk + 1,
         [&](int t) -> double {
-          const float x = tok(adt, t);
+          float x = tok(adt, t);
+          if (mutant(Mutant::m3_20_decay_clamped)) x = x > 0 ? 0.0f : x;
           return t >= n ? 0.0 : x <= -128.0f ? -128.0 : static_cast<double>(x);
         },
         [&](int t, double sum) {

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "core/mutant.hpp"
 #include "ops/mamba3/rows/args.hpp"
 
 #ifdef __CUDACC__

@@ -153,7 +153,8 @@ TALEA_SCAN void sum_angles(const Args& a, const Wave& w, const float* from, int6
   if (token.token < 0) return;
   const float* row = from + place * s.heads * s.pairs + i;
   float sum = 0;
-  for (int h = 0; h < s.heads; ++h) sum += row[int64_t{h} * s.pairs];
+  const int heads = mutant(Mutant::m3_shared_angles_not_summed) ? 1 : s.heads;
+  for (int h = 0; h < heads; ++h) sum += row[int64_t{h} * s.pairs];
   store(a.grad.angles, cuda::at(a.grad.angles, token.batch, token.token, 0, i), sum);
 }
 

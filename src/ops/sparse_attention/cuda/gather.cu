@@ -57,6 +57,7 @@ __device__ float key_at(const Gather& g, int64_t outer, int64_t inner, int64_t g
     if (c < packed_values) {
       float scale;
       memcpy(&scale, bytes + packed_scales_at + 4 * (c / scale_columns), 4);
+      if (mutant(Mutant::sa18_scale_exponent_only)) scale = exp2f(floorf(log2f(scale)));
       return scale * e4m3(static_cast<uint8_t>(bytes[c]));
     }
     __nv_bfloat16 value;

@@ -35,7 +35,8 @@ __global__ void segments_kernel(Scatter t, Chunk c, const uint64_t* keys, const 
     const auto outer = static_cast<int64_t>(row) / t.inner_rows;
     const auto inner = static_cast<int64_t>(row) % t.inner_rows;
     float* to = static_cast<float*>(t.sums.data) + offset(t.sums, outer, inner, c.g);
-    for (int64_t column = threadIdx.x; column < t.dim; column += blockDim.x) {
+    const int64_t columns = t.dim - (mutant(Mutant::sa27_sum_drops_elements) && t.dim % 4 ? 1 : 0);
+    for (int64_t column = threadIdx.x; column < columns; column += blockDim.x) {
       float sum = to[column * t.sums.stride[3]];
       for (int64_t j = i; j < all && keys[j] == row; ++j)
         sum += contributions[slots[j] * t.dim + column];

@@ -64,7 +64,8 @@ __device__ float weight(float s, const RowState& r, float inverse, float sink) {
 __device__ float lse_of(const RowState& r, float sink) {
   if (!r.valid) return CUDART_INF_F;
   if (r.max == -CUDART_INF_F && sink > -CUDART_INF_F) return -CUDART_INF_F;
-  return r.max + logf(r.sum);
+  const float lse = r.max + logf(r.sum);
+  return mutant(Mutant::sa21_lse_in_base_two) ? lse * 1.442695f : lse;
 }
 
 template <typename T>
@@ -101,7 +102,7 @@ __global__ void softmax_kernel(Softmax m, Chunk c, const int64_t* rows, const fl
   const float sink = m.sink.present ? number_at(m.sink, offset(m.sink, at.h)) : -CUDART_INF_F;
   const float inverse = inverse_whole(r, sink);
   for (int64_t k = threadIdx.x; k < c.padded; k += blockDim.x) {
-    const bool valid = list[k] >= 0;
+    const bool valid = list[k] >= 0 || mutant(Mutant::sa33_absent_slot_has_logit_zero);
     const float p = valid ? weight(m.scale * s[k], r, inverse, sink) : 0.0f;
     const int64_t i = at.row * c.padded + k;
     weights[i] = rounded<T>(p);
@@ -137,8 +138,10 @@ __global__ void slopes_kernel(Slopes m, Chunk c, const int64_t* rows, const floa
   const int64_t* list = rows + at.row / c.heads * c.padded;
   const RowState r = row_state(s, list, c.padded, m.scale, shared);
   const float sink = m.sink.present ? number_at(m.sink, offset(m.sink, at.h)) : -CUDART_INF_F;
-  const float d_lse = m.d_lse.present ? number_at(m.d_lse, offset(m.d_lse, c.b, at.s, at.h)) : 0.0f;
-  const float inverse = inverse_whole(r, sink);
+  const bool adds = m.d_lse.present && !mutant(Mutant::sa38_d_lse_dropped);
+  const float d_lse = adds ? number_at(m.d_lse, offset(m.d_lse, c.b, at.s, at.h)) : 0.0f;
+  const bool alone = mutant(Mutant::sa22_sink_missing_backward);
+  const float inverse = inverse_whole(r, alone ? -CUDART_INF_F : sink);
   float part = 0;
   for (int64_t k = threadIdx.x; k < c.padded; k += blockDim.x)
     if (list[k] >= 0) part += weight(m.scale * s[k], r, inverse, sink) * dp[k];
@@ -150,7 +153,8 @@ __global__ void slopes_kernel(Slopes m, Chunk c, const int64_t* rows, const floa
     if (list[k] >= 0) {
       p = weight(m.scale * s[k], r, inverse, sink);
       ds = p * (dp[k] - delta);
-      if (m.d_lse.present) ds += expf(m.scale * s[k] - r.max) / r.sum * d_lse;
+      if (mutant(Mutant::sa40_gradient_has_a_factor)) ds *= 1.005f;
+      if (adds) ds += expf(m.scale * s[k] - r.max) / r.sum * d_lse;
     }
     const int64_t i = at.row * c.padded + k;
     p_hi[i] = rounded<T>(p);

@@ -285,7 +285,11 @@ def entered(row, ways, judged, kept, wrap, not_run):
         except Exception as error:  # a peer that refuses is a row of the receipt
             not_run[f"{row}: {name}"] = reason(error)
             print(f"{row:4} {name:32} not run: {reason(error)}", flush=True)
-        print(f"{row:4} {name}: ready in {time.monotonic() - began:.1f} s", file=sys.stderr, flush=True)
+        print(
+            f"{row:4} {name}: ready in {time.monotonic() - began:.1f} s",
+            file=sys.stderr,
+            flush=True,
+        )
         torch.cuda.empty_cache()
     return there
 
@@ -353,8 +357,11 @@ def kernels(lane, not_run):
     """Index scores and selection of ours apart, by the profiler: the call has no door to one alone."""
     q, k, w = indexer(QUERIES)
     for row, tokens, part in (("i1", QUERIES, "index_kernel"), ("i2", 4096, "select_kernel")):
+
         def call(_, tokens=tokens, causal=row == "i1"):
-            return talea.sparse_select(q[:tokens], k, w[:tokens], top_k=TOP_K, causal=causal, lane=lane)
+            return talea.sparse_select(
+                q[:tokens], k, w[:tokens], top_k=TOP_K, causal=causal, lane=lane
+            )
 
         try:
             ms = kernel_ms(call, part)
@@ -371,7 +378,9 @@ def cudnn_scores(q, k, w, not_run):
     try:
         from cudnn.deepseek_sparse_attention import indexer_forward_wrapper
 
-        call = lambda _: indexer_forward_wrapper(q[None], k[None, :, None], w[None], ratio=1)["scores"]  # noqa: E731
+        call = lambda _: indexer_forward_wrapper(q[None], k[None, :, None], w[None], ratio=1)[
+            "scores"
+        ]  # noqa: E731
         some = torch.arange(TOP_K, QUERIES, QUERIES // 8, device="cuda")
         right, found = right_scores(q, k, w, some), call(0)[0][some].double()
         seen = torch.arange(KEYS, device="cuda")[None] <= some[:, None]
@@ -422,7 +431,9 @@ def main():
             there = entered(row, ways, judged, kept, wrap, not_run)
             grads = contextlib.nullcontext() if row in BACKWARD else torch.no_grad()
             with grads:
-                for run in measured(row, there, lambda: torch.mm(a, b, out=c), meter, args.seconds, flops):
+                for run in measured(
+                    row, there, lambda: torch.mm(a, b, out=c), meter, args.seconds, flops
+                ):
                     show(run)
                     runs.append(run)
             del ways, judged, there

@@ -93,6 +93,9 @@ class OnDevice(unittest.TestCase):
             self.assertEqual(done.returncode, 1, kind)
             self.assertEqual((receipt["verdict"], receipt["check"]["passed"]), ("failed", 2), kind)
             self.assertIn("Edges.Each/sm90", receipt["check"]["fail_without_a_bug"], kind)
+            self.assertIn(
+                "Options.Each/sm90 --force=folded", receipt["check"]["fail_without_a_bug"]
+            )
 
     def test_a_bug_whose_tests_no_lane_runs_survives(self):
         page = MUSEUM.replace("`Options.Each` | `b1_first`", "`Other.Each` | `b1_first`")

@@ -108,14 +108,22 @@ def make_fla():
     return lambda x, w, y: loss(x, y, w)
 
 
+def make_public(limit=None):
+    options = {"workspace_limit": limit * MIB} if limit else {}
+    return lambda: lambda x, w, y: talea.linear_cross_entropy(x, w, y, **options)
+
+
 PEERS = {
+    "Talea public, default arguments": (make_public(), "talea"),
+    "Talea public, 2100 MiB": (make_public(2100), "talea"),
     "torch eager": (lambda: eager, "torch"),
     "torch eager, logits upcast": (lambda: eager_upcast, "torch"),
     "torch.compile, logits upcast": (make_compile, "torch"),
     "Liger": (make_liger, "liger-kernel"),
     "Liger, fp32 dW": (make_liger_fp32, "liger-kernel"),
     "CCE": (make_cce("high"), "cut-cross-entropy"),  # its default
-    "CCE exact": (make_cce(None), "cut-cross-entropy"),
+    # Not Apple's cce_exact, which sums with Kahan's correction, too, in its own repository's version.
+    "CCE, filter_eps=None": (make_cce(None), "cut-cross-entropy"),
     "FLA": (make_fla, "flash-linear-attention"),
     # quack compiles and times its products when first called: last, so that others have their time
     "quack scaled-exp, chunk 8192": (make_quack(8192, True), "quack-kernels"),
@@ -126,6 +134,10 @@ PEERS = {
 }
 
 
+def version_of(package):
+    return talea.__version__ if package == "talea" else importlib.metadata.version(package)
+
+
 class Peer:
     """A library with autograd: returns gradients in the inputs' dtype."""
 
@@ -134,7 +146,7 @@ class Peer:
     def __init__(self, name, x, w, y):
         make, package = PEERS[name]
         self.name, self.loss_of, self.y = name, make(), y
-        self.version = f"{package} {importlib.metadata.version(package)}"
+        self.version = f"{package} {version_of(package)}"
         self.x, self.w = x.detach().requires_grad_(), w.detach().requires_grad_()
 
     def use(self, x, y):
@@ -145,6 +157,9 @@ class Peer:
         loss = self.loss_of(self.x, self.w, self.y)
         loss.backward()
         return loss.detach(), self.x.grad, self.w.grad
+
+    def prepared_bytes(self):
+        return 0
 
     def returned_bytes(self):
         return self.x.numel() * self.x.element_size() + self.w.numel() * self.w.element_size()
@@ -172,6 +187,9 @@ class Talea:
         inputs = (self.x, self.w, None, self.y)
         call(self.config, inputs, NO_GRADIENT, given, accumulate_dw=self.main)
         return self.loss, self.dx, self.dw
+
+    def prepared_bytes(self):
+        return sum(t.numel() * t.element_size() for t in (self.dx, self.dw))
 
     def returned_bytes(self):
         return 0  # allocated before the measurement

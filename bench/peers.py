@@ -9,12 +9,14 @@ usage: TALEA_LIBRARY=build/cuda/lib/libtalea.so PYTHONPATH=python python3 bench/
 import argparse
 import contextlib
 import importlib.metadata
+import math
 import os
 import signal
 import statistics
 import sys
 import time
 
+import public
 import torch
 from peer_contenders import LANES, PEERS, TUNING_CALLS, Peer, Talea
 from peer_truth import confident, confident_truth, reference, relative_l2
@@ -104,8 +106,10 @@ def examine(who, plain, sure, truth):
     torch.cuda.reset_peak_memory_stats()
     who.step()
     torch.cuda.synchronize()
-    extra = torch.cuda.max_memory_allocated() - base - who.returned_bytes()
-    facts["extra_bytes"], facts["extra_mib"] = max(0, extra), max(0, extra) / MIB
+    above = torch.cuda.max_memory_allocated() - base
+    extra = max(0, above - who.returned_bytes())
+    facts["extra_bytes"], facts["extra_mib"] = extra, extra / MIB
+    facts["total_mib"] = (above + who.prepared_bytes()) / MIB  # above inputs, gradients included
     who.release()
     want, counted = truth[3]
     who.use(*sure)
@@ -136,6 +140,37 @@ def examine_all(contenders, plain, sure, truth, results, end):
         torch.cuda.empty_cache()
 
 
+def rotated(contenders, sample):
+    """Each sample begins with another one, every second in reverse: nobody always follows the same one."""
+    at = sample % max(len(contenders), 1)
+    order = contenders[at:] + contenders[:at]
+    return order if sample % 2 == 0 else order[::-1]
+
+
+def sustain(contenders, products, seconds, missing):
+    """Back to back, each by itself: ms, joules and ratio to products so timed, in two rounds, the second in
+    reverse."""
+    meter, found = public.Meter(), {}
+    for order in (list(contenders), list(contenders)[::-1]):
+        before, round_of = public.sustained(products, meter, seconds), {}
+        for who in order:
+            try:
+                round_of[who.name] = public.sustained(who.step, meter, seconds)
+            except Exception as error:
+                missing[f"{who.name}, sustained"] = reason(error)
+            who.release()
+        after = public.sustained(products, meter, seconds)
+        for name, one in round_of.items():
+            for what in ("ms", "joules"):
+                ratio = 2 * one[what] / (before[what] + after[what])
+                found.setdefault(name, {}).setdefault(what, []).append(ratio)
+    return {
+        name: {"sustained_ratio": statistics.mean(each["ms"]), "sustained_ratios": each["ms"],
+               "joules_ratio": statistics.mean(each["joules"])}
+        for name, each in found.items()
+    }  # fmt: skip
+
+
 def measure(contenders, products, samples, missing, end, keep):
     """keep: called after each round with what was measured so far."""
     limits, times, ratios, seen = [], {}, {}, []
@@ -143,7 +178,7 @@ def measure(contenders, products, samples, missing, end, keep):
         if sample > 3 and time.monotonic() > end:
             break
         before = timed(products)
-        for who in list(contenders):
+        for who in rotated(contenders, sample):
             try:
                 ms = timed(who.step)
             except Exception as error:
@@ -180,7 +215,7 @@ def runs_of(args, limits, times, ratios, facts):
     runs = [first | {"ratio": 1.0}]
     for name, ms in times.items():
         row = {"name": name, "case": shape, "time": time_stats(ms)}
-        if name.startswith("Talea"):
+        if name.startswith(("Talea sm90", "Talea cuda")):
             row["lane"] = name.split()[1].rstrip(",")
         runs.append(row | {"ratio": statistics.median(ratios[name])} | facts[name])
     return runs
@@ -193,7 +228,8 @@ def show(runs, missing):
             continue
         print(
             f"{row['name']:32s} {row['time']['median_ms']:8.2f} ms {row['ratio']:.3f} x "
-            f"{row['extra_mib']:8.1f} MiB  dX {row['dx_relative_l2']:.2e} "
+            f"sustained {row.get('sustained_ratio', math.nan):.3f} x "
+            f"{row['extra_mib']:8.1f} of {row['total_mib']:8.1f} MiB  dX {row['dx_relative_l2']:.2e} "
             f"dW {row['dw_relative_l2']:.2e}  p > 0.999: {row['confident_dx_median']:.1e} / "
             f"{row['confident_dx_worst']:.1e}"
         )
@@ -218,6 +254,9 @@ def write_peers(args, measured, start):
     argv = ["python3", "bench/peers.py", *sys.argv[1:]]
     notes = [
         "truth: fp32 products of the bf16 inputs; confident rows in fp64",
+        "single samples: each begins with another contender, every second in reverse; sustained: back to "
+        "back, two rounds, the second in reverse, beside products measured so",
+        "Talea sm90, Talea cuda: the C interface with prepared buffers; Talea public: the Python call",
         f"quack, tuned, chose among its 44 variants of each product, timed over {TUNING_CALLS} calls",
     ]
     sections = {"bench": {"limit": limit, **measured}, "notes": notes}
@@ -231,6 +270,9 @@ def main():
     parser.add_argument("--vocab", type=int, default=128256)
     parser.add_argument("--samples", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=600, help="what is not ready is left out")
+    parser.add_argument(
+        "--sustained", type=float, default=1.5, help="seconds a contender and round; 0: none"
+    )
     parser.add_argument("--only", default="", help="peers whose names hold one of these, A,B")
     parser.add_argument("--receipt", help="where to write it, .json; anew after each round")
     args = parser.parse_args()
@@ -264,12 +306,17 @@ def main():
 
     def keep(limits, times, ratios, seen):
         runs = runs_of(args, limits, times, ratios, facts)
-        written["runs"] = runs
+        written["runs"], written["measured"] = runs, (limits, times, ratios, seen)
         if args.receipt:
             facts_of = {"device": device_facts(seen), "runs": runs, "not_run": missing}
             write_peers(args, facts_of, start)
 
     measure(contenders, products, args.samples, missing, end, keep)
+    if args.sustained:
+        public.WARM_SECONDS = args.sustained / 3
+        for name, more in sustain(contenders, products, args.sustained, missing).items():
+            facts[name] |= more
+        keep(*written["measured"])
     show(written["runs"], missing)
     return 0
 

@@ -378,9 +378,9 @@ def cudnn_scores(q, k, w, not_run):
     try:
         from cudnn.deepseek_sparse_attention import indexer_forward_wrapper
 
-        call = lambda _: indexer_forward_wrapper(q[None], k[None, :, None], w[None], ratio=1)[
-            "scores"
-        ]  # noqa: E731
+        def call(_):
+            return indexer_forward_wrapper(q[None], k[None, :, None], w[None], ratio=1)["scores"]
+
         some = torch.arange(TOP_K, QUERIES, QUERIES // 8, device="cuda")
         right, found = right_scores(q, k, w, some), call(0)[0][some].double()
         seen = torch.arange(KEYS, device="cuda")[None] <= some[:, None]

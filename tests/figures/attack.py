@@ -21,7 +21,13 @@ from figures import check  # noqa: E402
 
 RUNS = [
     {"name": "three plain products", "ratio": 1.0},
-    {"name": "ours", "ratio": 1.0464, "extra_bytes": 65011712, "time": {"median_ms": 181.37}},
+    {
+        "name": "ours",
+        "ratio": 1.0464,
+        "extra_bytes": 65011712,
+        "time": {"median_ms": 181.37},
+        "error": 0.0166,
+    },
     {"name": "theirs", "ratio": 1.5513, "extra_bytes": 130023424, "time": {"median_ms": 268.9}},
 ]
 PAGE = """# A page
@@ -177,6 +183,31 @@ ATTACKS = {
         "cites no receipt",
     ),
     "the day left out": ([(P, "2026-11-21 at abcdef0 on a chip", "at abcdef0")], "is not what"),
+    "a phrase that stands twice": (
+        [(P, "The goal is 1.15.", "The goal is 1.15. Theirs needs 124 MiB.")],
+        "stands 2 times",
+    ),
+    "a coarse rounding of a small figure": (
+        [(P, "The goal is 1.15.", "The goal is 1.15. Ours is off by 0.02.")]
+        + [
+            (
+                S,
+                "stated The goal",
+                "cite Ours is off by [0.02] | a/name=ours/error\nstated The goal",
+            )
+        ],
+        "coarsely",
+    ),
+    "a figure between fences that another kind seems to close": (
+        [
+            (
+                P,
+                "The goal is 1.15.",
+                "The goal is 1.15.\n```\n~~~\n```\nIt took 2.75 s.\n```\n~~~\n```",
+            )
+        ],
+        "cites no receipt",
+    ),
     "bytes called something else": (
         [(P, "Theirs needs 124 MiB", "Theirs needs 124 of them")]
         + [(S, "cite Theirs needs [124] MiB |", "cite Theirs needs [124] of |")],

@@ -82,6 +82,7 @@ class Small(unittest.TestCase):
     def test_a_revision_that_is_not_in_history(self):
         self.fails_by("revision", provenance__git_revision="0" * 40)
         self.fails_by("revision", provenance__git_revision="told")
+        self.fails_by("revision", provenance__git_revision=self.first[:12])
 
     def test_a_commit_beside_history(self):
         self.git("checkout", "-q", "-b", "beside")
@@ -97,13 +98,24 @@ class Small(unittest.TestCase):
         self.fails_by("clean", provenance__build={**BUILD, "type": "wheel"})
         library = {"version": "1", "git_revision": "0" * 40, "git_dirty": False}
         self.fails_by("clean", provenance__library=library)
+        for dirty in (True, None):
+            library = {"version": "1", "git_revision": self.first, "git_dirty": dirty}
+            self.fails_by("clean", provenance__library=library)
 
     def test_a_start_that_is_the_end(self):
         self.fails_by("span", provenance__end_time="2026-11-21T09:00:00.004Z")
         self.fails_by("span", provenance__start_time="")
 
+    def test_a_span_shorter_than_what_was_timed(self):
+        self.fails_by("span", provenance__end_time="2026-11-21T09:00:00.300Z")  # ten runs of 0.1 s
+
     def test_a_device_that_nobody_names(self):
         self.fails_by("device", bench__runs__0__lane="sm90")
+        self.receipt()
+        (self.root / "receipts/cpu/a.json").rename(self.root / "receipts/cpu/h200.json")
+        status, said = self.run_tool("check_receipts")
+        self.assertEqual(status, 1, said)
+        self.assertIn("receipts/cpu/h200.json: device:", said)
 
     def test_a_folder_of_the_machine(self):
         self.fails_by("folders", title="/home/somebody/x")
@@ -127,6 +139,30 @@ class Small(unittest.TestCase):
         status, said = self.run_tool("stale_receipts", "--check")
         self.assertEqual(status, 0)
         self.assertIn("no quiet machine", said)
+
+    def changed_listed(self, name, old, new, moved=""):
+        """A receipt of old text, which changes and may move: listed as older than its code."""
+        self.write(name, old)
+        self.first = self.commit()
+        self.receipt(bench__runs__0__lane="sm90", provenance__device={"name": "a chip"})
+        self.assertEqual(self.run_tool("stale_receipts", "--check")[0], 0)
+        if moved:
+            (self.root / name).unlink()
+        self.write(moved or name, new)
+        self.commit()
+        status, said = self.run_tool("stale_receipts", "--check")
+        self.assertEqual(status, 1, said)
+        self.assertIn(moved or name, said)
+
+    def test_code_that_all_lanes_share_and_headers_of_a_device(self):
+        self.changed_listed("src/algebra/a.hpp", "int a;\n", "int b;\n")
+        self.changed_listed("src/device/sm90/a.cuh", "int a;\n", "int b;\n")
+
+    def test_code_that_moved_and_changed(self):
+        lines = [f"int a{i};\n" for i in range(100)]
+        changed = "".join(lines[:50] + ["int b;\n"] + lines[51:])
+        folder = "src/ops/linear_cross_entropy/sm90"
+        self.changed_listed(f"{folder}/a.cu", "".join(lines), changed, f"{folder}/moved.cu")
 
     def test_code_of_another_lane_or_only_moved(self):
         self.write("src/ops/linear_cross_entropy/sm90/a.cpp", "int b;\n")

@@ -100,7 +100,9 @@ class OnDevice(unittest.TestCase):
         self.assertEqual(check["left_out"], ["no_sanitizers", "no_forced"])
 
     def test_a_part_of_the_cases_says_so(self):
-        status, said, receipt = self.finish(CASES, more=["--no-forced", "--only", "Sizes.*,*Manners*"])
+        status, said, receipt = self.finish(
+            CASES, more=["--no-forced", "--only", "Sizes.*,*Manners*"]
+        )
         self.assertEqual(status, 0, said)
         check = receipt["check"]
         self.assertEqual((check["passed"], check["planned"]), (4, 4))

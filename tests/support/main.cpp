@@ -19,6 +19,7 @@
 #include "yardsticks/linear_cross_entropy/compare.hpp"
 #include "yardsticks/linear_cross_entropy/generate.hpp"
 #include "yardsticks/linear_cross_entropy/run.hpp"
+#include "yardsticks/sparse_attention/judge.hpp"
 
 namespace {
 
@@ -130,6 +131,8 @@ class Tally final : public ::testing::EmptyTestEventListener {
     };
     line("products", talea::testing::used_by_products);
     line("eager arithmetic", talea::testing::used_by_yardstick);
+    std::printf("sparse attention needed beyond it: %.3f of the room for sums that are cut off\n",
+                talea::yardsticks::sparse_attention::used_of_cut_sums);
   }
 };
 

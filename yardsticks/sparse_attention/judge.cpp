@@ -17,14 +17,19 @@ std::string number(double x) {
   return text;
 }
 
-// lse and row_max: 1e-6 of the largest of |logit|, |lse|, 1, and what the caller adds.
+// lse and row_max: 1e-6 of the largest of |logit|, |lse|, 1, or `cut` where that is more, and what
+// the caller adds.
 std::string compare_rows(const char* name, const std::vector<double>& ours,
-                         const std::vector<double>& truth, double largest, double more) {
+                         const std::vector<double>& truth, double largest, double cut,
+                         double more) {
   if (ours.size() != truth.size()) return std::string(name) + ": another size; ";
   for (size_t i = 0; i < ours.size(); ++i) {
     if (same_odd(ours[i], truth[i])) continue;
     const double room = 1e-6 * std::max({largest, std::abs(truth[i]), 1.0}) + more;
-    if (!(std::abs(ours[i] - truth[i]) <= room))
+    const double error = std::abs(ours[i] - truth[i]);
+    if (error > room && cut > 0)
+      used_of_cut_sums = std::max(used_of_cut_sums, (error - more) / cut);
+    if (!(error <= std::max(room, cut + more)))
       return std::string(name) + "[" + std::to_string(i) + "] = " + number(ours[i]) + " for " +
              number(truth[i]) + "; ";
   }
@@ -47,7 +52,19 @@ double room_of_copies(const Case& c, const Outcome& ours, const std::vector<doub
   return copied ? 2 * worst(eager, truth) : 0;
 }
 
+// Of logits that a tensor core formed: those of 16-bit operands on a device.
+double cut_of_logits(const Case& c, const Outcome& ours, double largest) {
+  const bool cores = ours.on_device && size_of(c.q.dtype()) <= 2;
+  return cores && c.dim() > 128 ? room_of_cut_sums(c.dim(), largest) : 0;
+}
+
 }  // namespace
+
+double used_of_cut_sums = 0;
+
+double room_of_cut_sums(int64_t columns, double largest) {
+  return std::ldexp(static_cast<double>((columns + 15) / 16) * largest, -23);
+}
 
 double relative_l2(const std::vector<double>& ours, const std::vector<double>& truth) {
   double error = 0, norm = 0;
@@ -106,9 +123,10 @@ std::string judge(const Case& c, const Outcome& ours, bool one_order) {
                          .row = c.value_dim(),
                          .dtype = in,
                          .growth = growth});
-  complaints += compare_rows("lse", ours.lse, right.lse, right.largest_logit,
+  const double cut = cut_of_logits(c, ours, right.largest_logit);
+  complaints += compare_rows("lse", ours.lse, right.lse, right.largest_logit, cut,
                              room_of_copies(c, ours, rough.lse, right.lse));
-  complaints += compare_rows("row_max", ours.row_max, right.row_max, right.largest_logit,
+  complaints += compare_rows("row_max", ours.row_max, right.row_max, right.largest_logit, cut,
                              room_of_copies(c, ours, rough.row_max, right.row_max));
   const bool counted = ours.forward.slots_valid >= 0;  // a device counts foreign indices alone
   if ((counted && right.valid != ours.forward.slots_valid) ||

@@ -33,6 +33,12 @@ struct Outcome {
 // one_order: the lane sums dP and Delta alike, so that no cancellation is allowed for.
 std::string judge(const Case& c, const Outcome& ours, bool one_order = false);
 
+// Tensor cores add sixteen columns at a time to a sum in fp32 and cut it off towards zero each time
+// (docs/decisions/0020-sparse-attention-choices.md): what a sum of so many columns may lose.
+double room_of_cut_sums(int64_t columns, double largest);
+// The largest share of that room that a row beyond the accuracy rule needed, over a run.
+extern double used_of_cut_sums;
+
 double relative_l2(const std::vector<double>& ours, const std::vector<double>& truth);
 
 }  // namespace talea::yardsticks::sparse_attention

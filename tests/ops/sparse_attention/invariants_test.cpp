@@ -46,6 +46,41 @@ TEST_P(AttentionInvariants, AbsentSlotsAndOtherRows) {
   for (size_t i = one.dkv.size(); i < two.dkv.size(); ++i) ASSERT_EQ(two.dkv[i], 0);
 }
 
+// A query has the bits alone that it has among many, however a lane cuts few of them.
+TEST_P(AttentionInvariants, AQueryAloneHasTheBitsOfOneAmongMany) {
+  Spec few;
+  few.queries = 24, few.heads = 3, few.dim = 32, few.slots = 700, few.keys = 800;
+  few.sink = true, few.backward = false;
+  Spec packed = few;
+  packed.storage = sa::KvStorage::fp8_656, packed.dim = 576, packed.value_dim = 512;
+  packed.queries = 9, packed.heads = 66, packed.slots = 520;
+  for (const Spec& s : {few, packed}) {
+    const Case many = make(s);
+    ++runs_;
+    if (!accepts(many)) continue;
+    Case alone = many;
+    const int64_t heads = many.heads(), values = many.value_dim();
+    alone.q = Grid(many.q.dtype(), {1, 1, heads, many.dim()});
+    alone.indices = Grid(DType::i32, {1, 1, 1, many.slots()});
+    for (const int64_t q : {int64_t{0}, s.queries - 1}) {
+      for (int64_t h = 0; h < heads; ++h)
+        for (int64_t x = 0; x < many.dim(); ++x) alone.q.put(many.q.get(0, q, h, x), 0, 0, h, x);
+      for (int64_t k = 0; k < many.slots(); ++k)
+        alone.indices.put_integer(many.indices.integer(0, q, 0, k), 0, 0, 0, k);
+      const Outcome one = run(alone), all = run(many);
+      for (int64_t h = 0; h < heads; ++h) {
+        const auto row = static_cast<size_t>(h), at = static_cast<size_t>(q * heads + h);
+        ASSERT_EQ(one.lse[row], all.lse[at]) << describe(s);
+        ASSERT_EQ(one.row_max[row], all.row_max[at]) << describe(s);
+        for (int64_t x = 0; x < values; ++x)
+          ASSERT_EQ(one.o[static_cast<size_t>(h * values + x)],
+                    all.o[static_cast<size_t>((q * heads + h) * values + x)])
+              << describe(s) << " head " << h << " column " << x;
+      }
+    }
+  }
+}
+
 TEST_P(AttentionInvariants, HeadsAndQueriesPermuted) {
   Spec s = plain();
   s.heads = 21;

@@ -80,6 +80,37 @@ TEST(AttentionSm90Config, MemoryOnlyToCount) {
   EXPECT_TRUE(config(p, h200()).counts);
 }
 
+TEST(AttentionSm90Config, FewQueriesFormTheirScoresFirst) {
+  Problem p = problem(576, 512, 128);
+  p.batch = 2, p.queries = 2;
+  const Config c = config(p, h200());
+  EXPECT_EQ(c.segments, 16);  // of 128 slots
+  EXPECT_EQ(c.slices, 16);    // of 2 x 16 columns
+  EXPECT_EQ(c.work, 4 * 2 * 16);
+  EXPECT_EQ(c.blocks, 128);
+  const int64_t scores = 4 * 2 * int64_t{2048} * 64 * 4, values = 4 * int64_t{2048} * 512 * 2;
+  EXPECT_GE(bytes_of(c), scores + values);
+  EXPECT_LE(bytes_of(c), scores + values + 4096);
+  p.options.workspace_limit_bytes = bytes_of(c) - 1;  // the same bits without memory
+  EXPECT_EQ(config(p, h200()).segments, 1);
+  p.options.workspace_limit_bytes = int64_t{256} << 20;
+  p.batch = 4;
+  EXPECT_EQ(config(p, h200()).segments, 16);
+  p.batch = 5;
+  EXPECT_EQ(config(p, h200()).segments, 1);
+  p.batch = 1, p.slots = 384;
+  EXPECT_EQ(config(p, h200()).segments, 1);  // three pairs of tiles
+  p.slots = 385;
+  EXPECT_EQ(config(p, h200()).segments, 4);
+  p.dim = 64, p.value_dim = 48;
+  EXPECT_EQ(config(p, h200()).slices, 3);
+  p.groups = 2;
+  EXPECT_EQ(config(p, h200()).segments, 1);
+  p.groups = 1, p.heads = p.total_heads = 0;
+  EXPECT_EQ(config(p, h200()).segments, 1);
+  EXPECT_LE(stored_shared_bytes(), 232448);
+}
+
 TEST(AttentionSm90Config, PackedRows) {
   Problem p = problem(576, 512, 128);
   p.options.kv_storage = KvStorage::fp8_656;
@@ -88,6 +119,15 @@ TEST(AttentionSm90Config, PackedRows) {
   p.kv_stride = {0, 656, 0};
   EXPECT_FALSE(decline(p, h200()));
   EXPECT_EQ(config(p, h200()).half, 256);
+  EXPECT_EQ(config(p, h200()).rows, Rows::shared);  // two blocks of a cluster have 128 heads
+  DeviceFacts odd = h200();
+  odd.sm_count = 131;
+  EXPECT_EQ(config(p, odd).blocks, 130);
+  p.heads = p.total_heads = 64;
+  EXPECT_EQ(config(p, h200()).rows, Rows::packed);
+  p.heads = p.total_heads = 128, p.groups = 2;
+  EXPECT_EQ(config(p, h200()).rows, Rows::packed);
+  p.groups = 1;
   p.kv_stride.row = 664;
   expect_declined(p, "kv: stride 664");
   p.kv_stride.row = 656;

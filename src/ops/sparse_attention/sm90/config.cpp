@@ -14,6 +14,10 @@ namespace {
 
 using Reason = std::optional<std::string>;
 
+// Scores come first where blocks that have a list each would fill no more than an eighth of the
+// device, and a list is long enough to be worth two kernels.
+constexpr int64_t most_share = 8, least_segments = 4;
+
 Reason decline_shape(const Problem& p) {
   if (p.dim % 16 != 0 || p.value_dim % 16 != 0)
     return fmt::format("dim = {}, value_dim = {}: not multiples of 16", p.dim, p.value_dim);
@@ -60,6 +64,26 @@ Reason decline(const Problem& p, const DeviceFacts& d) {
   return p.pass == Pass::backward ? decline_backward(p) : std::nullopt;
 }
 
+Room lay_out(Arena& arena, const Config& c) {
+  Room room;
+  if (c.counts) room.counters = arena.take<cuda::Counters>(1);
+  if (c.segments == 1) return room;
+  Stored& s = room.stored;
+  s.tiles = 2 * c.segments;
+  s.slices = c.slices;
+  s.half = c.half;
+  s.scores = arena.take<float>(c.lists * c.head_tiles * s.tiles * tile_scores);
+  s.values = arena.take<char>(c.lists * s.tiles * s.slices * slice_bytes);
+  s.valid = arena.take<uint64_t>(c.lists * s.tiles);
+  return room;
+}
+
+int64_t bytes_of(const Config& c) {
+  Arena arena;
+  lay_out(arena, c);
+  return arena.bytes();
+}
+
 Config config(const Problem& p, const DeviceFacts& d) {
   Config c;
   c.half = p.value_dim <= 128 ? 64 : p.value_dim <= 256 ? 128 : 256;
@@ -69,10 +93,23 @@ Config config(const Problem& p, const DeviceFacts& d) {
     most_heads = std::max(most_heads, range.last - range.first);
   }
   c.head_tiles = (most_heads + tile_heads - 1) / tile_heads;
-  c.work = p.batch * p.queries * p.groups * c.head_tiles;
-  c.blocks = std::min<int64_t>(c.work, std::max(d.sm_count, 1));
+  c.lists = p.batch * p.queries * p.groups;
+  c.work = c.lists * c.head_tiles;
   c.shared_bytes = shared_bytes(p.dim, c.half);
   c.counts = p.wants_status || p.options.index_check == IndexCheck::checked;
+  const bool pairs = p.groups == 1 && c.head_tiles % 2 == 0;  // of blocks that share a list
+  if (p.options.kv_storage == KvStorage::fp8_656) c.rows = pairs ? Rows::shared : Rows::packed;
+  // The sums have the same order either way: the limit and the number of queries may decide.
+  Config few = c;
+  few.segments = (p.slots + 2 * tile_keys - 1) / (2 * tile_keys);
+  few.slices = static_cast<int>((std::min<int64_t>(p.value_dim, c.half) + slice_columns - 1) /
+                                slice_columns);
+  few.work = c.work * few.segments;
+  if (p.groups == 1 && p.heads > 0 && c.work > 0 && c.work * most_share <= d.sm_count &&
+      few.segments >= least_segments && bytes_of(few) <= p.options.workspace_limit_bytes)
+    c = few;
+  const int64_t together = c.rows == Rows::shared ? 2 : 1;
+  c.blocks = std::min<int64_t>(c.work, std::max<int64_t>(d.sm_count / together, 1) * together);
   return c;
 }
 

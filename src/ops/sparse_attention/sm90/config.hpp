@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 
+#include "core/arena.hpp"
 #include "core/device_facts.hpp"
 #include "ops/sparse_attention/sm90/tile.hpp"
 
@@ -14,11 +15,24 @@ namespace talea::sparse_attention::sm90 {
 struct Config {
   int half = 0;            // columns of the output of one of the two warpgroups: 64, 128 or 256
   int64_t head_tiles = 0;  // of a group
-  int64_t work = 0;        // queries x groups x head tiles
+  int64_t work = 0;        // queries x groups x head tiles x segments
   int64_t blocks = 0;      // persistent
   int64_t shared_bytes = 0;
   bool counts = false;  // foreign indices, in the workspace
+  Rows rows = Rows::plain;
+  // Few queries: of a list, a pair of tiles of keys each, whose scores lie in the workspace until
+  // blocks of `slices` of the columns sum values by them. 1: a block has a whole list.
+  int64_t segments = 1;
+  int slices = 0;
+  int64_t lists = 0;
 };
+
+struct Room {
+  cuda::Counters* counters = nullptr;
+  Stored stored;
+};
+Room lay_out(Arena& arena, const Config& c);
+int64_t bytes_of(const Config& c);
 
 std::optional<std::string> decline(const Problem& p, const DeviceFacts& d);
 Config config(const Problem& p, const DeviceFacts& d);

@@ -7,7 +7,7 @@
 // references from shared memory. Values are the rows of the same tile, read column-major.
 #pragma once
 
-#include "device/sm90/wgmma.cuh"
+#include "device/sm90/wgmma_narrow.cuh"
 #include "ops/sparse_attention/sm90/store.cuh"
 
 namespace talea::sparse_attention::sm90 {
@@ -35,12 +35,16 @@ __device__ inline void multiply_scores(float (&s)[32], uint64_t q, uint64_t k, i
       ptx::wgmma_n64<0, 0, kF16>(s, q + c * chunk + 2 * i, k + c * chunk + 2 * i);
 }
 
-template <int kHalf, bool kF16, int kGroup>
+// Of kHalf columns of the output; where scores are stored, of a slice of them.
+template <int kHalf, bool kF16, int kGroup, Rows kRows = Rows::plain>
 struct Consumer {
   static constexpr int parts = parts_of_half(kHalf), columns = kHalf / parts;
+  static constexpr bool stored = kRows == Rows::stored;
+  using Shared = std::conditional_t<stored, StoredTiles, Tiles>;
+  static constexpr uint64_t step = (stored ? 512 : 2048) >> 4;  // sixteen keys of the values
 
   const Forward& f;
-  const Tiles tiles;
+  const Shared tiles;
   Beside& beside;
   const int thread;  // of the warpgroup
   uint32_t works = 0, works_met = 0, pairs_done = 0;
@@ -66,6 +70,30 @@ struct Consumer {
   // first: that of its own values, or where all columns lie in half 0, that.
   template <bool kFirst>
   __device__ void score(float (&s)[32]) {
+    if constexpr (stored) {
+      if (kFirst) load_scores(s);
+      return;
+    } else {
+      multiply_keys<kFirst>(s);
+    }
+  }
+  __device__ void load_scores(float (&s)[32]) {
+    ptx::barrier_wait(tiles.full(pairs_done), pairs_done / stored_stages & 1);
+    const auto* from = reinterpret_cast<const float4*>(tiles.scores(pairs_done, kGroup)) + thread;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const float4 x = from[i * 128];
+      s[4 * i] = x.x, s[4 * i + 1] = x.y, s[4 * i + 2] = x.z, s[4 * i + 3] = x.w;
+    }
+  }
+  // A tile of this warpgroup that the other block of the cluster fills: what comes next.
+  __device__ void await_bytes(int half) {
+    if constexpr (kRows == Rows::shared)
+      if (thread == 0 && ptx::cluster_rank() != kGroup)
+        ptx::barrier_expect(&beside.keys_ready[kGroup][half], bytes_of_half(kGroup, half));
+  }
+  template <bool kFirst>
+  __device__ void multiply_keys(float (&s)[32]) {
     const uint64_t q = ptx::operand_descriptor(tiles.base);
     const uint64_t k = ptx::operand_descriptor(tiles.keys(kGroup));
     const bool turned = kGroup == 1 && tiles.plan.columns <= kHalf / chunk_columns;
@@ -75,6 +103,7 @@ struct Consumer {
     for (int i = 0; i < parts; ++i) {
       const Part part = part_of<kHalf>(tiles.plan, half * parts + i);
       ptx::barrier_wait(&beside.keys_ready[kGroup][half * parts + i], pairs_done & 1);
+      await_bytes(half * parts + i);
       ptx::fence_async_shared();
       ptx::warpgroup_arrive();
       if (i == 0)
@@ -87,8 +116,11 @@ struct Consumer {
 
   // This warpgroup's columns of the values of a tile, a part of them.
   __device__ uint64_t values(int tile, int part) const {
-    return ptx::operand_descriptor(tiles.keys(tile) +
-                                   (kGroup * kHalf + part * columns) / chunk_columns * chunk_bytes);
+    if constexpr (stored)
+      return ptx::narrow_descriptor(tiles.values(pairs_done, tile, kGroup));
+    else
+      return ptx::operand_descriptor(tiles.keys(tile) + (kGroup * kHalf + part * columns) /
+                                                            chunk_columns * chunk_bytes);
   }
   __device__ void add_own(const uint32_t (&p)[16]) {
     hold();
@@ -99,7 +131,10 @@ struct Consumer {
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         const uint32_t a[4] = {p[4 * j], p[4 * j + 1], p[4 * j + 2], p[4 * j + 3]};
-        ptx::multiply_registers<columns, 1, kF16>(o[i], a, v + j * (2048 >> 4));
+        if constexpr (stored)
+          ptx::multiply_narrow<kF16>(o[i], a, v + j * step);
+        else
+          ptx::multiply_registers<columns, 1, kF16>(o[i], a, v + j * step);
       }
       ptx::warpgroup_commit();
     }
@@ -112,29 +147,56 @@ struct Consumer {
     for (int i = 0; i < parts; ++i) {
       const uint64_t v = values(1 - kGroup, i);
 #pragma unroll
-      for (int j = 0; j < 4; ++j)
-        ptx::multiply_tile<columns, 0, 1, kF16>(o[i], p + 2 * j, v + j * (2048 >> 4));
+      for (int j = 0; j < 4; ++j) {
+        if constexpr (stored)
+          ptx::multiply_narrow<kF16>(o[i], p + 2 * j, v + j * step);
+        else
+          ptx::multiply_tile<columns, 0, 1, kF16>(o[i], p + 2 * j, v + j * step);
+      }
       ptx::warpgroup_commit();
     }
   }
   // Waits until all but the latest `pending` groups of products are done, part by part of these
-  // columns, and releases the parts of a tile.
+  // columns, and releases the parts of a tile of a pair.
   template <int kPending>
-  __device__ void release(int tile) {
+  __device__ void release(int tile, uint32_t pair) {
     if constexpr (parts == 2) {
       ptx::warpgroup_wait<kPending + 1>();
       arrive_warp(&beside.keys_free[tile][kGroup * parts]);
     }
     ptx::warpgroup_wait<kPending>();
-    arrive_warp(&beside.keys_free[tile][kGroup * parts + parts - 1]);
+    if constexpr (stored)
+      arrive_warp(tiles.empty(pair));
+    else
+      free_part(tile, kGroup * parts + parts - 1);
+  }
+  // To the block that fills the tile.
+  __device__ void free_part(int tile, int part) {
+    __syncwarp();
+    if (threadIdx.x % 32 != 0) return;
+    if constexpr (kRows == Rows::shared)
+      ptx::barrier_arrive_at(&beside.keys_free[tile][part], tile);
+    else
+      ptx::barrier_arrive(&beside.keys_free[tile][part]);
+  }
+
+  // The slots of this warpgroup's tile that are valid.
+  __device__ uint64_t valid() const {
+    const volatile uint32_t* v = beside.valid[kGroup];
+    const uint32_t low = v[0] | v[1] << 16, high = v[2] | v[3] << 16;
+    return low | uint64_t{high} << 32;
   }
 
   // The weights of a tile; what the output so far becomes by their reference. For the other
   // warpgroup: weights, references, and whether one of them moved.
   __device__ bool softmax(float (&s)[32], uint32_t (&p)[16]) {
-    const uint64_t valid = *const_cast<volatile uint64_t*>(&beside.valid[kGroup]);
     float factor[2];
-    scale_and_mask(s, valid, f.scale);
+    bool seen = false;
+    if constexpr (!stored) {
+      const uint64_t slots = valid();
+      scale_and_mask(s, slots, f.scale);
+      seen = slots != 0;
+    }
     weights_of<kF16>(s, rows, factor, p);
     const int lane = thread % 32, line = thread / 32 * 16 + lane / 8 % 2 * 8 + lane % 8;
     char* to = tiles.weights(kGroup) + line * 128;
@@ -154,7 +216,7 @@ struct Consumer {
 #pragma unroll
     for (int i = 0; i < 2; ++i) factor[i] *= pending[i];
     multiply(factor);
-    return valid != 0;
+    return seen;
   }
 
   // Adds what the other warpgroup weighs. Where no row of either moved its reference, which all
@@ -194,19 +256,19 @@ struct Consumer {
       float s[32];
       uint32_t p[16];
       score<true>(s);
-      if (pair > 0) release<1>(1);  // of the pair before
+      if (pair > 0) release<stored ? 0 : 1>(1, pairs_done - 1);
       score<false>(s);
       ptx::warpgroup_wait<0>();
       ptx::hold_registers(s);
-      if (pair + 1 == pairs) arrive_warp(&beside.q_free);
+      if (!stored && pair + 1 == pairs) arrive_warp(&beside.q_free);
       seen |= softmax(s, p);
       add_own(p);
-      release<0>(0);
+      release<0>(0, pairs_done);
       add_others_tile();
     }
     ptx::warpgroup_wait<0>();
     hold();
-    if (pairs > 0) release<0>(1);
+    if (pairs > 0) release<0>(1, pairs_done - 1);
     return seen;
   }
 
@@ -220,12 +282,12 @@ struct Consumer {
       score<false>(s);
       ptx::warpgroup_wait<0>();
       ptx::hold_registers(s);
-      if (pair + 1 == pairs) arrive_warp(&beside.q_free);
+      if (!stored && pair + 1 == pairs) arrive_warp(&beside.q_free);
       seen |= softmax(s, p);
       add_own(p);
       add_others_tile();
-      release<parts>(1);
-      release<0>(0);
+      release<parts>(1, pairs_done);
+      release<0>(0, pairs_done);
       hold();
     }
     return seen;
@@ -266,7 +328,7 @@ struct Consumer {
                              : -INFINITY;
       const RowEnd end = end_of(sum[i], rows.reference[i], top[i], any, sink);
       factor[i] = end.factor * pending[i];
-      if (kGroup != 0 || !own || thread % 4 != 0) continue;
+      if (kGroup != 0 || !own || thread % 4 != 0 || !tiles.writes_rows()) continue;
       if (f.lse.present) cuda::put(f.lse, cuda::offset(f.lse, w.b, w.s, w.head + r), end.lse);
       if (f.row_max.present)
         cuda::put(f.row_max, cuda::offset(f.row_max, w.b, w.s, w.head + r), end.top);
@@ -290,7 +352,7 @@ struct Consumer {
   __device__ void store(const View& to, bool words, const Work& w) {
 #pragma unroll
     for (int part = 0; part < parts; ++part) {
-      const int first = kGroup * kHalf + part * columns;
+      const int first = tiles.first_column(kGroup, kHalf) + part * columns;
       Where at[2];
       for (int i = 0; i < 2; ++i) {
         const int r = row() + 8 * i;
@@ -302,20 +364,25 @@ struct Consumer {
     }
   }
 
+  __device__ void begin_rows() {
+    rows = RowPair{};
+    pending[0] = pending[1] = 1;
+#pragma unroll
+    for (int i = 0; i < kHalf / 2; ++i) o[i / (columns / 2)][i % (columns / 2)] = 0;
+  }
+  __device__ bool sum_pairs(int pairs) {
+    if constexpr (kGroup == 0)
+      return first_of_pairs(pairs);
+    else
+      return second_of_pairs(pairs);
+  }
   __device__ void run() {
     for (int64_t number = blockIdx.x; number < f.work; number += gridDim.x, ++works) {
       ptx::barrier_wait(&beside.q_ready, works & 1);
       const int pairs = __shfl_sync(~0u, *const_cast<volatile int*>(&beside.pairs), 0);
       ptx::fence_async_shared();
-      rows = RowPair{};
-      pending[0] = pending[1] = 1;
-#pragma unroll
-      for (int i = 0; i < kHalf / 2; ++i) o[i / (columns / 2)][i % (columns / 2)] = 0;
-      bool seen;
-      if constexpr (kGroup == 0)
-        seen = first_of_pairs(pairs);
-      else
-        seen = second_of_pairs(pairs);
+      begin_rows();
+      const bool seen = sum_pairs(pairs);
       if (pairs == 0) arrive_warp(&beside.q_free);
       finish(work_of(f, number), seen, pairs > 0);
     }

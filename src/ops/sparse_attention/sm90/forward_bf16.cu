@@ -6,7 +6,8 @@
 namespace talea::sparse_attention::sm90 {
 
 void launch_bf16(const Forward& f, int half, unsigned blocks, cudaStream_t stream) {
-  if (f.packed) return launch_half<256, false, true>(f, blocks, stream);
+  if (f.rows == Rows::shared) return launch_half<256, false, Rows::shared>(f, blocks, stream);
+  if (f.rows == Rows::packed) return launch_half<256, false, Rows::packed>(f, blocks, stream);
   launch<false>(f, half, blocks, stream);
 }
 

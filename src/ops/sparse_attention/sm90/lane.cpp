@@ -11,15 +11,19 @@
 namespace talea::sparse_attention {
 namespace {
 
-cuda::Counters* lay_out(Arena& arena, const sm90::Config& c) {
-  return c.counts ? arena.take<cuda::Counters>(1) : nullptr;
-}
-
 // 16 bits, and every row on 16-byte words.
 bool in_words(const View& v) {
   if (!v.present || !is_16bit(v.dtype) || reinterpret_cast<uintptr_t>(v.data) % 16 != 0)
     return false;
   return (v.stride[0] | v.stride[1] | v.stride[2]) % 8 == 0;
+}
+
+void launch(const sm90::Forward& f, const sm90::Config& c, bool f16, cudaStream_t stream) {
+  const auto blocks = static_cast<unsigned>(c.blocks);
+  if (c.segments == 1)
+    return (f16 ? sm90::launch_f16 : sm90::launch_bf16)(f, c.half, blocks, stream);
+  (f16 ? sm90::launch_scores_f16 : sm90::launch_scores_bf16)(f, c.half, blocks, stream);
+  (f16 ? sm90::launch_values_f16 : sm90::launch_values_bf16)(f, stream);
 }
 
 struct Sm90 {
@@ -30,9 +34,7 @@ struct Sm90 {
     if (p.pass == Pass::select) return sm90::plan_index(p, d);
     if (p.pass == Pass::backward) return sm90::plan_backward(p, d);
     const sm90::Config c = sm90::config(p, d);
-    Arena counting;
-    lay_out(counting, c);
-    return planned(c.counts ? counting.bytes() : 0, 0, c);
+    return planned(c.counts || c.segments > 1 ? sm90::bytes_of(c) : 0, 0, c);
   }
   static std::vector<std::string> details(const Problem& p, const Planned& planned) {
     if (p.pass == Pass::select) return sm90::index_details(planned.as<sm90::IndexConfig>());
@@ -40,12 +42,22 @@ struct Sm90 {
       return sm90::backward_details(p, planned.as<sm90::BackwardConfig>());
     const auto& c = planned.as<sm90::Config>();
     const sm90::TilePlan tiles = sm90::tile_plan(p.dim, c.half);
-    return {fmt::format("tile = {} heads x {} keys, one query a block", sm90::tile_heads,
-                        sm90::tile_keys),
-            fmt::format("value columns = 2 x {}", c.half),
-            fmt::format("shared memory = {} bytes: q of {} columns, two tiles of keys",
-                        c.shared_bytes, tiles.columns * sm90::chunk_columns),
-            fmt::format("blocks = {}, persistent", c.blocks)};
+    std::vector<std::string> lines = {
+        fmt::format("tile = {} heads x {} keys, one query a block", sm90::tile_heads,
+                    sm90::tile_keys),
+        fmt::format("value columns = 2 x {}", c.half),
+        fmt::format("shared memory = {} bytes: q of {} columns, two tiles of keys", c.shared_bytes,
+                    tiles.columns * sm90::chunk_columns),
+        fmt::format("blocks = {}, persistent", c.blocks)};
+    if (c.rows == sm90::Rows::shared)
+      lines.emplace_back("cluster = 2 blocks, each dequantises half of the rows for both");
+    if (c.segments > 1)
+      lines.push_back(
+          fmt::format("scores first: {} segments of {} slots of a list side by side, then {} "
+                      "slices of {} value "
+                      "columns, each summed in the order of one block",
+                      c.segments, 2 * sm90::tile_keys, c.slices, 2 * sm90::slice_columns));
+    return lines;
   }
   static void run(const Call& c, const Planned& planned);
 };
@@ -62,7 +74,10 @@ void Sm90::run(const Call& c, const Planned& planned) {
   Arena arena(c.workspace);
   sm90::Forward f;
   f.tables = cuda::tables_of(p, a);
-  f.counters = lay_out(arena, config);
+  const sm90::Room room = sm90::lay_out(arena, config);
+  f.counters = room.counters;
+  f.stored = room.stored;
+  f.segments = config.segments;
   f.q = a.q;
   f.kv = a.kv;
   f.sink = a.sink;
@@ -78,24 +93,26 @@ void Sm90::run(const Call& c, const Planned& planned) {
   f.group_heads = p.total_heads / p.groups;
   f.head_tiles = config.head_tiles;
   f.work = config.work;
-  f.packed = p.options.kv_storage == KvStorage::fp8_656;
+  f.rows = config.rows;
   f.o_words = in_words(a.o);
   f.residual_words = in_words(a.o_residual);
   if (f.counters) cuda::begin_counting(c, f.tables, f.counters, stream);
-  if (config.blocks > 0) {
-    const auto blocks = static_cast<unsigned>(config.blocks);
-    (p.q_dtype == DType::f16 ? sm90::launch_f16 : sm90::launch_bf16)(f, config.half, blocks,
-                                                                     stream);
-  }
+  if (config.blocks > 0) launch(f, config, p.q_dtype == DType::f16, stream);
   if (a.status) cuda::write_status(f.counters, f.tables, a.status, stream);
   Result& r = c.result;
   r.scores_home = "registers of a warpgroup, fp32";
   r.scores_tile_rows = sm90::tile_heads;
   r.scores_tile_keys = sm90::tile_keys;
   r.scores_tile_bytes = 4 * sm90::tile_heads * sm90::tile_keys;
-  r.kv_path = f.packed ? "selected rows dequantised in fp32 and rounded once, in shared memory, a "
-                         "tile of keys at a time"
-                       : "selected rows copied to shared memory, a tile of keys at a time";
+  if (config.segments > 1) {
+    r.scores_home = "tiles in the workspace, fp32";
+    r.scores_tile_bytes = 4 * config.work * 2 * sm90::tile_scores;
+    r.decode_segments = config.segments;
+  }
+  r.kv_path = f.rows != sm90::Rows::plain
+                  ? "selected rows dequantised in fp32 and rounded once, in shared memory, a "
+                    "tile of keys at a time"
+                  : "selected rows copied to shared memory, a tile of keys at a time";
   r.accumulator_o = "fp32";
 }
 

@@ -91,8 +91,8 @@ __device__ void produce(const Forward& f, const Tiles& tiles, Beside& beside, in
     const List list = {cuda::query_rule(f.tables, w.b, w.s),
                        cuda::offset(f.tables.indices, w.b, w.s, w.g), f.tables.indices.stride[3],
                        f.counters && w.tile == 0};
-    const int pairs = w.heads > 0 || list.counts ? pairs_of(list.query.slots) : 0;
-    int64_t slot = slot_of_lane(warp, lane);
+    const int pairs = w.heads > 0 || list.counts ? pairs_of(f, w, list.query.slots) : 0;
+    int64_t slot = first_slot(w) + slot_of_lane(warp, lane);
     int64_t index = index_of_slot(f, list, slot);
     for (int pair = 0; pair < pairs || pair == 0; ++pair) {
       int64_t row = -1;
@@ -122,8 +122,7 @@ __device__ void produce(const Forward& f, const Tiles& tiles, Beside& beside, in
           // With the first part: which slots are valid. Only the warpgroup that releases this part
           // reads the mask, before it does: the wait above stands between its reading and this.
           if (k != t * each || lane != 0) continue;
-          reinterpret_cast<uint16_t*>(&beside.valid[t])[warp] =
-              static_cast<uint16_t>(valid >> (16 * t));
+          beside.valid[t][warp] = valid >> (16 * t) & 0xffff;
           ptx::barrier_arrive(&beside.keys_ready[t][k]);
         }
       };

@@ -1,9 +1,10 @@
 // What: the warpgroup of lane sm90 that fills tiles from packed FP8 rows: 656 bytes become 576
-// columns of bf16 in shared memory.
+// columns of bf16 in shared memory, in one block's or in both of a cluster.
 // Why: a dequantised copy would be read and written once more than the rows themselves.
 // Never: takes a scale through fewer bits than it has: x = e4m3 * scale in fp32, rounded once.
 #pragma once
 
+#include "device/sm90/cluster.cuh"
 #include "ops/sparse_attention/sm90/produce.cuh"
 
 namespace talea::sparse_attention::sm90 {
@@ -19,167 +20,224 @@ __device__ inline uint32_t bf16_of(uint32_t e4m3x2, float scale) {
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(x.y * scale), "f"(x.x * scale));
   return out;
 }
-__device__ inline uint4 bf16_of(const uint2& e4m3x8, float scale) {
-  return make_uint4(bf16_of(e4m3x8.x, scale), bf16_of(e4m3x8.x >> 16, scale),
-                    bf16_of(e4m3x8.y, scale), bf16_of(e4m3x8.y >> 16, scale));
+__device__ inline uint4 bf16_of(uint32_t low, uint32_t high, float scale) {
+  return make_uint4(bf16_of(low, scale), bf16_of(low >> 16, scale), bf16_of(high, scale),
+                    bf16_of(high >> 16, scale));
 }
 
-// A pair of tiles is filled in four parts, halves of their columns, in the order of produce.cuh.
-// Half 0 is 256 columns of e4m3; half 1 as many, and the 64 that are bf16 already.
-struct PackedPart {
-  int tile, half;
+// A tile is filled in halves of its columns. Half 0 is 256 columns of e4m3; half 1 as many, and the
+// 64 that are bf16 already. A block alone fills both tiles of a pair in the order of produce.cuh;
+// in a cluster each block fills the tile of its rank, first the half whose scores come first.
+template <bool kShared>
+struct PackedOrder {
+  static constexpr int parts = kShared ? 2 : 4;
+  int rank;
+  __device__ int tile(int i) const {
+    if constexpr (kShared) return rank;
+    return i % 2;
+  }
+  __device__ int half(int i) const {
+    if constexpr (kShared) return i ^ rank;
+    return i == 0 || i == 3 ? 0 : 1;
+  }
 };
-constexpr int packed_parts = 4;
-constexpr PackedPart packed_part(int i) {
-  constexpr PackedPart parts[packed_parts] = {{0, 0}, {1, 1}, {0, 1}, {1, 0}};
-  return parts[i];
-}
 
-// The two scales of a half, of a thread's four rows.
-struct PackedScales {
-  float2 of[4];
-};
-
-// The 128 bytes of a row's 128 columns first lie where its later 64 will, in the row's line of
-// their chunk; the eight lanes of a row read them all before one of them writes.
+// A thread has 16 bytes of one piece of four rows. Lanes 4..7 of each eight take the row of the
+// eight beside: the two halves of a line then lie in unlike banks.
+template <bool kShared>
 struct PackedCopier {
-  const char* kv;
-  uint32_t tiles[2];  // addresses
-  int thread;
+  const Forward& f;
+  uint32_t first;  // address of the tiles
+  int piece, row;  // of 8 pieces; of a warp's four rows of each 16
+  uint32_t line;   // of row 0 of the four, within a chunk
+  int turn;
+  uint32_t other;  // what an address grows by in the other block
 
-  __device__ uint32_t line(int tile, int chunk, int j) const {
-    return tiles[tile] + chunk * chunk_bytes + (thread / 8 + 16 * j) * 128;
+  __device__ PackedCopier(const Forward& forward, const Tiles& tiles, int thread)
+      : f(forward),
+        first(talea::sm90::smem_address(tiles.keys(0))),
+        piece(thread % 8),
+        row((thread % 32 / 8) ^ (thread % 8 / 4)),
+        line(static_cast<uint32_t>(thread / 32 * 4 + row) * 128),
+        turn((thread / 32 * 4 + row) % 8),
+        other(0) {
+    if constexpr (kShared)
+      other = talea::sm90::address_at(first, talea::sm90::cluster_rank() ^ 1) - first;
+  }
+  __device__ const char* bytes(int64_t at) const {
+    return static_cast<const char*>(f.kv.data) + at;
   }
   // rows: of slot_of_lane's slot, in bytes; -1: absent.
-  __device__ void begin(const PackedPart& part, int64_t rows, PackedScales& scales) const {
-    namespace ptx = talea::sm90;
-    const int piece = thread % 8;
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const int64_t at =
-          __shfl_sync(~0u, rows, part.tile * 16 + j * 4 + static_cast<int>(threadIdx.x) % 32 / 8);
-      const bool there = at >= 0;
-      const char* row = kv + (there ? at : 0);
-#pragma unroll
-      for (int t = 2 * part.half; t < 2 * part.half + 2; ++t)
-        ptx::copy_16_bytes(line(part.tile, 2 * t + 1, j) + piece * 16,
-                           row + t * packed_tile + piece * 16, there);
-      if (part.half == 1)
-        ptx::copy_16_bytes(line(part.tile, 8, j) + (piece ^ (thread / 8 % 8)) * 16,
-                           row + packed_rest_at + piece * 16, there);
-      const auto* scale = reinterpret_cast<const float2*>(row + packed_scales_at);
-      scales.of[j] = there ? __ldg(scale + part.half) : make_float2(0, 0);
-    }
-    asm volatile("cp.async.commit_group;" ::: "memory");
+  __device__ uint4 load(int64_t rows, int tile, int j, int byte) const {
+    const int64_t at = __shfl_sync(~0u, rows, tile * 16 + j * 4 + row);
+    uint4 x;
+    asm volatile(
+        "{\n.reg .pred p;\n"
+        "setp.ge.s64 p, %5, 0;\n"
+        "mov.b32 %0, 0;\nmov.b32 %1, 0;\nmov.b32 %2, 0;\nmov.b32 %3, 0;\n"
+        "@p ld.global.nc.v4.b32 {%0, %1, %2, %3}, [%4];\n}"
+        : "=&r"(x.x), "=&r"(x.y), "=&r"(x.z), "=&r"(x.w)
+        : "l"(bytes(at + byte) + piece * 16), "l"(at));
+    return x;
   }
-  __device__ static void put(uint32_t line, int place, const uint4& x) {
-    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(line + place * 16), "r"(x.x),
-                 "r"(x.y), "r"(x.z), "r"(x.w)
+  // Lane l: that of row l % 16, of the first or second 128 columns of a half.
+  __device__ float load_scale(int64_t rows, int tile, int half) const {
+    const int lane = threadIdx.x % 32;
+    const int64_t at = __shfl_sync(~0u, rows, tile * 16 + lane % 16);
+    float x;
+    asm volatile(
+        "{\n.reg .pred p;\n"
+        "setp.ge.s64 p, %2, 0;\n"
+        "mov.b32 %0, 0;\n"
+        "@p ld.global.nc.b32 %0, [%1];\n}"
+        : "=&f"(x)
+        : "l"(bytes(at + packed_scales_at) + 8 * half + lane / 16 * 4), "l"(at));
+    return x;
+  }
+  __device__ void put(uint32_t to, const uint4& x, uint32_t ready) const {
+    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(x.x), "r"(x.y), "r"(x.z),
+                 "r"(x.w)
                  : "memory");
-  }
-  // The copies of the part have arrived.
-  __device__ void end(const PackedPart& part, const PackedScales& scales) const {
-    const int piece = thread % 8, turn = thread / 8 % 8;
-    const bool odd = piece >= 4;  // lanes of one row hit other banks
-#pragma unroll
-    for (int k = 0; k < 2; ++k) {
-      const int t = 2 * part.half + k;
-      uint4 words[4];
-#pragma unroll
-      for (int j = 0; j < 4; ++j)
-        asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(words[j].x), "=r"(words[j].y), "=r"(words[j].z), "=r"(words[j].w)
-                     : "r"(line(part.tile, 2 * t + 1, j) + piece * 16)
-                     : "memory");
-      __syncwarp();
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const uint4& w = words[j];
-        const float scale = k == 0 ? scales.of[j].x : scales.of[j].y;
-        const uint2 first = odd ? make_uint2(w.z, w.w) : make_uint2(w.x, w.y);
-        const uint2 second = odd ? make_uint2(w.x, w.y) : make_uint2(w.z, w.w);
-        const uint32_t to = line(part.tile, 2 * t, j) + (piece >= 4 ? chunk_bytes : 0);
-        put(to, (piece % 4 * 2 + odd) ^ turn, bf16_of(first, scale));
-        put(to, (piece % 4 * 2 + !odd) ^ turn, bf16_of(second, scale));
-      }
-    }
+    if constexpr (kShared) talea::sm90::store_words_async(other + to, x, other + ready);
   }
 };
 
-// While a part is on its way, the one before it is dequantised. A part waits for no more than what
-// the consumers release without the one before it.
-template <int kHalf>
+template <int kHalf, bool kShared>
 __device__ void produce_packed(const Forward& f, const Tiles& tiles, Beside& beside, int thread) {
   namespace ptx = talea::sm90;
   static_assert(kHalf == 256 && parts_of_half(kHalf) == 1);
+  using Order = PackedOrder<kShared>;
   const int warp = thread / 32, lane = thread % 32;
-  const Copier queries(thread, f.dim);
-  const uint32_t shared = ptx::smem_address(tiles.base);
-  const PackedCopier copier = {static_cast<const char*>(f.kv.data),
-                               {shared + tiles.keys_at(0), shared + tiles.keys_at(1)},
-                               thread};
+  const Order order = {kShared ? static_cast<int>(ptx::cluster_rank()) : 0};
+  const PackedCopier<kShared> copier(f, tiles, thread);
+  const Ahead& ahead = beside.ahead;
   uint32_t works = 0, pairs_done = 0;
+  int pairs = 0, slot = 0;  // of the work ahead
+  int64_t next = -1;
+  uint4 raw[4];
+  float scale = 0;
+
+  // The list of a work; all threads see it.
+  const auto open = [&](int64_t number) {
+    ptx::named_barrier_sync(1, producer_threads);
+    if (thread == 0) {
+      Ahead a = {};
+      if (number < f.work) {
+        const Work w = work_of(f, number);
+        a = {.query = cuda::query_rule(f.tables, w.b, w.s),
+             .at = cuda::offset(f.tables.indices, w.b, w.s, w.g),
+             .stride = f.tables.indices.stride[3],
+             .b = w.b,
+             .s = w.s,
+             .g = w.g,
+             .slot = first_slot(w),
+             .pairs = 0,
+             .counts = f.counters && (kShared ? w.tile < 2 : w.tile == 0)};
+        if (w.heads > 0 || a.counts) a.pairs = pairs_of(f, w, a.query.slots);
+      }
+      beside.ahead = a;
+    }
+    ptx::named_barrier_sync(1, producer_threads);
+    pairs = ahead.pairs;
+    slot = static_cast<int>(ahead.slot) +
+           (kShared ? order.rank * tile_keys + slot_of_lane(warp, lane % 16)
+                    : slot_of_lane(warp, lane));
+  };
+  // The rows of the pair after, on their way into the cache. In a cluster lanes repeat each other.
+  const auto look_ahead = [&] {
+    const bool own = !kShared || lane < 16;
+    next = -1;
+    if (slot < ahead.query.slots) {
+      const int64_t index = cuda::integer_at(f.tables.indices, ahead.at + slot * ahead.stride);
+      const KeyRow found = find_key(f.tables.rule, ahead.query, slot, index);
+      if (ahead.counts && found.kind == SlotKind::foreign && own)
+        cuda::count(f.tables, f.counters, ahead.b, ahead.s, ahead.g, slot);
+      if (found.kind == SlotKind::valid)
+        next = cuda::offset(f.kv, found.outer, found.inner, ahead.g);
+    }
+    slot += 2 * tile_keys;
+    if (next < 0 || !own) return;
+#pragma unroll
+    for (int byte = 0; byte < packed_row_bytes; byte += 128)
+      asm volatile("prefetch.global.L2 [%0];" ::"l"(copier.bytes(next + byte)));
+  };
+  const auto load = [&](int64_t rows, int i, int k) {
+    return copier.load(rows, order.tile(i), k % 4, (2 * order.half(i) + k / 4) * packed_tile);
+  };
+  const auto begin = [&] {
+    __syncwarp();
+#pragma unroll
+    for (int k = 0; k < 4; ++k) raw[k] = load(next, 0, k);
+    scale = copier.load_scale(next, order.tile(0), order.half(0));
+  };
+
+  open(blockIdx.x);
+  if (pairs > 0) look_ahead();
+  begin();
   for (int64_t number = blockIdx.x; number < f.work; number += gridDim.x, ++works) {
-    const Work w = work_of(f, number);
-    const List list = {cuda::query_rule(f.tables, w.b, w.s),
-                       cuda::offset(f.tables.indices, w.b, w.s, w.g), f.tables.indices.stride[3],
-                       f.counters && w.tile == 0};
-    const int pairs = w.heads > 0 || list.counts ? pairs_of(list.query.slots) : 0;
-    int64_t slot = slot_of_lane(warp, lane), next = -1;
-    // The rows of the pair after, on their way into the cache.
-    const auto look_ahead = [&] {
-      next = row_of_slot(f, w, list, slot, index_of_slot(f, list, slot));
-      slot += 2 * tile_keys;
-      if (next < 0) return;
-#pragma unroll
-      for (int byte = 0; byte < packed_row_bytes; byte += 128)
-        asm volatile("prefetch.global.L2 [%0];" ::"l"(copier.kv + next + byte));
-    };
-    const auto fetch_queries = [&] {
-      ptx::barrier_wait(&beside.q_free, (works & 1) ^ 1);
-      if (thread == 0) beside.pairs = pairs;
-      copy_queries(f, w, queries, shared, tiles.plan.columns, thread);
-      ptx::barrier_arrive_after_copies(&beside.q_ready);
-      if (thread == 0) ptx::barrier_arrive(&beside.q_ready);
-    };
-    if (pairs == 0) {
-      fetch_queries();
-      continue;
-    }
-    PackedScales scales[2];
-    unsigned valid = 0;
-    const auto finish = [&](int i) {
-      const PackedPart part = packed_part(i);
-      copier.end(part, scales[i % 2]);
-      ptx::fence_async_shared();
-      uint64_t* ready = &beside.keys_ready[part.tile][part.half];
-      if (part.half == part.tile && lane == 0) {  // with the first half: which slots are valid
-        reinterpret_cast<uint16_t*>(&beside.valid[part.tile])[warp] =
-            static_cast<uint16_t>(valid >> (16 * part.tile));
-        ptx::barrier_arrive(ready);
-      }
-      ptx::barrier_arrive(ready);
-    };
-    look_ahead();
-    for (int pair = 0; pair < pairs; ++pair, ++pairs_done) {
+    const int count = pairs;
+    ptx::barrier_wait(&beside.q_free, (works & 1) ^ 1);
+    if (thread == 0) beside.pairs = count;
+    copy_queries(f, work_of(f, number), Copier(thread, f.dim), ptx::smem_address(tiles.base),
+                 tiles.plan.columns, thread);
+    ptx::barrier_arrive_after_copies(&beside.q_ready);
+    if (thread == 0) ptx::barrier_arrive(&beside.q_ready);
+    for (int pair = 0; pair < count || pair == 0; ++pair) {
       const int64_t rows = next;
-      if (pair + 1 < pairs) look_ahead();
-#pragma unroll
-      for (int i = 0; i < packed_parts; ++i) {
-        const PackedPart part = packed_part(i);
-        ptx::barrier_wait(&beside.keys_free[part.tile][part.half], (pairs_done & 1) ^ 1);
-        copier.begin(part, rows, scales[i % 2]);
-        if (pair == 0 && i == 0) {
-          fetch_queries();
-        } else {
-          asm volatile("cp.async.wait_group 1;" ::: "memory");
-          finish((i + packed_parts - 1) % packed_parts);
-        }
-        if (i == 0) valid = __ballot_sync(~0u, rows >= 0);
+      if (pair + 1 >= count) open(number + gridDim.x);
+      next = -1;
+      if (pair + 1 < count || pairs > 0) look_ahead();
+      if (count == 0) {
+        begin();
+        break;
       }
+      __syncwarp();
+      const unsigned valid = __ballot_sync(~0u, rows >= 0);
+#pragma unroll 1
+      for (int i = 0; i < Order::parts; ++i) {
+        const int tile = order.tile(i), half = order.half(i), i1 = (i + 1) % Order::parts;
+        const int64_t after = i + 1 < Order::parts ? rows : next;
+        const uint32_t to = copier.first + tile * tiles.plan.keys * chunk_bytes + copier.line;
+        const uint32_t ready = ptx::smem_address(&beside.keys_ready[tile][half]);
+        const float coming = copier.load_scale(after, order.tile(i1), order.half(i1));
+        ptx::barrier_wait(&beside.keys_free[tile][half], (pairs_done & 1) ^ 1);
+        // Of the 16-byte pieces on their way, four at a time, the fourth after this one.
+#pragma unroll
+        for (int k = 0; k < 8; ++k) {
+          const int j = k % 4, place = copier.piece % 4 * 2;
+          const float x = __shfl_sync(~0u, scale, k / 4 * 16 + j * 4 + copier.row);
+          const uint32_t at =
+              to + (4 * half + k / 4 * 2 + copier.piece / 4) * chunk_bytes + j * 2048;
+          copier.put(at + (place ^ copier.turn) * 16, bf16_of(raw[j].x, raw[j].y, x), ready);
+          copier.put(at + ((place + 1) ^ copier.turn) * 16, bf16_of(raw[j].z, raw[j].w, x), ready);
+          if (k < 4)
+            raw[j] = load(rows, i, k + 4);
+          else if (half == 1)
+            raw[j] = copier.load(rows, tile, j, packed_rest_at);
+          else
+            raw[j] = load(after, i1, j);
+        }
+        if (half == 1)
+#pragma unroll
+          for (int j = 0; j < 4; ++j) {
+            copier.put(to + 8 * chunk_bytes + j * 2048 + (copier.piece ^ copier.turn) * 16, raw[j],
+                       ready);
+            raw[j] = load(after, i1, j);
+          }
+        scale = coming;
+        // With the first half: which slots are valid.
+        if (half == tile && lane == 0) {
+          const uint32_t bits = (kShared ? valid : valid >> (16 * tile)) & 0xffff;
+          beside.valid[tile][warp] = bits;
+          if constexpr (kShared)
+            ptx::store_word_async(copier.other + ptx::smem_address(&beside.valid[tile][warp]), bits,
+                                  copier.other + ready);
+        }
+        ptx::fence_async_shared();
+        ptx::barrier_arrive(&beside.keys_ready[tile][half]);
+      }
+      ++pairs_done;
     }
-    asm volatile("cp.async.wait_group 0;" ::: "memory");
-    finish(packed_parts - 1);
   }
 }
 

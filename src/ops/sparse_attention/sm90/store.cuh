@@ -62,6 +62,19 @@ __device__ inline void store_words(const View& to, const Where& at, int i,
   }
 }
 
+// Narrow pieces: a lane's own 4 bytes.
+template <int kHalf, bool kF16>
+__device__ inline void store_pairs(const View& to, const Where& at, int i,
+                                   const float (&o)[kHalf / 2]) {
+  const int first = threadIdx.x % 4 * 2;
+  auto* row = static_cast<uint16_t*>(to.data) + at.begin + first;
+#pragma unroll
+  for (int n = 0; n < kHalf / 8; ++n)
+    if (n * 8 + first < at.left)
+      *reinterpret_cast<uint32_t*>(row + n * 8) =
+          packed<kF16>(o[4 * n + 2 * i], o[4 * n + 2 * i + 1]);
+}
+
 template <int kHalf, typename T, typename F>
 __device__ inline void store_elements(const View& to, const Where& at, int i,
                                       const float (&o)[kHalf / 2], F&& form) {
@@ -80,12 +93,16 @@ __device__ inline void store_rows(const View& to, bool words, const float (&o)[k
                                   const Where (&at)[2]) {
 #pragma unroll
   for (int i = 0; i < 2; ++i)
-    if (words)
-      store_words<kHalf, kF16>(to, at[i], i, o);
-    else if (to.dtype == DType::f32)
+    if (words) {
+      if constexpr (kHalf < 32)
+        store_pairs<kHalf, kF16>(to, at[i], i, o);
+      else
+        store_words<kHalf, kF16>(to, at[i], i, o);
+    } else if (to.dtype == DType::f32) {
       store_elements<kHalf, float>(to, at[i], i, o, [](float x) { return x; });
-    else
+    } else {
       store_elements<kHalf, uint16_t>(to, at[i], i, o, [](float x) { return bits_16<kF16>(x); });
+    }
 }
 
 }  // namespace talea::sparse_attention::sm90

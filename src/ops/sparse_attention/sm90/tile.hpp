@@ -34,12 +34,22 @@ constexpr int chunks_of(const TilePlan& p) {
   return p.columns + 2 * p.keys + 1 + (p.apart ? 1 : 0);
 }
 
+// The list whose rows the warpgroup that fills tiles looks up, ahead of those that multiply.
+struct Ahead {
+  QueryRule query;
+  int64_t at, stride;  // elements of its indices
+  int64_t b, s, g, slot;
+  int pairs;
+  bool counts;
+};
+
 // What lies behind the tiles.
 struct Beside {
   uint64_t q_ready, q_free;
   uint64_t keys_ready[2][4], keys_free[2][4];  // [tile][part of its columns]
   uint64_t weights_ready[2], sums_ready[2];
-  uint64_t valid[2];     // a bit a slot of each tile
+  alignas(16) uint32_t valid[2][4];  // [tile][warp that fills]: a bit a slot, 16 of them
+  Ahead ahead;
   int pairs;             // of tiles of keys
   uint32_t moved[2][2];  // [pair % 2][warpgroup]: the pair, from 1, in which it moved a reference
   int seen[2];           // whether a warpgroup saw a valid slot
@@ -51,6 +61,42 @@ constexpr int64_t shared_bytes(int64_t dim, int half) {
   return int64_t{chunk_bytes} * chunks_of(tile_plan(dim, half)) + int64_t{sizeof(Beside)};
 }
 
+// Where a block finds its keys: rows that it gathers; packed rows; packed rows of which each of the
+// two blocks of a cluster, which have one query's heads, dequantises one tile of a pair for both;
+// or scores and values that other blocks left in the workspace.
+enum class Rows { plain, packed, shared, stored };
+
+// What a block of a cluster is sent of a half of a tile; with the half that is scored first, words
+// that say which slots are valid.
+constexpr uint32_t bytes_of_half(int tile, int half) {
+  return 4 * chunk_bytes + (half == 1 ? chunk_bytes : 0) + (half == tile ? 16 : 0);
+}
+
+// Few queries: blocks form the scores of a pair of tiles each, and others sum values, each of a
+// slice of the columns, through all tiles in the order in which one block alone would.
+inline constexpr int slice_columns = 16;  // of each warpgroup
+inline constexpr int64_t tile_scores = int64_t{tile_heads} * tile_keys;
+inline constexpr int64_t slice_bytes = 2 * 2 * slice_columns * tile_keys;  // of a tile
+inline constexpr int stored_stages = 4;
+inline constexpr int64_t stored_stage_bytes = 2 * (4 * tile_scores + slice_bytes);  // of a pair
+
+struct StoredBeside {
+  Beside beside;
+  uint64_t full[stored_stages], empty[stored_stages];
+};
+constexpr int64_t stored_shared_bytes() {
+  return stored_stages * stored_stage_bytes + int64_t{2} * chunk_bytes +
+         int64_t{sizeof(StoredBeside)};
+}
+
+struct Stored {
+  float* scores = nullptr;  // [list, head tile, tile of keys] as registers of a warpgroup hold them
+  char* values = nullptr;   // [list, tile of keys, slice, warpgroup][64 keys, 16 columns]
+  uint64_t* valid = nullptr;  // [list, tile of keys]: not 0: a slot is valid
+  int64_t tiles = 0;          // of keys, of a list
+  int slices = 0, half = 0;   // columns of a warpgroup: half, and slices of them
+};
+
 struct Forward {
   cuda::Tables tables;
   View q, kv, sink, o, o_residual, lse, row_max;
@@ -59,11 +105,19 @@ struct Forward {
   int64_t dim = 0, value_dim = 0;
   int64_t heads = 0, head_begin = 0, group_heads = 0;  // group_heads: of all ranks
   int64_t head_tiles = 0, work = 0;
-  bool packed = false;                           // rows of 656 bytes
+  int64_t segments = 1;  // of a list: a pair of tiles each, where there are several
+  Stored stored;
+  Rows rows = Rows::plain;
   bool o_words = false, residual_words = false;  // 16 bits, rows of whole 16-byte words
 };
 
 void launch_bf16(const Forward& f, int half, unsigned blocks, cudaStream_t stream);
 void launch_f16(const Forward& f, int half, unsigned blocks, cudaStream_t stream);
+
+// Scores into the workspace, then values: `f.segments` and `f.stored` say how.
+void launch_scores_bf16(const Forward& f, int half, unsigned blocks, cudaStream_t stream);
+void launch_scores_f16(const Forward& f, int half, unsigned blocks, cudaStream_t stream);
+void launch_values_bf16(const Forward& f, cudaStream_t stream);
+void launch_values_f16(const Forward& f, cudaStream_t stream);
 
 }  // namespace talea::sparse_attention::sm90

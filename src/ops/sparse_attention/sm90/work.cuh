@@ -11,6 +11,7 @@ namespace talea::sparse_attention::sm90 {
 struct Work {
   int64_t b = 0, s = 0, g = 0;
   int tile = 0;      // of the group's heads
+  int segment = 0;   // of its list
   int64_t head = 0;  // first, local
   int heads = 0;     // how many; 0 or less: none of this rank
 };
@@ -19,6 +20,8 @@ __device__ inline Work work_of(const Forward& f, int64_t number) {
   Work w;
   w.tile = static_cast<int>(number % f.head_tiles);
   int64_t rest = number / f.head_tiles;
+  w.segment = static_cast<int>(rest % f.segments);
+  rest /= f.segments;
   w.g = rest % f.tables.groups;
   rest /= f.tables.groups;
   w.s = rest % f.tables.queries;
@@ -35,6 +38,13 @@ __device__ inline Work work_of(const Forward& f, int64_t number) {
 __device__ inline int pairs_of(int64_t slots) {
   return static_cast<int>((slots + 2 * tile_keys - 1) / (2 * tile_keys));
 }
+
+// Of a work's segment; its first slot.
+__device__ inline int pairs_of(const Forward& f, const Work& w, int64_t slots) {
+  const int all = pairs_of(slots);
+  return f.segments == 1 ? all : all > w.segment ? 1 : 0;
+}
+__device__ inline int64_t first_slot(const Work& w) { return int64_t{w.segment} * 2 * tile_keys; }
 
 // The chunks [first, last) of a part of a tile; a part may be empty.
 struct Part {
@@ -62,6 +72,31 @@ struct Tiles {
   __device__ Beside& beside() const {
     return *reinterpret_cast<Beside*>(base + chunks_of(plan) * chunk_bytes);
   }
+  __device__ static bool writes_rows() { return true; }
+  __device__ static int first_column(int group, int half) { return group * half; }
+};
+
+// A few stages of a pair's scores and a slice of its values, weights, what lies beside.
+struct StoredTiles {
+  char* base;
+  int slice, half;  // of the columns
+  __device__ char* stage(uint32_t pair) const {
+    return base + pair % stored_stages * stored_stage_bytes;
+  }
+  __device__ char* scores(uint32_t pair, int tile) const {
+    return stage(pair) + tile * (4 * tile_scores);
+  }
+  __device__ char* values(uint32_t pair, int tile, int group) const {
+    return scores(pair, 2) + tile * slice_bytes + group * (slice_bytes / 2);
+  }
+  __device__ char* weights(int tile) const {
+    return base + stored_stages * stored_stage_bytes + tile * chunk_bytes;
+  }
+  __device__ StoredBeside& all() const { return *reinterpret_cast<StoredBeside*>(weights(2)); }
+  __device__ uint64_t* full(uint32_t pair) const { return &all().full[pair % stored_stages]; }
+  __device__ uint64_t* empty(uint32_t pair) const { return &all().empty[pair % stored_stages]; }
+  __device__ bool writes_rows() const { return slice == 0; }
+  __device__ int first_column(int group, int) const { return group * half + slice * slice_columns; }
 };
 
 }  // namespace talea::sparse_attention::sm90

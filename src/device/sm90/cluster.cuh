@@ -1,0 +1,32 @@
+// What: stores into the shared memory of another block of a cluster, counted by its barrier.
+// Why: two blocks that need the same tile form half of it each.
+// Never: waits.
+#pragma once
+
+#include "device/sm90/ptx.cuh"
+
+namespace talea::sm90 {
+
+// The address in block `rank` of the cluster that is `address` in this one's shared memory.
+__device__ __forceinline__ uint32_t address_at(uint32_t address, uint32_t rank) {
+  uint32_t remote;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
+  return remote;
+}
+
+// `to` and `barrier` are addresses of address_at, in one block.
+__device__ __forceinline__ void store_words_async(uint32_t to, const uint4& x, uint32_t barrier) {
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, "
+      "[%5];" ::"r"(to),
+      "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w), "r"(barrier)
+      : "memory");
+}
+__device__ __forceinline__ void store_word_async(uint32_t to, uint32_t x, uint32_t barrier) {
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(to),
+      "r"(x), "r"(barrier)
+      : "memory");
+}
+
+}  // namespace talea::sm90

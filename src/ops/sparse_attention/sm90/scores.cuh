@@ -1,0 +1,63 @@
+// What: the two warpgroups that form the scores of a pair of tiles, for blocks that sum values
+// later, and leave the values of those tiles beside them.
+// Why: few queries fill the chip when their keys lie side by side.
+// Never: rounds a score, or lets one depend on the tiles beside it.
+#pragma once
+
+#include "ops/sparse_attention/sm90/consume.cuh"
+
+namespace talea::sparse_attention::sm90 {
+
+template <int kHalf, bool kF16, int kGroup, Rows kRows>
+struct ScoreWriter : Consumer<kHalf, kF16, kGroup, kRows> {
+  using Base = Consumer<kHalf, kF16, kGroup, kRows>;
+  using Base::beside, Base::f, Base::thread, Base::tiles, Base::pairs_done;
+
+  // A thread's registers, 16 bytes of each of 128 threads after another.
+  __device__ void write_scores(const float (&s)[32], int64_t at) const {
+    auto* to = reinterpret_cast<float4*>(f.stored.scores + at * tile_scores) + thread;
+#pragma unroll
+    for (int i = 0; i < 8; ++i)
+      to[i * 128] = make_float4(s[4 * i], s[4 * i + 1], s[4 * i + 2], s[4 * i + 3]);
+  }
+  // Slices of the columns of this warpgroup's tile, as narrow_descriptor reads them.
+  __device__ void write_values(int64_t at) const {
+    const int row = thread / 2, place = thread % 2 ^ (row / 4 % 2);
+    char* to = f.stored.values + at * f.stored.slices * slice_bytes + thread * 16;
+    for (int i = 0; i < 2 * f.stored.slices; ++i) {
+      const int column = i % 2 * kHalf + i / 2 * slice_columns, chunk = column / chunk_columns;
+      if (chunk >= tiles.plan.columns) continue;
+      const int piece = column % chunk_columns / 8 + place;
+      *reinterpret_cast<uint4*>(to + i * (slice_bytes / 2)) = *reinterpret_cast<const uint4*>(
+          tiles.keys(kGroup) + chunk * chunk_bytes + row * 128 + (piece ^ (row % 8)) * 16);
+    }
+  }
+  __device__ void run() {
+    uint32_t works = 0;
+    for (int64_t number = blockIdx.x; number < f.work; number += gridDim.x, ++works) {
+      const Work w = work_of(f, number);
+      ptx::barrier_wait(&beside.q_ready, works & 1);
+      const int pairs = __shfl_sync(~0u, *const_cast<volatile int*>(&beside.pairs), 0);
+      ptx::fence_async_shared();
+      for (int pair = 0; pair < pairs; ++pair, ++pairs_done) {
+        float s[32];
+        this->template score<true>(s);
+        this->template score<false>(s);
+        ptx::warpgroup_wait<0>();
+        ptx::hold_registers(s);
+        const uint64_t slots = this->valid();
+        scale_and_mask(s, slots, f.scale);
+        const int64_t list = (w.b * f.tables.queries + w.s) * f.tables.groups + w.g;
+        const int64_t tile = 2 * (w.segment + pair) + kGroup;
+        write_scores(s, (list * f.head_tiles + w.tile) * f.stored.tiles + tile);
+        if (w.tile == 0 && thread == 0) f.stored.valid[list * f.stored.tiles + tile] = slots;
+        if (f.head_tiles == 1 || w.tile == kGroup) write_values(list * f.stored.tiles + tile);
+        this->free_part(kGroup, 0);
+        this->free_part(kGroup, 1);
+      }
+      this->arrive_warp(&beside.q_free);
+    }
+  }
+};
+
+}  // namespace talea::sparse_attention::sm90

@@ -7,6 +7,7 @@
 
 #include "core/fail.hpp"
 #include "ops/sparse_attention/lane.hpp"
+#include "ops/sparse_attention/rule.hpp"
 
 namespace talea::sparse_attention {
 
@@ -65,13 +66,6 @@ struct LogSum {
 };
 // ln(sum e^max + e^sink); max and sum of the logits of a row.
 LogSum log_sum(double max, double sum, double sink);
-// Whether an lse that backward is given is that of the row itself, rounded to fp32. A merged one
-// lies elsewhere, by what other parts weigh.
-inline bool is_own(double given, double max, double sum) {
-  const double own = max + std::log(sum);
-  return std::abs(given - own) <= 0x1p-23 * std::abs(own);
-}
-
 double product_flops(const Problem& p);
 
 }  // namespace talea::sparse_attention

@@ -3,6 +3,7 @@
 // Never: clamps an index, reads a tensor of keys, or looks at a slot's place beyond topk_length.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 
 #include "ops/sparse_attention/mutants.hpp"
@@ -81,6 +82,17 @@ TALEA_RULE KeyRow find_key(const KeyRule& rule, const QueryRule& query, int64_t 
   if (rule.causal && position > query.position) return {SlotKind::absent, 0, 0};
   if (rule.paged) return {SlotKind::valid, page, position % rule.page_rows};
   return {SlotKind::valid, query.batch, query.first + position};
+}
+
+// Whether an lse that backward is given is that of the row itself, rounded to fp32. A merged one
+// lies elsewhere, by what other parts weigh.
+#ifdef __CUDACC__
+__host__ __device__
+#endif
+    inline bool
+    is_own(double given, double max, double sum) {
+  const double own = max + std::log(sum);
+  return std::fabs(given - own) <= 0x1p-23 * std::fabs(own);
 }
 
 }  // namespace talea::sparse_attention

@@ -58,10 +58,13 @@ void write_output(const float* values, const Chunk& chunk, int64_t columns, cons
 struct Slopes {
   float scale = 1;
   View sink, d_lse;
+  View lse, d_o, o, residual;  // lse and o: of an earlier forward, may be absent
+  int64_t value_dim = 0;
   DType to = DType::bf16;
 };
 // S, dP [n, heads, Kp] fp32 -> P and dS as operands (lo: what rounding left, may be null), and the
-// chunk's share of d_sink [n, heads]. Delta = sum P dP, in fp32.
+// chunk's share of d_sink [n, heads]. Delta = sum (o + residual) d_o, or without o sum P dP, in
+// fp32.
 struct SlopesOut {
   void *p_hi = nullptr, *p_lo = nullptr, *ds_hi = nullptr, *ds_lo = nullptr;
   float* d_sink = nullptr;

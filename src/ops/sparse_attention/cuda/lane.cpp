@@ -73,7 +73,9 @@ void tell(const Call& c, const cuda::ChunkPlan& plan) {
                   ? "selected rows copied, a chunk of queries at a time"
                   : "selected rows dequantised in fp32 and rounded once, a chunk of queries at a "
                     "time";
-  r.delta_source = "sum of P dP, fp32";
+  r.delta_source = !p.has_saved       ? "sum of P dP, fp32"
+                   : p.has_o_residual ? "saved o and its residual"
+                                      : "saved o";
   r.accumulator_o = r.accumulator_dq = r.accumulator_dkv = "fp32";
   if (p.wants_dkv && p.options.dkv_sum == DkvSum::atomic) {
     r.dkv_sum = "atomic";

@@ -242,6 +242,11 @@ void Run::backward_chunk(const Chunk& chunk) {
   row.scale = static_cast<float>(p_.scale);
   row.sink = a_.sink;
   row.d_lse = a_.d_lse;
+  row.lse = a_.saved_lse;
+  row.d_o = a_.d_o;
+  row.o = a_.saved_o;
+  row.residual = a_.saved_o_residual;
+  row.value_dim = p_.value_dim;
   row.to = plan_.operands;
   const SlopesOut out = {b_.weights, b_.weights_lo, b_.slopes, b_.slopes_lo, b_.d_sink_shares};
   slopes(row, chunk, b_.rows, b_.scores, b_.d_weights, out, stream_);

@@ -129,6 +129,27 @@ __global__ void write_output_kernel(const float* values, Chunk c, int64_t column
   put(residual, offset(residual, c.b, s, h, column), value - stored);
 }
 
+// By the lse that backward is given where it is not the row's own: keys cut over ranks are merged
+// by the caller, and the merged row alone gives the gradients of a part.
+__device__ RowState given_state(const RowState& own, const Slopes& m, int64_t b, const Place2& at) {
+  if (!m.lse.present) return own;
+  const float lse = number_at(m.lse, offset(m.lse, b, at.s, at.h));
+  if (is_own(static_cast<double>(lse), static_cast<double>(own.max), static_cast<double>(own.sum)))
+    return own;
+  return {lse, 1, own.valid};
+}
+
+// Sum of (o + residual) d_o of a row.
+__device__ float delta_of_output(const Slopes& m, int64_t b, const Place2& at, float* shared) {
+  float part = 0;
+  for (int64_t c = threadIdx.x; m.d_o.present && c < m.value_dim; c += blockDim.x) {
+    float o = number_at(m.o, offset(m.o, b, at.s, at.h, c));
+    if (m.residual.present) o += number_at(m.residual, offset(m.residual, b, at.s, at.h, c));
+    part += o * number_at(m.d_o, offset(m.d_o, b, at.s, at.h, c));
+  }
+  return device::block_reduce(part, device::Sum{}, shared);
+}
+
 template <typename T>
 __global__ void slopes_kernel(Slopes m, Chunk c, const int64_t* rows, const float* scores,
                               const float* d_weights, SlopesOut out) {
@@ -136,16 +157,21 @@ __global__ void slopes_kernel(Slopes m, Chunk c, const int64_t* rows, const floa
   const Place2 at = place(c);
   const float *s = scores + at.row * c.padded, *dp = d_weights + at.row * c.padded;
   const int64_t* list = rows + at.row / c.heads * c.padded;
-  const RowState r = row_state(s, list, c.padded, m.scale, shared);
+  const RowState r = given_state(row_state(s, list, c.padded, m.scale, shared), m, c.b, at);
   const float sink = m.sink.present ? number_at(m.sink, offset(m.sink, at.h)) : -CUDART_INF_F;
   const bool adds = m.d_lse.present && !mutant(Mutant::sa38_d_lse_dropped);
   const float d_lse = adds ? number_at(m.d_lse, offset(m.d_lse, c.b, at.s, at.h)) : 0.0f;
   const bool alone = mutant(Mutant::sa22_sink_missing_backward);
   const float inverse = inverse_whole(r, alone ? -CUDART_INF_F : sink);
-  float part = 0;
-  for (int64_t k = threadIdx.x; k < c.padded; k += blockDim.x)
-    if (list[k] >= 0) part += weight(m.scale * s[k], r, inverse, sink) * dp[k];
-  const float delta = device::block_reduce(part, device::Sum{}, shared);
+  float delta = 0;
+  if (m.o.present) {
+    delta = delta_of_output(m, c.b, at, shared);
+  } else {
+    float part = 0;
+    for (int64_t k = threadIdx.x; k < c.padded; k += blockDim.x)
+      if (list[k] >= 0) part += weight(m.scale * s[k], r, inverse, sink) * dp[k];
+    delta = device::block_reduce(part, device::Sum{}, shared);
+  }
   T *p_hi = static_cast<T*>(out.p_hi), *p_lo = static_cast<T*>(out.p_lo);
   T *ds_hi = static_cast<T*>(out.ds_hi), *ds_lo = static_cast<T*>(out.ds_lo);
   for (int64_t k = threadIdx.x; k < c.padded; k += blockDim.x) {

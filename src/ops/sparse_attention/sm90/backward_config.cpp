@@ -67,6 +67,7 @@ BackwardBuffers lay_out_backward(Arena& arena, const Problem& p, const BackwardC
   BackwardBuffers b;
   if (c.counts) b.counters = arena.take<cuda::Counters>(1);
   b.delta = arena.take<float>(p.batch * p.queries * p.heads);
+  if (p.wants_d_sink) b.sink_share = arena.take<float>(p.batch * p.queries * p.heads);
   if (!p.wants_dkv) return b;
   if (c.converts_dkv) b.dkv = arena.take<float>(c.rows * p.dim);
   const int64_t slots = c.chunk_lists * p.slots;

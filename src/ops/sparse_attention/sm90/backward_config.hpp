@@ -31,6 +31,7 @@ struct BackwardConfig {
 struct BackwardBuffers {
   cuda::Counters* counters = nullptr;
   float* delta = nullptr;          // [batch, queries, heads]
+  float* sink_share = nullptr;     // alike
   float* dkv = nullptr;            // [outer, inner, groups, dim]
   char* weights = nullptr;         // of a chunk
   float* contributions = nullptr;  // of a chunk

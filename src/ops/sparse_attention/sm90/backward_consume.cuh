@@ -38,8 +38,8 @@ struct BackwardConsumer {
   const int thread;  // of the warpgroup
   uint32_t works = 0, tiles_done = 0;
   float dq[own][32];
-  // Of a thread's two rows. Group 0: dS = P (a dP + b). Group 1: p = e^(s - a), P = b p.
-  float a[2], b[2];
+  // Of a thread's two rows. Group 0: dS = P (a dP + b). Group 1: p = e^(s - a) 2^-c, P = b p.
+  float a[2], b[2], c[2];
 
   __device__ int row() const { return thread / 32 * 16 + thread % 32 / 4; }
   __device__ static void arrive_warp(uint64_t* barrier) {
@@ -47,19 +47,30 @@ struct BackwardConsumer {
     if (threadIdx.x % 32 == 0) ptx::barrier_arrive(barrier);
   }
 
-  __device__ void read_rows(const Work& w) {
+  __device__ float lse_of(const Work& w, int r) const {
+    return cuda::number_at(p.f.lse, cuda::offset(p.f.lse, w.b, w.s, w.head + r));
+  }
+  __device__ float sink_of(const Work& w, int r) const {
+    return p.f.sink.present ? cuda::number_at(p.f.sink, cuda::offset(p.f.sink, w.head + r))
+                            : -INFINITY;
+  }
+  // What sum e^most leaves e^sink of their sum.
+  __device__ static float share_beside(float sink, float most, float sum) {
+    return most == INFINITY ? 1.0f : 1.0f / (1.0f + expf(sink - most) / sum);
+  }
+
+  // measured: what the other group knows of rows far from 0 lies beside.
+  __device__ void read_rows(const Work& w, bool measured) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int r = row() + 8 * i;
-      a[i] = kGroup == 0 ? 0 : INFINITY, b[i] = 0;
+      a[i] = kGroup == 0 ? 0 : INFINITY, b[i] = 0, c[i] = p.exponent;
       if (r >= w.heads) continue;
       const int64_t h = w.head + r;
-      const float lse = cuda::number_at(p.f.lse, cuda::offset(p.f.lse, w.b, w.s, h));
+      const float lse = lse_of(w, r);
       float share = 1;  // of the keys beside the sink
-      if (p.f.sink.present) {
-        const float sink = cuda::number_at(p.f.sink, cuda::offset(p.f.sink, h));
-        share = lse == INFINITY ? 1.0f : 1.0f / (1.0f + expf(sink - lse));
-      }
+      if (p.f.sink.present)
+        share = measured ? beside.share[r] : share_beside(sink_of(w, r), lse, 1);
       const float d_lse =
           p.d_lse.present ? cuda::number_at(p.d_lse, cuda::offset(p.d_lse, w.b, w.s, h)) : 0.0f;
       if constexpr (kGroup == 0) {
@@ -100,6 +111,61 @@ struct BackwardConsumer {
     ptx::hold_registers(s);
   }
 
+  // A pass over the keys of a work that lies far from 0. Where a row's lse is its own, its own
+  // maximum and sum serve in its place: they know what an fp32 lse no longer does.
+  __device__ void measure(const Work& w, int count) {
+    float most[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0};
+#pragma unroll 1
+    for (int tile = 0; tile < count; ++tile, ++tiles_done) {
+      if constexpr (kGroup == 1) add_tile(most, sum);
+      ptx::named_barrier_sync(slopes_there, consumer_threads);  // the keys have been read
+      arrive_warp(&beside.keys_free[2 * kGroup]);
+      arrive_warp(&beside.keys_free[2 * kGroup + 1]);
+    }
+    if constexpr (kGroup == 1) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) use_measured(w, row() + 8 * i, i, most[i], sum[i]);
+    }
+    ptx::named_barrier_sync(slopes_there, consumer_threads);
+    if constexpr (kGroup == 0) read_rows(w, true);
+  }
+
+  __device__ void add_tile(float (&most)[2], float (&sum)[2]) {
+    float s[32];
+    compare<tiles.columns>(s, tiles.queries());
+    scale_and_mask(s, *const_cast<volatile uint64_t*>(&beside.valid[tiles_done % 2]), p.f.scale);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      float to = most[i], part = 0;
+#pragma unroll
+      for (int n = 0; n < 8; ++n) to = fmaxf(to, fmaxf(s[4 * n + 2 * i], s[4 * n + 2 * i + 1]));
+      to = fmaxf(to, __shfl_xor_sync(~0u, to, 1));
+      to = fmaxf(to, __shfl_xor_sync(~0u, to, 2));
+#pragma unroll
+      for (int n = 0; n < 8; ++n)
+        part += power(s[4 * n + 2 * i] - base_of(to)) + power(s[4 * n + 2 * i + 1] - base_of(to));
+      sum[i] = sum[i] * change_of(most[i], to) + part;
+      most[i] = to;
+    }
+  }
+
+  __device__ void use_measured(const Work& w, int r, int i, float most, float sum) {
+    sum += __shfl_xor_sync(~0u, sum, 1);
+    sum += __shfl_xor_sync(~0u, sum, 2);
+    if (r >= w.heads) return;
+    const float lse = lse_of(w, r), sink = sink_of(w, r);
+    if (fabsf(lse) >= far_from_zero && fabsf(lse) < INFINITY && most > -INFINITY &&
+        is_own(static_cast<double>(lse), static_cast<double>(most), static_cast<double>(sum))) {
+      a[i] = most;
+      b[i] = share_beside(sink, most, sum);
+      c[i] = p.exponent + log2f(sum);
+      if (p.sink_share && thread % 4 == 0)
+        p.sink_share[(w.b * p.f.tables.queries + w.s) * p.f.heads + w.head + r] =
+            1.0f / (1.0f + sum * expf(most - sink));
+    }
+    if (thread % 4 == 0) beside.share[r] = b[i];
+  }
+
   __device__ char* matrix_at(char* tile, int j) const {
     const int lane = thread % 32, line = thread / 32 * 16 + lane / 8 % 2 * 8 + lane % 8;
     return tile + line * 128 + (((2 * j + lane / 16) ^ (line % 8)) * 16);
@@ -120,7 +186,7 @@ struct BackwardConsumer {
       float x[2];
 #pragma unroll
       for (int e = 0; e < 2; ++e)
-        x[e] = ptx::exp2_fast(fmaf(s[2 * i + e] - a[i % 2], log2_e, -p.exponent));
+        x[e] = ptx::exp2_fast(fmaf(s[2 * i + e] - a[i % 2], log2_e, -c[i % 2]));
       whole[i] = packed<kF16>(x[0], x[1]);
       const float2 y = unpacked<kF16>(whole[i]);
       rest[i] = packed<kF16>(x[0] - y.x, x[1] - y.y);
@@ -235,14 +301,15 @@ struct BackwardConsumer {
     for (int64_t number = p.first_list * p.f.head_tiles + blockIdx.x; number < end;
          number += gridDim.x, ++works) {
       const Work w = work_of(p.f, number);
-      read_rows(w);
+      read_rows(w, false);
+      ptx::barrier_wait(&beside.q_ready, works & 1);
+      ptx::fence_async_shared();
+      const int count = __shfl_sync(~0u, *const_cast<volatile int*>(&beside.tiles), 0);
+      if (__shfl_sync(~0u, *const_cast<volatile int*>(&beside.far), 0)) measure(w, count);
 #pragma unroll
       for (int i = 0; i < own; ++i)
 #pragma unroll
         for (int k = 0; k < 32; ++k) dq[i][k] = 0;
-      ptx::barrier_wait(&beside.q_ready, works & 1);
-      ptx::fence_async_shared();
-      const int count = __shfl_sync(~0u, *const_cast<volatile int*>(&beside.tiles), 0);
       for (int tile = 0; tile < count; ++tile, ++tiles_done) one_tile(number, tile);
       arrive_warp(&beside.q_free);
       if (p.dq.present) {

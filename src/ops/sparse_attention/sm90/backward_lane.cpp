@@ -35,9 +35,9 @@ class Run {
     if (b_.counters) cuda::begin_counting(call_, way_.f.tables, b_.counters, stream_);
     begin_dkv();
     rows();
-    const bool products = p_.wants_dq || p_.wants_dkv || b_.counters;
-    for (int64_t list = 0; products && list < c_.lists; list += c_.chunk_lists)
+    for (int64_t list = 0; list < c_.lists; list += c_.chunk_lists)
       chunk(list, std::min(c_.chunk_lists, c_.lists - list));
+    if (p_.wants_d_sink) form_d_sink(rows_, b_.delta, b_.sink_share, a_.d_sink, stream_);
     if (c_.converts_dkv) cuda::convert(way_.sums, a_.dkv, extent_, stream_);
     if (a_.status) cuda::write_status(b_.counters, way_.f.tables, a_.status, stream_);
   }
@@ -64,6 +64,7 @@ class Run {
     way_.dq = a_.dq;
     way_.dq_words = in_words(a_.dq);
     way_.delta = b_.delta;
+    way_.sink_share = b_.sink_share;
     way_.weights = b_.weights;
     way_.contributions = b_.contributions;
     way_.key_tiles = c_.key_tiles;
@@ -89,18 +90,19 @@ class Run {
   }
 
   void rows() {
-    Delta d;
+    Delta& d = rows_;
     d.d_o = a_.d_o;
     d.o = a_.saved_o;
     d.residual = a_.saved_o_residual;
+    d.lse = a_.saved_lse;
+    d.sink = a_.sink;
     d.batch = p_.batch;
     d.queries = p_.queries;
     d.heads = p_.heads;
     d.columns = p_.value_dim;
     d.words = in_words(d.d_o) && in_words(d.o) && d.o.dtype == d.d_o.dtype &&
               (!d.residual.present || (in_words(d.residual) && d.residual.dtype == d.d_o.dtype));
-    form_delta(d, d.d_o.dtype == DType::f16, b_.delta, stream_);
-    if (p_.wants_d_sink) form_d_sink(d, b_.delta, a_.saved_lse, a_.sink, a_.d_sink, stream_);
+    form_delta(d, d.d_o.dtype == DType::f16, b_.delta, b_.sink_share, stream_);
   }
 
   void chunk(int64_t first, int64_t lists) {
@@ -137,6 +139,7 @@ class Run {
   Arena arena_;
   const BackwardBuffers b_;
   Backward way_;
+  Delta rows_;
   int64_t extent_[4] = {0, 0, 0, 0};
 };
 

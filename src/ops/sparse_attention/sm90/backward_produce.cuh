@@ -38,6 +38,17 @@ __device__ inline KeyRow find_slot(const Forward& f, const QueryRule& query, int
   return found;
 }
 
+// Whether an lse of this work's heads lies far from 0. For a warp.
+__device__ inline bool lies_far(const Backward& p, const Work& w) {
+  bool far = false;
+  for (int h = static_cast<int>(threadIdx.x) % 32; h < w.heads; h += 32) {
+    const float lse = cuda::number_at(p.f.lse, cuda::offset(p.f.lse, w.b, w.s, w.head + h));
+    far |= fabsf(lse) >= far_from_zero && fabsf(lse) < INFINITY;
+  }
+  return __any_sync(~0u, far);
+}
+
+// A work that lies far from 0 sees its keys twice.
 template <int kFirst, int kSecond>
 __device__ void produce_backward(const Backward& p, const BackwardTiles<kFirst, kSecond>& tiles,
                                  BackwardBeside& beside, int thread) {
@@ -52,22 +63,26 @@ __device__ void produce_backward(const Backward& p, const BackwardTiles<kFirst, 
   for (int64_t number = p.first_list * f.head_tiles + blockIdx.x; number < end;
        number += gridDim.x, ++works) {
     int count = 0;
+    bool far = false;
     {
       const Work w = work_of(f, number);
       __syncwarp();
       if (lane == 0) query = cuda::query_rule(f.tables, w.b, w.s);
       __syncwarp();
       if (w.heads > 0 || (f.counters && w.tile == 0)) count = tiles_of(query.slots);
+      far = lies_far(p, w);
     }
+    const int turns = far ? 2 * count : count;
 #pragma unroll 1
-    for (int tile = 0; tile < count || tile == 0; ++tile) {
+    for (int turn = 0; turn < turns || turn == 0; ++turn) {
+      const int tile = turn < count ? turn : turn - count;
       if (count > 0) {
         int64_t row = -1;
         const int line = lane / 4 * 16 + warp * 4 + lane % 4;  // of lanes 0..15
         if (lane < 16) {
           const int64_t list = number / f.head_tiles;
           const KeyRow found = find_slot(f, query, list, tile * tile_keys + line,
-                                         f.counters && number % f.head_tiles == 0);
+                                         f.counters && number % f.head_tiles == 0 && tile == turn);
           if (found.kind == SlotKind::valid)
             row = cuda::offset(f.kv, found.outer, found.inner, list % f.tables.groups);
         }
@@ -94,10 +109,13 @@ __device__ void produce_backward(const Backward& p, const BackwardTiles<kFirst, 
         }
         ++tiles_done;
       }
-      if (tile > 0) continue;
+      if (turn > 0) continue;
       const Work w = work_of(f, number);
       ptx::barrier_wait(&beside.q_free, (works & 1) ^ 1);
-      if (thread == 0) beside.tiles = count;
+      if (thread == 0) {
+        beside.tiles = count;
+        beside.far = far;
+      }
       copy_heads(f.q, w, copier, ptx::smem_address(tiles.queries()), 0, tiles.columns, thread, f.q);
       copy_heads(p.d_o, w, values, ptx::smem_address(tiles.upstream()), 0, tiles.values, thread,
                  f.q);

@@ -59,8 +59,16 @@ __device__ float share_of_elements(const Delta& d, int64_t b, int64_t s, int64_t
   return sum;
 }
 
+// What of a row's weight its sink takes; 0 without a valid slot.
+__device__ float share_of_sink(const Delta& d, int64_t b, int64_t s, int64_t h) {
+  const double sink = cuda::number_at(d.sink, cuda::offset(d.sink, h));
+  const double lse = cuda::number_at(d.lse, cuda::offset(d.lse, b, s, h));
+  if (lse == INFINITY || sink == -INFINITY) return 0;
+  return isinf(sink) || lse == -INFINITY ? 1.0f : static_cast<float>(1 / (1 + exp(lse - sink)));
+}
+
 template <bool kF16>
-__global__ void delta_kernel(Delta d, float* delta) {
+__global__ void delta_kernel(Delta d, float* delta, float* sink_share) {
   const int64_t all = d.batch * d.queries * d.heads;
   const int lane = threadIdx.x % 32;
   for (int64_t i = (blockIdx.x * int64_t{blockDim.x} + threadIdx.x) / 32; i < all;
@@ -71,23 +79,21 @@ __global__ void delta_kernel(Delta d, float* delta) {
       sum = d.words ? share_of_words<kF16>(d, b, s, h, lane) : share_of_elements(d, b, s, h, lane);
 #pragma unroll
     for (int by = 16; by > 0; by /= 2) sum += __shfl_xor_sync(~0u, sum, by);
-    if (lane == 0) delta[i] = sum;
+    if (lane != 0) continue;
+    delta[i] = sum;
+    if (sink_share) sink_share[i] = share_of_sink(d, b, s, h);
   }
 }
 
 // A block a head.
-__global__ void d_sink_kernel(Delta d, const float* delta, View lse, View sink, View d_sink) {
+__global__ void d_sink_kernel(Delta d, const float* delta, const float* sink_share, View d_sink) {
   __shared__ double sums[row_threads];
   const int64_t h = blockIdx.x, all = d.batch * d.queries;
-  const double at = cuda::number_at(sink, cuda::offset(sink, h));
   double sum = 0;
-  if (!(at == -INFINITY))
-    for (int64_t i = threadIdx.x; i < all; i += row_threads) {
-      const double row = cuda::number_at(lse, cuda::offset(lse, i / d.queries, i % d.queries, h));
-      if (row == INFINITY) continue;  // without a valid slot
-      const double share = isinf(at) || row == -INFINITY ? 1.0 : 1 / (1 + exp(row - at));
-      sum -= share * delta[i * d.heads + h];
-    }
+  for (int64_t i = threadIdx.x; i < all; i += row_threads) {
+    const double share = sink_share[i * d.heads + h];
+    if (share != 0) sum -= share * delta[i * d.heads + h];
+  }
   sums[threadIdx.x] = sum;
   for (int half = row_threads / 2; half > 0; half /= 2) {
     __syncthreads();
@@ -178,19 +184,19 @@ int sorted_bits(int64_t rows) { return std::bit_width(static_cast<uint64_t>(rows
 
 }  // namespace
 
-void form_delta(const Delta& d, bool f16, float* delta, cudaStream_t stream) {
+void form_delta(const Delta& d, bool f16, float* delta, float* sink_share, cudaStream_t stream) {
   const int64_t rows = d.batch * d.queries * d.heads;
   if (rows == 0) return;
   (f16 ? delta_kernel<true>
-       : delta_kernel<false>)<<<blocks_of(rows, row_threads / 32), row_threads, 0, stream>>>(d,
-                                                                                             delta);
+       : delta_kernel<false>)<<<blocks_of(rows, row_threads / 32), row_threads, 0, stream>>>(
+      d, delta, sink_share);
   device::check_launch("sparse_attention: delta");
 }
 
-void form_d_sink(const Delta& d, const float* delta, const View& lse, const View& sink,
-                 const View& d_sink, cudaStream_t stream) {
+void form_d_sink(const Delta& d, const float* delta, const float* sink_share, const View& d_sink,
+                 cudaStream_t stream) {
   if (d.heads == 0) return;
-  d_sink_kernel<<<static_cast<unsigned>(d.heads), row_threads, 0, stream>>>(d, delta, lse, sink,
+  d_sink_kernel<<<static_cast<unsigned>(d.heads), row_threads, 0, stream>>>(d, delta, sink_share,
                                                                             d_sink);
   device::check_launch("sparse_attention: d_sink");
 }

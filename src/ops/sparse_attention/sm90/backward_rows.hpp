@@ -8,16 +8,17 @@
 namespace talea::sparse_attention::sm90 {
 
 // delta [batch, queries, heads] = sum of (o + its residual) d_o, fp32. residual may be absent.
+// sink_share, alike: what of a row's weight its sink takes, by its lse; may be null.
 struct Delta {
-  View d_o, o, residual;
+  View d_o, o, residual, lse, sink;
   int64_t batch = 0, queries = 0, heads = 0, columns = 0;
   bool words = false;  // all of 16 bits on 16-byte words
 };
-void form_delta(const Delta& d, bool f16, float* delta, cudaStream_t stream);
+void form_delta(const Delta& d, bool f16, float* delta, float* sink_share, cudaStream_t stream);
 
 // d_sink[head], in fp64, queries in their order.
-void form_d_sink(const Delta& d, const float* delta, const View& lse, const View& sink,
-                 const View& d_sink, cudaStream_t stream);
+void form_d_sink(const Delta& d, const float* delta, const float* sink_share, const View& d_sink,
+                 cudaStream_t stream);
 
 // The slots of a chunk of lists, sorted by the row of dkv they name, in the order of (query, slot).
 struct Sorted {

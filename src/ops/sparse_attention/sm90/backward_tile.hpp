@@ -38,9 +38,10 @@ inline constexpr int weights_bytes = 2 * chunk_bytes;
 struct BackwardBeside {
   uint64_t q_ready, q_free;
   uint64_t keys_ready[backward_parts], keys_free[backward_parts];
-  uint64_t valid[2];  // [tile % 2]: a bit a slot
-  int tiles;
-  QueryRule query[4];  // of each warp that copies
+  uint64_t valid[2];        // [tile % 2]: a bit a slot
+  int tiles, far;           // of keys; whether an lse of the work lies far from 0
+  float share[tile_heads];  // of the keys beside the sink, where one does
+  QueryRule query[4];       // of each warp that copies
 };
 
 constexpr int64_t backward_shared_bytes(int64_t dim) {
@@ -48,11 +49,15 @@ constexpr int64_t backward_shared_bytes(int64_t dim) {
   return int64_t{chunk_bytes} * (2 * c.all() + c.values() + 2) + int64_t{sizeof(BackwardBeside)};
 }
 
+// An fp32 lse is off by up to 2^-24 of itself, and the weights of its row with it.
+inline constexpr float far_from_zero = 128;
+
 struct Backward {
   Forward f;            // what both passes read: tables, q, kv, sink, and lse, an input here
   View d_o, d_lse, dq;  // may be absent
   View sums;            // fp32, as dkv: added to by reductions in order of arrival
   const float* delta = nullptr;    // [batch, queries, heads]
+  float* sink_share = nullptr;     // alike: of rows far from 0 it is set right; may be null
   char* weights = nullptr;         // P and dS: [works of this launch, tiles of keys, 64, 64] twice
   float* contributions = nullptr;  // [lists of this launch, sums, slots, dim]; null: reductions
   int64_t first_list = 0, last_list = 0;  // a list: of a query and group

@@ -26,9 +26,10 @@ struct BackwardTiles {
 // The chunks [first, last) of a part of a tile of keys.
 template <int kFirst, int kSecond>
 __device__ inline Part backward_part(int part) {
-  constexpr int ends[5] = {0, (kFirst + 1) / 2, kFirst, kFirst + (kSecond + 1) / 2,
-                           kFirst + kSecond};
-  return {ends[part], ends[part + 1]};
+  constexpr int half = (kFirst + 1) / 2, rest = (kSecond + 1) / 2;
+  const int base = part < 2 ? 0 : kFirst, cut = part < 2 ? half : rest;
+  const int end = part < 2 ? kFirst : kFirst + kSecond;
+  return part % 2 == 0 ? Part{base, base + cut} : Part{base + cut, end};
 }
 
 __device__ inline int tiles_of(int64_t slots) {

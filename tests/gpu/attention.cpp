@@ -1,0 +1,159 @@
+// What: sparse attention on the CUDA lanes: the same bits every time, alone, beside a busy stream and
+//      replayed with other lists; no allocation, no synchronisation.
+// Why: its backward pass hands tiles from blocks to blocks and from chunk to chunk; a wait that is
+//      missing there shows as bits that differ between runs.
+// Never: compares lanes with each other, or judges values.
+#include <cuda_runtime_api.h>
+#include <gtest/gtest.h>
+
+#include "core/device_session.hpp"
+#include "gpu/batch.hpp"
+#include "talea/sparse_attention.hpp"
+
+namespace talea::gpu {
+namespace {
+
+namespace sa = sparse_attention;
+
+struct AttentionSpec {
+  int64_t queries = 150, keys = 500, heads = 128, slots = 200, dim = 192, value_dim = 128;
+  int64_t workspace_limit_bytes = int64_t{24} << 20;  // several chunks of queries
+  uint64_t seed = 1;
+};
+
+// Forward and backward with a sink and an upstream of lse, on a session of its own.
+class Attention {
+ public:
+  Attention(const AttentionSpec& s, const std::string& lane) {
+    std::string why;
+    session_ = DeviceSession::open(0, why);
+    if (!session_) throw Error(ErrorKind::unavailable, why);
+    const auto normal = [&](DType dtype, std::initializer_list<int64_t> shape, double deviation) {
+      const Tensor t = make(dtype, shape);
+      session_->fill_normal(t, s.seed + ++count_, deviation);
+      return t;
+    };
+    in_.q = normal(DType::bf16, {s.queries, s.heads, s.dim}, 1);
+    in_.kv = normal(DType::bf16, {s.keys, s.dim}, 1);
+    in_.sink = normal(DType::f32, {s.heads}, 1);
+    in_.indices = make(DType::i64, {s.queries, s.slots});
+    first_ = in_;
+    in_.d_o = normal(DType::bf16, {s.queries, s.heads, s.value_dim}, 1);
+    in_.d_lse = normal(DType::f32, {s.queries, s.heads}, 1);
+    new_lists(s.seed, s.keys);
+    out_.o = make(DType::bf16, {s.queries, s.heads, s.value_dim});
+    out_.lse = make(DType::f32, {s.queries, s.heads});
+    in_.o = out_.o, in_.lse = out_.lse;
+    grad_.dq = make(DType::bf16, {s.queries, s.heads, s.dim});
+    grad_.dkv = make(DType::f32, {s.keys, s.dim});
+    grad_.d_sink = make(DType::f32, {s.heads});
+    options_.value_dim = s.value_dim;
+    options_.lane = lane;
+    options_.workspace_limit_bytes = s.workspace_limit_bytes;
+    forward_ = room(sa::describe(sa::Pass::forward, first_, out_, options_));
+    backward_ = room(sa::describe(sa::Pass::backward, in_, grad_, options_));
+    session_->synchronise();
+  }
+
+  void new_lists(uint64_t seed, int64_t keys) { session_->fill_ids(in_.indices, seed, keys); }
+  void run() {
+    sa::forward(first_, out_, options_, forward_, {}, session_->stream());
+    sa::backward(in_, grad_, options_, backward_, {}, session_->stream());
+  }
+  void poison() {
+    for (const Tensor& t : outputs())
+      session_->fill_bytes(t.data, 0xff, t.elements() * size_of(t.dtype));
+  }
+  std::vector<std::byte> bits() {
+    std::vector<std::byte> all;
+    for (const Tensor& t : outputs()) {
+      std::vector<std::byte> bytes(static_cast<size_t>(t.elements() * size_of(t.dtype)));
+      session_->download(bytes.data(), t.data, static_cast<int64_t>(bytes.size()));
+      all.insert(all.end(), bytes.begin(), bytes.end());
+    }
+    return all;
+  }
+  DeviceSession& session() { return *session_; }
+  cudaStream_t stream() { return static_cast<cudaStream_t>(session_->stream()); }
+
+ private:
+  Tensor make(DType dtype, std::initializer_list<int64_t> shape) {
+    Tensor t = make_tensor(nullptr, dtype, shape, DeviceKind::cuda, 0);
+    t.data = session_->allocate(t.elements() * size_of(dtype));
+    return t;
+  }
+  Workspace room(const sa::Problem& p) {
+    const int64_t bytes = sa::workspace_bytes(p);
+    return {bytes > 0 ? session_->allocate(bytes) : nullptr, bytes};
+  }
+  std::vector<Tensor> outputs() const {
+    return {out_.o, out_.lse, grad_.dq, grad_.dkv, grad_.d_sink};
+  }
+
+  std::unique_ptr<DeviceSession> session_;
+  uint64_t count_ = 0;
+  sa::Inputs first_, in_;
+  sa::Outputs out_, grad_;
+  sa::Options options_;
+  Workspace forward_, backward_;
+};
+
+class AttentionOnDevice : public ::testing::TestWithParam<std::string> {};
+
+TEST_P(AttentionOnDevice, SameBitsAThousandTimes) {
+  Attention a({}, GetParam());
+  a.run();
+  const auto right = a.bits();
+  for (int i = 0; i < 1000; ++i) {
+    if (i % 100 == 0) a.poison();
+    a.run();
+    if (i % 10 != 0) continue;  // copying takes longer than running
+    ASSERT_EQ(a.bits(), right) << "repeat " << i;
+  }
+}
+
+TEST_P(AttentionOnDevice, SameBitsBesideABusyStream) {
+  for (const int64_t heads : {128, 40, 130}) {
+    Attention a({.heads = heads}, GetParam());
+    Attention noise({.queries = 600, .seed = 9}, GetParam());
+    a.run();
+    const auto right = a.bits();
+    for (int i = 0; i < 100; ++i) {
+      if (i % 4 == 0) noise.run();
+      a.poison();
+      a.run();
+      ASSERT_EQ(a.bits(), right) << heads << " heads, repeat " << i;
+    }
+    noise.session().synchronise();
+  }
+}
+
+TEST_P(AttentionOnDevice, ReplayedWithOtherLists) {
+  Attention a({.dim = 576, .value_dim = 512}, GetParam());
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t exec = nullptr;
+  a.run();
+  a.session().synchronise();
+  const int64_t before = counted_allocations();
+  ASSERT_EQ(cudaStreamBeginCapture(a.stream(), cudaStreamCaptureModeGlobal), cudaSuccess);
+  a.run();
+  ASSERT_EQ(cudaStreamEndCapture(a.stream(), &graph), cudaSuccess);
+  EXPECT_EQ(counted_allocations(), before);
+  ASSERT_EQ(cudaGraphInstantiate(&exec, graph, 0), cudaSuccess);
+  for (uint64_t i = 0; i < 100; ++i) {
+    a.new_lists(i + 1, 300 + static_cast<int64_t>(i));
+    a.run();
+    const auto right = a.bits();
+    a.poison();
+    ASSERT_EQ(cudaGraphLaunch(exec, a.stream()), cudaSuccess);
+    ASSERT_EQ(a.bits(), right) << "replay " << i;
+  }
+  cudaGraphExecDestroy(exec);
+  cudaGraphDestroy(graph);
+}
+
+INSTANTIATE_TEST_SUITE_P(Lanes, AttentionOnDevice, ::testing::ValuesIn(lanes()),
+                         [](const auto& info) { return info.param; });
+
+}  // namespace
+}  // namespace talea::gpu

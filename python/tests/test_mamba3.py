@@ -255,3 +255,22 @@ def test_receipt_names_what_ran():
     r = scan(draw(dtype=torch.float32), return_final=True).receipt()
     assert r["lane"] in talea.mamba3_lanes()
     assert r["rotary_pairs"] == "halves" and r["quadratic_bytes"] == 0
+
+
+def test_a_step_norms_as_the_scan_does():
+    t = draw(tokens=1, grad=False, dtype=torch.float32)
+    whole = scan(t, head_norm=True, norm_eps=0.5)
+    state = talea.Mamba3State(*(t[n].clone() for n in INITIAL))
+    names = ("q_bias", "k_bias", "d", "mimo_v", "mimo_z", "mimo_out", "norm_weight")
+    out = talea.mamba3_step(
+        state, *(t[n][:, 0] for n in ("q", "k", "v")), *(t[n][:, :, 0] for n in ("adt", "dt", "trap")),
+        t["angles"][:, 0], z=t["z"][:, 0], head_norm=True, norm_eps=0.5, **{n: t[n] for n in names},
+    )  # fmt: skip
+    assert relative_l2(out, whole[:, 0]) <= 1e-5
+
+
+def test_states_are_kept_where_asked_for():
+    for save in (True, False):
+        out = scan(draw(dtype=torch.float32), save_states=save)
+        kept = out.grad_fn.saved_tensors[-1]
+        assert (kept is not None and kept.numel() > 0) == save

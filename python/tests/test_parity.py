@@ -236,3 +236,25 @@ def test_errors_name_the_value():
         talea.linear_cross_entropy(x, w, y, lane="fast")
     with pytest.raises(talea.DataError, match="float16|fp16|dtype"):
         talea.linear_cross_entropy(x, w.half(), y)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_vector_upstream_after_an_expanded_one(device):
+    """The same shapes, other strides: what an earlier backward prepared is not this one's."""
+    x, w, y, _ = problem(device=device)
+    for up in (torch.ones((), device=device).expand(len(y)), torch.randn(len(y), device=device)):
+        ours = gradients(talea.linear_cross_entropy(x, w, y, reduction="none"), x, w, upstream=up)
+        theirs = gradients(eager(x, w, y, reduction="none"), x, w, upstream=up)
+        for mine, other in zip(ours, theirs, strict=True):
+            assert close(mine, other, 5e-6)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_receipt_counts_the_products_of_backward(device):
+    x, w, y, _ = problem(device=device)
+    made = talea.linear_cross_entropy(x, w, y, outputs=("loss",), reduction="none")
+    before = made.receipt()["products"]
+    made.loss.backward(torch.rand(len(y), device=device))
+    receipt = made.receipt()
+    later = sum(r["products"] for r in receipt["backward"])
+    assert later > 0 and receipt["products"] == before + later

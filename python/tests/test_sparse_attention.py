@@ -229,3 +229,30 @@ def test_checkpoint_and_autocast():
     assert o.dtype == torch.bfloat16
     dq, dkv = gradients(o.float().sum(), q, kv)
     assert dq.dtype == dkv.dtype == torch.float32 and close(dq, plain[0], 3e-2)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_sink_alone_is_trained(device):
+    q, kv, indices, sink = problem(device=device)
+    q, kv = q.detach(), kv.detach()
+    ours = talea.sparse_attention(q, kv, indices, value_dim=16, sink=sink)
+    theirs = eager(q, kv, indices, 16, sink=sink)[0]
+    up = torch.randn_like(theirs)
+    mine, other = ((gradients(o, sink, upstream=up)[0]) for o in (ours, theirs))
+    assert close(mine, other, 2e-5)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_compiled_gradients_of_lse(device):
+    q, kv, indices, sink = problem(device=device)
+
+    def loss(q, kv):
+        made = talea.sparse_attention(q, kv, indices, value_dim=16, sink=sink, outputs=("lse",))
+        finite = torch.isfinite(made.lse)
+        return made.o.square().sum() + torch.where(finite, made.lse, 0.0).square().sum()
+
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    for mine, other in zip(
+        gradients(compiled(q, kv), q, kv), gradients(loss(q, kv), q, kv), strict=True
+    ):
+        assert close(mine, other, 1e-6)

@@ -335,3 +335,12 @@ def test_device_libraries_are_those_that_torch_loaded():
     for name in ("libcublasLt.so", "libcudart.so", "libnccl.so"):
         assert len([f for f in files if name in f]) == 1, name
     assert not [f for f in files if "talea" in f and ("cublas" in f or "nccl" in f)]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_autocast_takes_either_16_bit_type(device):
+    x, w, y, _ = problem(device=device)
+    with torch.autocast(device, dtype=torch.bfloat16):
+        ours = talea.linear_cross_entropy(x.detach().half(), w, y)
+    same = talea.linear_cross_entropy(x.detach().half().bfloat16(), w.detach().bfloat16(), y)
+    assert torch.equal(ours, same)

@@ -164,6 +164,19 @@ TEST_P(Options, EachOutputAlone) {
   }
 }
 
+// What a gradient needs is summed although no output asks for it.
+TEST_P(Options, EachGradientAloneOfEveryUpstream) {
+  for (const auto member : {&CaseOutputs::dx, &CaseOutputs::dw, &CaseOutputs::db}) {
+    Spec s{.seed = 31, .tokens = 9, .hidden = 4, .vocab = 13};
+    s.bias = s.upstream_lse = s.upstream_entropy = true;
+    Case c = make_case(s);
+    const Array kept = c.out.*member;
+    c.out = {};
+    c.out.*member = kept;
+    expect_right(c, "a gradient alone");
+  }
+}
+
 // A row of several parts, the last of them odd; without a gradient lane cuda holds one part of the
 // logits at a time, with one all of them.
 TEST_P(Options, SeveralPartsOfARow) {

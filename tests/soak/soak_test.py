@@ -1,0 +1,80 @@
+"""What: tools/soak over programs that only pretend to run cases.
+Why: its receipt is a claim of many tries; nothing else in CI starts it, and once nobody could.
+Never: needs the built tool, or hours.
+
+usage: soak_test.py
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+SCRIPT = Path(__file__).resolve().parents[2] / "tools/soak"
+TESTS = """#!{python}
+import sys
+lane = sys.argv[1].rsplit("/", 1)[1]
+kind = {kind!r}
+if "Properties" in sys.argv[1]:
+    print("250 drawn cases, seed 1\\n400 drawn cases, seed 1\\n650 drawn cases")
+elif kind != "silent":
+    print(f"lane {{lane}}: 3 accepted, 0 declined, 3000 runs")
+if kind == "fails":
+    print("[  FAILED  ] Lanes/Options.Each/" + lane)
+    sys.exit(1)
+"""
+# As the tool: a host's lane takes no limit.
+TOOL = """#!{python}
+import json, sys
+if "--limits" in sys.argv:
+    sys.exit("--limits: of device lanes only")
+keys = ("version", "git_revision", "git_dirty", "build", "host", "libraries", "device")
+said = dict.fromkeys(keys, None)
+json.dump({{"provenance": said}}, open(sys.argv[sys.argv.index("--receipt") + 1], "w"))
+"""
+
+
+class Soak(unittest.TestCase):
+    def run_with(self, kind, *words):
+        with tempfile.TemporaryDirectory() as folder:
+            at = Path(folder)
+            for name, text in (("talea_tests", TESTS), ("talea", TOOL)):
+                (at / name).write_text(text.format(python=sys.executable, kind=kind))
+                (at / name).chmod(0o755)
+            receipt = at / "receipt.json"
+            done = subprocess.run(
+                [sys.executable, SCRIPT, "--no-fuzz", "--bin", at, *words, receipt],
+                capture_output=True, text=True, timeout=120,
+            )  # fmt: skip
+            return done, json.loads(receipt.read_text()) if receipt.exists() else None
+
+    def test_rounds_until_enough_was_seen(self):
+        done, receipt = self.run_with("", "--share", "0.1", "--lane", "cpu")
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        drawn, runs = receipt["check"]["cases"]
+        self.assertEqual((drawn["least_of_a_property"], drawn["rounds"]), (1000, 4))
+        self.assertEqual((runs["runs"], runs["rounds"]), (12000, 4))
+        self.assertIn("rehearsal", receipt["title"])
+        self.assertIn("cpu, without fuzzers", receipt["title"])
+
+    def test_a_failure_is_named_and_ends_its_rounds(self):
+        done, receipt = self.run_with("fails", "--share", "0.1", "--lane", "cpu")
+        self.assertEqual((done.returncode, receipt["verdict"]), (1, "failed"))
+        self.assertEqual(receipt["check"]["cases"][1]["failures"], ["Lanes/Options.Each/cpu"])
+        self.assertEqual(receipt["check"]["cases"][1]["rounds"], 1)
+
+    def test_runs_that_nobody_saw_do_not_count(self):
+        done, receipt = self.run_with("silent", "--share", "0.1", "--lane", "cpu")
+        self.assertEqual(done.returncode, 1)
+        self.assertFalse(receipt["check"]["cases"][1]["passed"])
+
+    def test_each_lane_has_rounds_of_its_own(self):
+        _, receipt = self.run_with("", "--share", "0.01", "--lane", "cpu", "--lane", "reference")
+        lanes = [case["lane"] for case in receipt["check"]["cases"]]
+        self.assertEqual(lanes, ["cpu", "cpu", "reference", "reference"])
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -49,8 +49,8 @@ constexpr int64_t backward_shared_bytes(int64_t dim) {
   return int64_t{chunk_bytes} * (2 * c.all() + c.values() + 2) + int64_t{sizeof(BackwardBeside)};
 }
 
-// An fp32 lse is off by up to 2^-24 of itself, and the weights of its row with it: below this by less
-// than a sixteenth of what rounding a weight to bf16 takes.
+// An fp32 lse is off by up to 2^-24 of itself, and the weights of its row with it: below this by
+// less than a sixteenth of what rounding a weight to bf16 takes.
 inline constexpr float far_from_zero = 2048;
 
 struct Backward {

@@ -1,5 +1,5 @@
 // What: the kernels of lane sm90 for few queries and tensors of bf16: scores, then values.
-// Why: a file a type: they compile beside each other.
+// Why: apart from those of many queries: they compile beside each other.
 // Never: chooses a width.
 #include "ops/sparse_attention/sm90/forward.cuh"
 #include "ops/sparse_attention/sm90/values.cuh"

@@ -160,6 +160,48 @@ TEST_P(AttentionInvariants, HalvesMerge) {
   }
 }
 
+// Gradients of each half by the merged o and lse add up to those of the whole list: keys cut over
+// ranks without a gather are the caller's to merge.
+TEST_P(AttentionInvariants, GradientsOfHalvesAddUp) {
+  Spec s = plain();
+  s.sink = s.d_lse = s.duplicates = false;
+  const Case c = make(s);
+  Case low = c, high = c;
+  for (int64_t q = 0; q < c.queries(); ++q)
+    for (int64_t k = 0; k < c.slots(); ++k)
+      (k < c.slots() / 2 ? high : low).indices.put_integer(-1, 0, q, 0, k);
+  const Outcome forward = run(c);
+  Grid o(c.o_dtype, {1, c.queries(), c.heads(), c.value_dim()});
+  Grid lse(DType::f32, {1, c.queries(), c.heads()});
+  for (int64_t q = 0, row = 0; q < c.queries(); ++q)
+    for (int64_t h = 0; h < c.heads(); ++h, ++row) {
+      lse.put(forward.lse[static_cast<size_t>(row)], 0, q, h);
+      for (int64_t x = 0; x < c.value_dim(); ++x)
+        o.put(forward.o[static_cast<size_t>(row * c.value_dim() + x)], 0, q, h, x);
+    }
+  const auto gradients = [&](const Case& part) {
+    Home home(place());
+    Grid dq(DType::f32, c.q.shape()), dkv(DType::f32, c.kv.shape());
+    sa::Inputs in = inputs_of(part, home);
+    in.o = home.tensor(o), in.lse = home.tensor(lse);
+    sa::Outputs out;
+    out.dq = home.tensor(dq), out.dkv = home.tensor(dkv);
+    sa::Options options = part.options;
+    options.lane = lane();
+    Room room(sa::workspace_bytes(sa::describe(sa::Pass::backward, in, out, options)), place());
+    sa::backward(in, out, options, room.workspace(), {}, place() ? place()->stream() : nullptr);
+    home.fetch();
+    std::vector<double> all = dq.numbers();
+    const std::vector<double> more = dkv.numbers();
+    all.insert(all.end(), more.begin(), more.end());
+    return all;
+  };
+  const std::vector<double> whole = gradients(c), a = gradients(low), b = gradients(high);
+  double most = 0;
+  for (const double x : whole) most = std::max(most, std::abs(x));
+  for (size_t i = 0; i < whole.size(); ++i) EXPECT_NEAR(a[i] + b[i], whole[i], room(c) * most) << i;
+}
+
 TEST_P(AttentionInvariants, MoreQueriesThanAGridHolds) {
   Spec s;
   s.queries = 66000, s.heads = 1, s.dim = 4, s.value_dim = 2, s.slots = 1, s.keys = 9;

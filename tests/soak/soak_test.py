@@ -59,11 +59,12 @@ class Soak(unittest.TestCase):
         self.assertIn("rehearsal", receipt["title"])
         self.assertIn("cpu, without fuzzers", receipt["title"])
 
-    def test_a_failure_is_named_and_ends_its_rounds(self):
-        done, receipt = self.run_with("fails", "--share", "0.1", "--lane", "cpu")
+    def test_a_failure_is_named_with_its_seed_and_ends_nothing(self):
+        done, receipt = self.run_with("fails", "--share", "0.1", "--lane", "cpu", "--seed", "5")
         self.assertEqual((done.returncode, receipt["verdict"]), (1, "failed"))
-        self.assertEqual(receipt["check"]["cases"][1]["failures"], ["Lanes/Options.Each/cpu"])
-        self.assertEqual(receipt["check"]["cases"][1]["rounds"], 1)
+        drawn, runs = receipt["check"]["cases"]
+        self.assertEqual(runs["failures"][0], "Lanes/Options.Each/cpu with seed 5")
+        self.assertEqual((drawn["rounds"], runs["rounds"], len(runs["failures"])), (4, 4, 4))
 
     def test_runs_that_nobody_saw_do_not_count(self):
         done, receipt = self.run_with("silent", "--share", "0.1", "--lane", "cpu")

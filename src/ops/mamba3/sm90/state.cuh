@@ -5,7 +5,7 @@
 
 #include <type_traits>
 
-#include "ops/mamba3/sm90/rows.cuh"
+#include "ops/mamba3/sm90/turns.cuh"
 
 namespace talea::mamba3::sm90 {
 
@@ -57,10 +57,6 @@ __device__ __forceinline__ void copy_values(const Args& a, const Unit& u, const 
     hopper::copy_16_bytes(to + static_cast<uint32_t>(i * apart * 128),
                           base + (t < p.n ? t * a.v.stride[1] : 0), t < p.n);
   }
-}
-
-__device__ __forceinline__ uint32_t times(uint32_t both, float x, float y) {
-  return two_rounded(low_of(both) * x, high_of(both) * y);
 }
 
 // What a thread reads of v; R = 1: from the tile that copy_values has filled.

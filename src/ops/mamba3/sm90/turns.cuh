@@ -1,0 +1,181 @@
+// What: the turns of a chunk: exact sums over its tokens by groups of threads, cosines and sines.
+// Why: forward, the states of backward and its gradients turn a chunk alike.
+// Never: rounds a turn before it is summed.
+#pragma once
+
+#include "ops/mamba3/sm90/rows.cuh"
+
+namespace talea::mamba3::sm90 {
+
+// Of a turn in units of 2^-64: the octant by integers, the rest by polynomials of an angle of at
+// most pi / 4, right to about one unit of fp32.
+__device__ __forceinline__ void turn_sine_cosine(uint64_t turn, float& sine, float& cosine) {
+  const auto high = static_cast<uint32_t>(turn >> 32);
+  const uint32_t quadrant = (high + (1u << 29)) >> 30;
+  const float x =
+      static_cast<float>(static_cast<int32_t>(high - (quadrant << 30))) * 1.4629180792671596e-9f;
+  const float y = x * x;
+  float s = fmaf(y, 2.7557319e-6f, -1.9841270e-4f), c = fmaf(y, -2.7557319e-7f, 2.4801587e-5f);
+  s = fmaf(s, y, 8.3333333e-3f), c = fmaf(c, y, -1.3888889e-3f);
+  s = fmaf(s, y, -1.6666667e-1f), c = fmaf(c, y, 4.1666667e-2f);
+  c = fmaf(c, y, -0.5f);
+  s = fmaf(s * y, x, x), c = fmaf(c, y, 1.0f);
+  const bool swaps = quadrant & 1;
+  sine = __uint_as_float(__float_as_uint(swaps ? c : s) ^ (quadrant & 2) << 30);
+  cosine = __uint_as_float(__float_as_uint(swaps ? s : c) ^ ((quadrant + 1) & 2) << 30);
+}
+
+// The turns that lie before the chunk at work, of each pair, and whether one was not finite.
+struct Carried {
+  uint64_t turns[64];
+  int tainted[64];
+};
+
+// Turns of a chunk by `threads` threads: sixteen have two pairs each of a group of tokens.
+template <int R, int blocks, int threads>
+class TurnReader {
+ public:
+  static constexpr int C = tokens_of<R>;
+  static constexpr int groups = threads / 16 < C ? threads / 16 : C, each = C / groups;
+  struct Scratch {
+    ulonglong2 sums[groups][32];
+    unsigned lost[64];  // bit g: a turn of group g is not finite
+  };
+
+  __device__ __forceinline__ explicit TurnReader(int thread)
+      : pair_(thread & 15), group_(thread >> 4) {}
+
+  __device__ __forceinline__ bool works() const { return group_ < groups; }
+  __device__ __forceinline__ int first_token() const { return group_ * each; }
+  __device__ __forceinline__ int pair_pair(int block) const { return pair_ + 16 * block; }
+
+  // Rates as they lie in memory: all loads are under way together.
+  __device__ __forceinline__ void load(const Args& a, const Unit& u, const Part& p) {
+    const View& from = a.angles;
+    if (!from.data || !works()) return;
+    const int64_t base = cuda::at(from, u.batch, u.begin + p.first, u.head);
+    const auto all = [&](auto get) {
+#pragma unroll
+      for (int b = 0; b < blocks; ++b)
+#pragma unroll
+        for (int j = 0; j < each; ++j)
+#pragma unroll
+          for (int e = 0; e < 2; ++e) {
+            const int t = first_token() + j, i = 2 * pair_pair(b) + e;
+            const bool known = t < p.n && i < a.size.pairs;
+            bits_[b][j][e] = known ? get(base + t * from.stride[1] + i * from.stride[3]) : 0u;
+          }
+    };
+    if (from.dtype == DType::f32)
+      all([&](int64_t at) { return __ldg(static_cast<const uint32_t*>(from.data) + at); });
+    else
+      all([&](int64_t at) -> uint32_t {
+        return __ldg(static_cast<const uint16_t*>(from.data) + at);
+      });
+  }
+
+  // Rates become turns; their sums go to the other groups. rate(token, pair, tanh) of each.
+  template <class F>
+  __device__ __forceinline__ void add(const Args& a, const Part& p, const float* dt,
+                                      Scratch& scratch, F rate) {
+    if (!a.angles.data || !works()) return;
+#pragma unroll
+    for (int b = 0; b < blocks; ++b) {
+      uint64_t sums[2] = {0, 0};
+#pragma unroll
+      for (int j = 0; j < each; ++j)
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          const int t = first_token() + j, i = 2 * pair_pair(b) + e;
+          if (t >= p.n || i >= a.size.pairs) {
+            bits_[b][j][e] = 0;
+            continue;
+          }
+          const float x = tanhf(cuda::number_of(a.angles.dtype, bits_[b][j][e]));
+          rate(t, i, x);
+          const float turn = x * (0.5f * dt[t]);
+          bits_[b][j][e] = __float_as_uint(turn);
+          const uint64_t whole = cuda::to_turn(turn);
+          if (whole == cuda::no_turn)
+            atomicOr(&scratch.lost[i], 1u << group_);
+          else
+            sums[e] += whole;
+        }
+      scratch.sums[group_][pair_pair(b)] = {sums[0], sums[1]};
+    }
+  }
+
+  // f(first token, token within it, pair of pairs, turns) of each token of the group. Behind it,
+  // `finish` has what lies before the next chunk. A loop that is not unrolled is fetched once.
+  template <class F>
+  __device__ __forceinline__ void each_turn(const Args& a, const Part& p, const Carried& carried,
+                                            const Scratch& scratch, F f) {
+    if (!works()) return;
+#pragma unroll
+    for (int b = 0; b < blocks; ++b) {
+      const int pp = pair_pair(b);
+      const bool turns = a.angles.data && 2 * pp < a.size.pairs;
+      uint64_t sum[2] = {0, 0};
+      bool lost[2] = {false, false};
+      if (turns) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          sum[e] = carried.turns[2 * pp + e];
+          lost[e] = carried.tainted[2 * pp + e] != 0 ||
+                    (scratch.lost[2 * pp + e] & ((1u << group_) - 1)) != 0;
+        }
+#pragma unroll 1
+        for (int g = 0; g < group_; ++g) {
+          const ulonglong2 more = scratch.sums[g][pp];
+          sum[0] += more.x, sum[1] += more.y;
+        }
+      }
+#pragma unroll(each <= 2 ? each : 1)
+      for (int j = 0; j < each; ++j) {
+        const int t = first_token() + j;
+        if (t >= p.n) break;
+        TwoTurns by;
+        if (turns) {
+          const uint2 bits = take_turn(b, j);
+          const uint64_t whole[2] = {cuda::to_turn(__uint_as_float(bits.x)),
+                                     cuda::to_turn(__uint_as_float(bits.y))};
+#pragma unroll
+          for (int e = 0; e < 2; ++e) {
+            lost[e] = lost[e] || whole[e] == cuda::no_turn;
+            if (whole[e] != cuda::no_turn) sum[e] += whole[e];
+          }
+          turn_sine_cosine(sum[0], by.sin0, by.cos0);
+          turn_sine_cosine(sum[1], by.sin1, by.cos1);
+          if (lost[0]) by.cos0 = by.sin0 = NAN;
+          if (lost[1]) by.cos1 = by.sin1 = NAN;
+        }
+        f(first_token(), j, pp, by);
+      }
+      end_[b][0] = sum[0], end_[b][1] = sum[1];
+      lost_[b] = (lost[0] ? 1 : 0) + (lost[1] ? 2 : 0);
+    }
+  }
+
+  // After a barrier behind each_turn.
+  __device__ __forceinline__ void finish(const Args& a, Carried& carried) {
+    if (group_ != groups - 1 || !a.angles.data) return;
+#pragma unroll
+    for (int b = 0; b < blocks; ++b) {
+      const int i = 2 * pair_pair(b);
+      if (i >= a.size.pairs) continue;
+      carried.turns[i] = end_[b][0], carried.turns[i + 1] = end_[b][1];
+      carried.tainted[i] = lost_[b] & 1, carried.tainted[i + 1] = lost_[b] >> 1;
+    }
+  }
+
+ private:
+  __device__ __forceinline__ uint2 take_turn(int b, int j) const {
+    return {bits_[b][j][0], bits_[b][j][1]};
+  }
+  int pair_, group_;
+  uint32_t bits_[blocks][each][2];
+  uint64_t end_[blocks][2];
+  int lost_[blocks];
+};
+
+}  // namespace talea::mamba3::sm90

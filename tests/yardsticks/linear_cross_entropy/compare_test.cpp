@@ -70,6 +70,18 @@ TEST(Compare, SixteenBitGradientsUseTheWorstEagerError) {
   EXPECT_NE(against({1, 2.021}, {1, 2}, {1.01, 2}, rule), "");
 }
 
+// fp16 has 4364 and 4368 beside 4366.9, and eager arithmetic an infinity on its way.
+TEST(Compare, OneRoundingOfTheOutputIsNoError) {
+  Array ours(DType::f16, {1});
+  const std::vector<Real> truth = {4366.9L}, eager = {INFINITY};
+  for (const double value : {4368.0, 4364.0}) {
+    ours.set(0, 0, value);
+    Rule rule = rounded_rule();
+    rule.l2_times = 0;
+    EXPECT_EQ(compare("x", ours, truth, {&eager}, rule).empty(), value == 4368.0) << value;
+  }
+}
+
 TEST(Compare, RelativeL2MustNotExceedEagers) {
   const std::vector<Real> truth(5000, 1), eager(5000, 1.01L);
   std::vector<Real> ours(5000, 1.015L);  // every element within twice the worst eager error

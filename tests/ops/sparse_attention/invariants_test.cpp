@@ -4,6 +4,7 @@
 // Never: needs a yardstick where exact equality is promised.
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "algebra/attention_state.hpp"
 #include "ops/sparse_attention/lanes.hpp"
@@ -127,15 +128,21 @@ TEST_P(AttentionInvariants, WeightsSumToWhatTheSinkLeaves) {
     }
 }
 
+// A problem with the first half of its slots alone, and one with the second.
+std::pair<Case, Case> halves(const Case& c) {
+  std::pair<Case, Case> both{c, c};
+  for (int64_t q = 0; q < c.queries(); ++q)
+    for (int64_t k = 0; k < c.slots(); ++k)
+      (k < c.slots() / 2 ? both.second : both.first).indices.put_integer(-1, 0, q, 0, k);
+  return both;
+}
+
 // Halves of a list merged by the algebra are the whole list's row.
 TEST_P(AttentionInvariants, HalvesMerge) {
   Spec s = plain();
   s.sink = s.d_lse = s.duplicates = false;
   const Case c = make(s);
-  Case low = c, high = c;
-  for (int64_t q = 0; q < c.queries(); ++q)
-    for (int64_t k = 0; k < c.slots(); ++k)
-      (k < c.slots() / 2 ? high : low).indices.put_integer(-1, 0, q, 0, k);
+  const auto [low, high] = halves(c);
   const Outcome whole = run(c), a = run(low), b = run(high);
   const auto v = static_cast<size_t>(c.value_dim());
   for (size_t row = 0; row < whole.lse.size(); ++row) {
@@ -166,10 +173,7 @@ TEST_P(AttentionInvariants, GradientsOfHalvesAddUp) {
   Spec s = plain();
   s.sink = s.d_lse = s.duplicates = false;
   const Case c = make(s);
-  Case low = c, high = c;
-  for (int64_t q = 0; q < c.queries(); ++q)
-    for (int64_t k = 0; k < c.slots(); ++k)
-      (k < c.slots() / 2 ? high : low).indices.put_integer(-1, 0, q, 0, k);
+  const auto [low, high] = halves(c);
   const Outcome forward = run(c);
   Grid o(c.o_dtype, {1, c.queries(), c.heads(), c.value_dim()});
   Grid lse(DType::f32, {1, c.queries(), c.heads()});

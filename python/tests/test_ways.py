@@ -249,3 +249,23 @@ def test_many_tiles_a_block(limit):
     receipt = step(x, w, y, backward, workspace_limit=limit * MIB)
     assert round(receipt["products"], 2) == 3
     check((x.grad, w.grad), (x, w, y), backward)
+
+
+@pytest.mark.parametrize(
+    ("rows", "words", "waits"), [(64, 1 << 20, 0), (300, 1 << 20, 1), (64, 99, 1)]
+)
+def test_few_rows_of_a_large_weight_keep_no_fp32_sums(rows, words, waits):
+    """Under a named limit, on a device: sums would take more of its memory's time than a product."""
+    from types import SimpleNamespace
+
+    from talea._linear_cross_entropy._late import _ways_to_wait
+
+    def tensor(n, d):
+        return SimpleNamespace(
+            shape=(n, d), dtype=torch.float16, is_cuda=True, numel=lambda: n * d,
+            element_size=lambda: 2,
+        )  # fmt: skip
+
+    config = SimpleNamespace(workspace_limit_bytes=4 << 30, dw_sum="fp32")
+    ways = list(_ways_to_wait(config, (tensor(rows, 64), tensor(words, 64)), (True, True, False)))
+    assert len(ways) == waits

@@ -147,14 +147,6 @@ TEST(Sm90Config, NoRestWhereFormingTheLogitsAgainIsFaster) {
   EXPECT_EQ(sm90_lane().plan(p, hopper()).kept_bytes, 0);
 }
 
-TEST(Sm90Config, OfFewTokensThereIsNoRestUnderAnyLimit) {
-  for (const int64_t mib : {64, 530, 1050, 4096}) {
-    Problem p = training(64, 4096, 128256, mib);
-    p.dw_dtype = DType::bf16, p.late_factor = p.wants_dx_rest = p.wants_rest = true;
-    EXPECT_EQ(sm90_lane().plan(p, hopper()).kept_bytes, 0) << mib;
-  }
-}
-
 // The least plan of one token cuts the vocabulary into 84 slices; half of its logits are 250 KiB.
 TEST(Sm90Config, AutoHasRoomForFewTokens) {
   Problem p = training(1, 4096, 128256, 0);

@@ -420,10 +420,8 @@ static bool again_is_faster(const Problem& p, const DeviceFacts& device, const C
   q.wants_rest = q.wants_dx_rest = q.late_factor = q.wants_loss = false;
   q.rest_bytes = 0, q.has_saved = true;
   const Config slices = by_slices(q, device, c);
-  if (!slices.from_saved() || !within_limit(q, slices)) return false;
-  // Of few rows the products wait for memory, which the rest takes half as much again of: 64 rows
-  // of 4096 x 128256 took 2.5 ms by slices and 3.7 with a rest.
-  return p.tokens <= kPairRows || slices.ms + product_flops_of_one(p) / kRates.flops < c.ms;
+  return slices.from_saved() && within_limit(q, slices) &&
+         slices.ms + product_flops_of_one(p) / kRates.flops < c.ms;
 }
 
 int64_t rest_bytes(const Problem& p, const DeviceFacts& device, const Config& c) {

@@ -5,8 +5,9 @@ Never: counts a refusal to start as a kill, nor a failure of a test that fails w
 
 usage: kill_table.py PROGRAM MUSEUM        plants every bug (PROGRAM is built with TALEA_MUTANTS)
        kill_table.py --names PROGRAM MUSEUM SOURCE   only checks that what the museum names exists
-       kill_table.py --device RECEIPT PROGRAM MUSEUM TOOL [JOBS]   plants in the lanes of a GPU what
-         the museum lists for them, on a machine that has one; TOOL says the revision and the device
+       kill_table.py --device RECEIPT PROGRAM MUSEUM TOOL [JOBS [SECONDS]]   plants in the lanes of a
+         GPU what the museum lists for them, on a machine that has one; TOOL says the revision and the
+         device. Behind SECONDS no bug is planted any more: the receipt lists it as not run ("unfinished")
 """
 
 import os
@@ -175,18 +176,26 @@ def planted(clean: Clean, lane: str, name: str, tests: list[str]) -> dict[str, s
     return {}
 
 
-def on_device(receipt: str, program: str, page: str, tool: str, jobs: str = "") -> int:
+def on_device(
+    receipt: str, program: str, page: str, tool: str, jobs: str = "", seconds: str = "inf"
+) -> int:
     """Each lane with each of its bugs, many processes at a time, and without one what killed it."""
-    lanes, start = of_devices(page), now()
+    lanes, start, end = of_devices(page), now(), time.monotonic() + float(seconds)
     named, runs, clean = museum(page), lanes_of_cases(program), Clean(program)
     of = {
         (lane, name): [test for test in named[name] if (test, lane) in runs]
         for lane, names in lanes.items()
         for name in names
     }
+
+    def in_time(*key_and_tests) -> dict[str, str] | None:
+        return planted(clean, *key_and_tests) if time.monotonic() < end else None
+
     with ThreadPoolExecutor(int(jobs or os.cpu_count())) as pool:
-        each = {key: pool.submit(planted, clean, *key, tests) for key, tests in of.items()}
-        found = {key: future.result() for key, future in each.items()}
+        each = {key: pool.submit(in_time, *key, tests) for key, tests in of.items()}
+        asked = {key: future.result() for key, future in each.items()}
+    found = {key: ways for key, ways in asked.items() if ways is not None}
+    not_run = [f"{name}/{lane}" for lane, name in asked.keys() - found.keys()]
     table = [
         {
             "lane": lane,
@@ -204,21 +213,28 @@ def on_device(receipt: str, program: str, page: str, tool: str, jobs: str = "") 
     killed = sum(1 for row in table if row["killed_by"])
     passed = bool(table) and killed == len(table)
     cases = [{**row, "name": row["bug"], "passed": bool(row["killed_by"])} for row in table]
-    verdict = "passed" if passed else "failed"
+    verdict = "unfinished" if not_run and passed else "passed" if passed else "failed"
     title = "bugs planted in the lanes of a device"
     said = envelope(
-        machine(tool), start, title, verdict, "mutants", cases, fail_without_a_bug=unfit
+        machine(tool),
+        start,
+        title,
+        verdict,
+        "mutants",
+        cases,
+        fail_without_a_bug=unfit,
+        not_run=sorted(not_run),
     )
     write(Path(receipt), said)
-    print(f"{killed} of {len(table)} killed")
-    return 0 if passed else 1
+    print(f"{killed} of {len(table)} killed, {len(not_run)} not run")
+    return 0 if verdict == "passed" else 1
 
 
 def main() -> int:
     if sys.argv[1] == "--names":
         return check_names(*sys.argv[2:5])
     if sys.argv[1] == "--device":
-        return on_device(*sys.argv[2:7])
+        return on_device(*sys.argv[2:8])
     program, named = sys.argv[1], museum(sys.argv[2])
     listed = [line.split("\t") for line in run(program, "--list-mutants").stdout.splitlines()]
     listed = [row for row in listed if not row[1].startswith("device: ")]  # no place on the host

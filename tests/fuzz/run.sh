@@ -31,11 +31,11 @@ fuzz_one() {
     "$log" | paste -sd, | sed 's/,/, /g')"
 }
 
-# Two at a time: each fuzzer keeps one core busy.
-failed=0
-for ((i = 0; i < ${#names[@]}; i += 2)); do
+# FUZZ_JOBS at a time: each fuzzer keeps one core busy.
+failed=0 jobs=${FUZZ_JOBS:-2}
+for ((i = 0; i < ${#names[@]}; i += jobs)); do
   pids=()
-  for name in "${names[@]:i:2}"; do
+  for name in "${names[@]:i:jobs}"; do
     fuzz_one "$name" &
     pids+=($!)
   done

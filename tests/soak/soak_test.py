@@ -71,6 +71,10 @@ class Soak(unittest.TestCase):
         self.assertEqual(done.returncode, 1)
         self.assertFalse(receipt["check"]["cases"][1]["passed"])
 
+    def test_neither_half_is_no_soak(self):
+        done, receipt = self.run_with("", "--no-lanes")
+        self.assertEqual((done.returncode, receipt), (2, None))
+
     def test_each_lane_has_rounds_of_its_own(self):
         _, receipt = self.run_with("", "--share", "0.01", "--lane", "cpu", "--lane", "reference")
         lanes = [case["lane"] for case in receipt["check"]["cases"]]

@@ -25,6 +25,8 @@ from envelope import envelope, machine, now, write  # noqa: E402
 CASE = re.compile(r"[A-Z]\w+\.\w+")
 # The way through a lane that the benchmarks time: their weights are large, those of the cases small.
 CLAIMED = {"cuda": "--force=one_term", "sm90": "--force=folded"}
+# Bugs of a kernel that neither that way nor a problem's own choice takes.
+ELSEWHERE = {("sm90", "pass_run_twice"): "--force=transformed"}
 
 
 def run(program: str, *arguments: str) -> subprocess.CompletedProcess:
@@ -135,7 +137,8 @@ def check_names(program: str, page: str, source: str) -> int:
 def ways_of(lane: str, name: str) -> tuple[str, ...]:
     """That of the benchmarks first; the bugs and tests of attention and the scan know one way."""
     alone = re.match(r"(sa\d|m3_)|(Attention|Scan)", name)
-    return ("",) if alone else (CLAIMED[lane], "")
+    ways = ("",) if alone else (CLAIMED[lane], "")
+    return (ELSEWHERE[lane, name],) if (lane, name) in ELSEWHERE else ways
 
 
 class Clean:

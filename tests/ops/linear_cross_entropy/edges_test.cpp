@@ -311,6 +311,19 @@ TEST_P(Edges, TiesGoToTheLowestId) {
     }
 }
 
+// Rows of several parts, as a device cuts them: the best of each part's first and last ids.
+TEST_P(Edges, TopKOfEveryPart) {
+  const int64_t vocab = 33013;
+  for (const DType dtype : two_types)
+    for (const int64_t best : {int64_t{0}, vocab / 2, vocab - 1}) {
+      Case c = plain_case({.tokens = 3, .hidden = 4, .vocab = vocab, .dtype = dtype});
+      for (int64_t t = 0; t < 3; ++t) c.in.hidden.set(t, 0, 4);
+      c.in.weight.set(best, 0, 8);
+      want_everything(c, 4);
+      expect_right(c);
+    }
+}
+
 TEST_P(Edges, TopKOfEveryWidth) {
   for (const DType dtype : two_types)
     for (const int64_t k : {1, 7, 31, 32}) {

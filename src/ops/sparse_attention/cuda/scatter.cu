@@ -35,7 +35,7 @@ __global__ void segments_kernel(Scatter t, Chunk c, const uint64_t* keys, const 
     const auto outer = static_cast<int64_t>(row) / t.inner_rows;
     const auto inner = static_cast<int64_t>(row) % t.inner_rows;
     float* to = static_cast<float*>(t.sums.data) + offset(t.sums, outer, inner, c.g);
-    const int64_t columns = t.dim - (mutant(Mutant::sa27_sum_drops_elements) && t.dim % 4 ? 1 : 0);
+    const int64_t columns = t.dim - (mutant(Mutant::sa27_sum_drops_elements) && t.dim % 64 ? 1 : 0);
     for (int64_t column = threadIdx.x; column < columns; column += blockDim.x) {
       float sum = to[column * t.sums.stride[3]];
       for (int64_t j = i; j < all && keys[j] == row; ++j)

@@ -5,9 +5,10 @@ Never: counts a refusal to start as a kill, nor a failure of a test that fails w
 
 usage: kill_table.py PROGRAM MUSEUM        plants every bug (PROGRAM is built with TALEA_MUTANTS)
        kill_table.py --names PROGRAM MUSEUM SOURCE   only checks that what the museum names exists
-       kill_table.py --device RECEIPT PROGRAM MUSEUM TOOL [JOBS [SECONDS]]   plants in the lanes of a
-         GPU what the museum lists for them, on a machine that has one; TOOL says the revision and the
-         device. Behind SECONDS no bug is planted any more: the receipt lists it as not run ("unfinished")
+       kill_table.py --device RECEIPT PROGRAM MUSEUM TOOL [JOBS [SECONDS [BUG,BUG]]]   plants in
+         the lanes of a GPU what the museum lists for them, on a machine that has one, or those named;
+         TOOL says the revision and the device. Behind SECONDS no bug is planted any more: the receipt
+         lists it as not run ("unfinished")
 """
 
 import os
@@ -180,7 +181,13 @@ def planted(clean: Clean, lane: str, name: str, tests: list[str]) -> dict[str, s
 
 
 def on_device(
-    receipt: str, program: str, page: str, tool: str, jobs: str = "", seconds: str = "inf"
+    receipt: str,
+    program: str,
+    page: str,
+    tool: str,
+    jobs: str = "",
+    seconds: str = "inf",
+    only: str = "",
 ) -> int:
     """Each lane with each of its bugs, many processes at a time, and without one what killed it."""
     lanes, start, end = of_devices(page), now(), time.monotonic() + float(seconds)
@@ -189,6 +196,7 @@ def on_device(
         (lane, name): [test for test in named[name] if (test, lane) in runs]
         for lane, names in lanes.items()
         for name in names
+        if not only or name in only.split(",")
     }
 
     def in_time(*key_and_tests) -> dict[str, str] | None:
@@ -237,7 +245,7 @@ def main() -> int:
     if sys.argv[1] == "--names":
         return check_names(*sys.argv[2:5])
     if sys.argv[1] == "--device":
-        return on_device(*sys.argv[2:8])
+        return on_device(*sys.argv[2:9])
     program, named = sys.argv[1], museum(sys.argv[2])
     listed = [line.split("\t") for line in run(program, "--list-mutants").stdout.splitlines()]
     listed = [row for row in listed if not row[1].startswith("device: ")]  # no place on the host

@@ -126,8 +126,10 @@ class Tally final : public ::testing::EmptyTestEventListener {
     using talea::testing::Used;
     const auto line = [](const char* who, const Used& used) {
       std::printf(
-          "%s needed beyond the accuracy rule: %.3f of the floor, %.3f of the room for ties\n", who,
-          static_cast<double>(used.floor), static_cast<double>(used.tie));
+          "%s needed beyond the accuracy rule: %.3f of the floor, %.3f of the room for ties, "
+          "%.3f of that of a logit\n",
+          who, static_cast<double>(used.floor), static_cast<double>(used.tie),
+          static_cast<double>(used.logit));
     };
     line("products", talea::testing::used_by_products);
     line("eager arithmetic", talea::testing::used_by_yardstick);

@@ -127,6 +127,9 @@ std::string compare(const std::string& name, const Array& ours, const std::vecto
                                                    : eager_error[i];
     const Real section7 = rule.e * magnitude + eager_allows;
     Real floor = rule.floor ? floor_share * rule.unit * (*rule.floor)[i] : Real(0);
+    // Where the roundings of the logits themselves are more than e of the magnitude.
+    if (rule.walk)
+      floor = std::max(floor, floor_share * rule.unit * (*rule.walk)[i] - rule.e * magnitude);
     if (compare_mutant == CompareMutant::wide_floor) floor *= 1.5L;
     Real bound = section7 + floor;
     if (compare_mutant == CompareMutant::tolerance_cannot_fail) bound = 50 * magnitude;

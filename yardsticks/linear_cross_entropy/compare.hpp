@@ -38,6 +38,8 @@ struct Rule {
   // What no arithmetic of this precision can avoid, per element, in units of its rounding
   // (docs/decisions/0007-what-cancellation-leaves.md).
   const std::vector<Real>* floor = nullptr;
+  const std::vector<Real>* walk =
+      nullptr;  // the same in place of e and the floor, where it is more
   Real unit = 0x1p-24L;
   // 16-bit gradients: these multiples of the worst eager error and of eager's L2. 0: elementwise.
   int worst_times = 0, l2_times = 0;
@@ -47,10 +49,10 @@ struct Rule {
   Real* worst_use = nullptr;  // the largest share of the floor that was needed, over a run
 };
 // What a run needed beyond the contract's accuracy rule, for the products and for the lane that is
-// eager on purpose: the largest share of the floor, and of the roundings of two logits that trade
-// places.
+// eager on purpose: the largest share of the floor, of the roundings of two logits that trade
+// places, and of those of one logit.
 struct Used {
-  Real floor = 0, tie = 0;
+  Real floor = 0, tie = 0, logit = 0;
 };
 inline Used used_by_products, used_by_yardstick;
 std::string compare(const std::string& name, const Array& ours, const std::vector<Real>& truth,

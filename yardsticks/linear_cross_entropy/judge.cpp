@@ -106,10 +106,13 @@ struct Judge {
     rule.e = e;
     rule.unit = unit();
     rule.worst_use = &used().floor;
-    std::vector<Real> floor;
+    std::vector<Real> floor, walk;
     if (is_gradient(name)) {
-      floor = floor_of(name);
+      const Answer& a = y.truth;
+      floor = floor_of(name, name == "dx" ? a.dx_floor : name == "dw" ? a.dw_floor : a.db_floor);
+      walk = floor_of(name, name == "dx" ? a.dx_walk : name == "dw" ? a.dw_walk : a.db_walk);
       rule.floor = &floor;
+      if (!walk.empty()) rule.walk = &walk;
       rule.worst_times = is_16bit(c.in.hidden.dtype()) ? 2 : 0;
       // The lane that is eager on purpose cannot be asked to beat eager in every drawing.
       if (rule.worst_times > 0 && name != "db") rule.l2_times = is_product() ? 1 : 2;
@@ -119,6 +122,7 @@ struct Judge {
       }
     } else {
       rule.floor_magnitude = y.truth.largest_logit;
+      if (name == "lse" && !y.truth.lse_walk.empty()) rule.walk = &y.truth.lse_walk;
       // z_y and lse, each of logits that this lane rounds by its definition.
       if (logit_unit() > unit()) rule.e += 2 * logit_unit();
     }
@@ -128,14 +132,13 @@ struct Judge {
   bool is_product() const { return standing != Standing::yardstick; }
   Used& used() const { return is_product() ? used_by_products : used_by_yardstick; }
 
-  std::vector<Real> floor_of(const std::string& name) const {
+  std::vector<Real> floor_of(const std::string& name, std::vector<Real> floor) const {
     const Answer& a = y.truth;
-    std::vector<Real> floor = name == "dx" ? a.dx_floor : name == "dw" ? a.dw_floor : a.db_floor;
     const auto& more = name == "dx"   ? a.dx_subtracted
                        : name == "dw" ? a.dw_subtracted
                                       : a.db_subtracted;
-    for (size_t k = 0; !is_product() && k < floor.size(); ++k) floor[k] += more[k];
-    if (name == "dx" && one_term() && a.rows_alike) roundings_alike(floor);
+    for (size_t k = 0; !is_product() && k < floor.size(); ++k) floor[k] += more[k] / floor_share;
+    if (name == "dx" && one_term() && a.rows_alike && !floor.empty()) roundings_alike(floor);
     return floor;
   }
 
@@ -168,7 +171,8 @@ struct Judge {
   }
 
   // An element is a sum of terms, each off by a number spread evenly over its half step: five
-  // deviations of their sum, and never more than all of them rounded the worst way.
+  // deviations of their sum, and never more than all of them rounded the worst way. In bf16 a term
+  // of dW may be rounded once more: the row's factor times its row of hidden, an operand as well.
   Real rounded_terms(const std::string& name, int64_t k) const {
     Real most = 0, squares = 0;
     const auto add = [&](Real half, Real factor) {
@@ -178,8 +182,11 @@ struct Judge {
     const int64_t row = name == "db" ? k : k / c.hidden(), i = k % c.hidden();
     if (name == "dx")
       for (int64_t v = 0; v < c.vocab(); ++v) add(once_scaled(row, v), weight(v, i));
-    for (int64_t t = 0; name != "dx" && row < c.vocab() && t < c.tokens(); ++t)
+    const bool twice = name == "dw" && c.in.hidden.dtype() == DType::bf16;
+    for (int64_t t = 0; name != "dx" && row < c.vocab() && t < c.tokens(); ++t) {
       add(once_scaled(t, row), name == "db" ? Real(1) : hidden(t, i));
+      if (twice) add(once_scaled(t, row), hidden(t, i));
+    }
     return std::min(most, 5 * std::sqrt(squares));
   }
 
@@ -286,16 +293,24 @@ struct Judge {
     }
   }
 
+  // In roundings of fp32 (of fp64 for its problems).
+  Real walk(int64_t t, int64_t v) const {
+    std::vector<Real> x, w;
+    for (int64_t i = 0; i < c.hidden(); ++i) x.push_back(hidden(t, i)), w.push_back(weight(v, i));
+    return logit_walk(c, t, v, x.data(), w.data());
+  }
   Real logit(int64_t t, int64_t v) const { return y.truth.logits[size_t(t * c.vocab() + v)]; }
   // The right id, or one whose true logit cannot be told apart at the working precision.
   void place(int64_t t, const char* name, int64_t id, int64_t want, bool ranked) {
     bool holds = id == want;
     if (!holds && ranked && id >= 0 && id < c.vocab()) {
-      // Each of the two logits is rounded once. Exact ties: edges_test.cpp.
+      // Each of the two logits is rounded: once, or on the way of its sum. Exact ties:
+      // edges_test.cpp.
       const Real gap = std::fabs(logit(t, id) - logit(t, want));
-      const Real room = logit_unit() * y.truth.row_largest[size_t(t)];
-      holds = gap <= 2 * room;
-      if (holds) used().tie = std::max(used().tie, gap / (2 * room));
+      const Real sums = 5 * floor_share * unit() * std::hypot(walk(t, id), walk(t, want));
+      const Real room = std::max(2 * logit_unit() * y.truth.row_largest[size_t(t)], sums);
+      holds = gap <= room;
+      if (holds) used().tie = std::max(used().tie, gap / room);
     }
     require(holds, fmt::format("{}: row {} says {}, truth {}", name, t, id, want));
   }
@@ -311,7 +326,13 @@ struct Judge {
         const Real error = std::fabs(z - shift * other.lse[size_t(t)] - want);
         if (std::isfinite(error)) room = std::max(room, error);
       }
-      room += e * std::max(y.truth.largest_logit, std::fabs(want));
+      const Real plain = e * std::max(y.truth.largest_logit, std::fabs(want));
+      const Real error = std::fabs(a.get(t, j) - want);
+      // A logit whose terms cancel: `e` of what they leave does not cover the sums on the way.
+      const Real walked = error > room + plain ? 5 * floor_share * unit() * walk(t, id) : Real(0);
+      if (walked > plain && error <= room + walked)
+        used().logit = std::max(used().logit, (error - room) / walked);
+      room += std::max(plain, walked);
       if (!ours.topk_ids.present() || !is_product())
         room += 2 * logit_unit() * y.truth.row_largest[size_t(t)];
     }

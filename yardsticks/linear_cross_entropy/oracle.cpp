@@ -13,6 +13,7 @@ namespace {
 constexpr Real nan = __builtin_nanl("");
 constexpr Real smallest = 0x1p-126L;  // normal number of fp32
 
+Real square(Real x) { return x * x; }
 Real value(const Array& a, int64_t i, Real otherwise) { return a.present() ? a.get(i) : otherwise; }
 
 Real upstream(const Case& c, int64_t t) {
@@ -45,6 +46,8 @@ class Oracle {
     dz_size_.assign(nv, 0);
     subtracted_.assign(n, 0);
     a_.row_largest.assign(n, 0);
+    if (walks_)
+      term_walk_.assign(nv, 0), logit_walk_.assign(size_t(v_), 0), a_.lse_walk.assign(n, 0);
     token_loss_.assign(n, 0);
     a_.lse.assign(n, 0);
     a_.target_logprob.assign(n, 0);
@@ -78,7 +81,32 @@ class Oracle {
       // Before the bias it may have been larger; the softcap flattens what that leaves.
       Real& largest = a_.row_largest[static_cast<size_t>(t)];
       largest = std::max({largest, std::fabs(z[v]), std::fabs(s * dot) / cosh / cosh});
+      if (walks_)
+        logit_walk_[static_cast<size_t>(v)] =
+            logit_walk(c_, t, v, x_.data() + at(t, 0), w_.data() + at(v, 0));
     }
+  }
+
+  // The deviation of p_v, as a share of it: of its logit beside lse, and of their difference. The
+  // target's is that of 1 - p_y if this is more, since the gradient has a term of that size.
+  void term_walks(int64_t t, int64_t y, const std::vector<Real>& p, const std::vector<Real>& logp,
+                  Real one_minus_py) {
+    const std::vector<Real>& own = logit_walk_;
+    Real* walk = term_walk_.data() + t * v_;
+    Real common = 0, others = 0;
+    for (int64_t v = 0; v < v_; ++v) {
+      const Real share = p[size_t(v)], apart = share > 0 ? square(logp[size_t(v)]) / 3 : Real(0);
+      common += square(share * own[size_t(v)]);
+      if (v != y) others += square(share) * (square(own[size_t(v)]) + apart);
+      walk[v] = apart;
+    }
+    for (int64_t v = 0; v < v_; ++v)
+      walk[v] += std::max((1 - 2 * p[size_t(v)]) * square(own[size_t(v)]) + common, Real(0));
+    if (y >= 0 && one_minus_py > 0)
+      walk[y] = std::max(
+          walk[y], square(p[size_t(y)]) * (square(own[size_t(y)]) + others / square(one_minus_py)));
+    for (int64_t v = 0; v < v_; ++v) walk[v] = std::sqrt(walk[v]);
+    a_.lse_walk[size_t(t)] = 5 * std::sqrt(common);
   }
 
   void row(int64_t t) {
@@ -117,6 +145,7 @@ class Oracle {
     }
     // A confident target: 1 - p keeps its digits in the sum of the others.
     if (y >= 0 && z[y] == max) logp[static_cast<size_t>(y)] = -std::log1p(others);
+    if (walks_) term_walks(t, y, p, logp, others / sum);
     a_.lse[i] = max + std::log(sum);
     a_.entropy[i] = entropy;
     for (int64_t v = v_ - 1; v >= 0; --v)
@@ -233,6 +262,7 @@ class Oracle {
     a_.db_subtracted.assign(a_.db.size(), 0);
     a_.dw_floor = magnitudes(a_.dw);
     a_.db_floor = magnitudes(a_.db);
+    if (walks_) a_.dx_walk = a_.dx_floor, a_.dw_walk = a_.dw_floor, a_.db_walk = a_.db_floor;
     // The roundings of a sum of n terms are a walk of sqrt(n) steps; equal terms round alike, and
     // what is left of n of them are n / 8 roundings at the worst.
     a_.rows_alike = rows_alike();
@@ -260,6 +290,13 @@ class Oracle {
           a_.dx_floor[at(t, i)] += size * (logit + over_vocab) * std::fabs(s * w_[at(v, i)]);
           a_.dw_floor[at(v, i)] += size * (logit + over_tokens) * std::fabs(s * x_[at(t, i)]);
         }
+        if (!walks_) continue;
+        const Real walked = 1 + 5 * term_walk_[cell];
+        a_.db_walk[static_cast<size_t>(v)] += size * (walked + over_tokens);
+        for (int64_t i = 0; i < d_; ++i) {
+          a_.dx_walk[at(t, i)] += size * (walked + over_vocab) * std::fabs(s * w_[at(v, i)]);
+          a_.dw_walk[at(v, i)] += size * (walked + over_tokens) * std::fabs(s * x_[at(t, i)]);
+        }
       }
       subtraction(t, s);
     }
@@ -270,7 +307,8 @@ class Oracle {
   int64_t n_, d_, v_;
   Mean mean_;
   Real class_sum_ = 0;
-  std::vector<Real> x_, w_, slope_, token_loss_, dz_size_, subtracted_;
+  const bool walks_ = c_.in.hidden.dtype() == DType::f32;
+  std::vector<Real> x_, w_, slope_, token_loss_, dz_size_, subtracted_, term_walk_, logit_walk_;
   Answer a_;
 };
 

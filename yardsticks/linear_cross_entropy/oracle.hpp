@@ -30,6 +30,9 @@ struct Answer {
   std::vector<Real> dx_floor, dw_floor, db_floor;
   // What p - 1 by subtraction adds to that; nothing that a product may claim.
   std::vector<Real> dx_subtracted, dw_subtracted, db_subtracted;
+  // Of fp32 problems (else empty), in roundings: five deviations of lse by those of the logits; and
+  // per element of a gradient five deviations of its terms, beside the other two.
+  std::vector<Real> lse_walk, dx_walk, dw_walk, db_walk;
   // [tokens, vocab]: the magnitude of each logit's gradient, times the scale, as a product forms
   // it.
   std::vector<Real> sizes;
@@ -38,6 +41,9 @@ struct Answer {
 };
 
 Answer oracle(const Case& c);
+
+// The deviation of a logit, in roundings, of a row of hidden and one of the weight (decision 0007).
+Real logit_walk(const Case& c, int64_t t, int64_t v, const Real* x, const Real* w);
 
 // The kinds of the rows, from the targets alone.
 std::vector<Row> classify(const Case& c);

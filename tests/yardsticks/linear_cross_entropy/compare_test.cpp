@@ -173,7 +173,7 @@ TEST_F(Judged, CancellationIsNoLicence) {
   Real eager = 0;
   for (const Answer& other : y_.eager)
     eager = std::max(eager, std::fabs(other.dx[5] - y_.truth.dx[5]));
-  const Real floor = floor_share * 0x1p-24L * y_.truth.dx_floor[5];
+  const Real floor = floor_share * 0x1p-24L * std::max(y_.truth.dx_floor[5], y_.truth.dx_walk[5]);
   EXPECT_GT(floor, eager + 1e-6L * std::fabs(y_.truth.dx[5])) << "nothing of the floor is tested";
   CaseOutputs only;
   only.dx = c_.out.dx;
@@ -278,6 +278,111 @@ TEST(JudgedOnce, AnElementMayBeOffByItsRoundings) {
     only.db.set(int64_t(v), 0, y.truth.db[v] + share * (terms + 1e-4L * largest));
     EXPECT_EQ(judge(c, only, y, Standing::one_term).empty(), share < 1) << double(share);
     EXPECT_NE(judge(c, only, y, Standing::product), "") << double(share);
+  }
+  used_by_products = lanes;
+}
+
+// The same of dW in bf16, whose terms may be rounded twice: an element that is all but one of them.
+// In fp16 none is.
+TEST(JudgedOnce, AnElementOfDwMayBeRoundedTwice) {
+  const Used lanes = used_by_products;
+  for (const DType dtype : {DType::bf16, DType::f16}) {
+    Case c = plain_case({.tokens = 1, .hidden = 3, .vocab = 600, .dtype = dtype});
+    want_everything(c);
+    Yardsticks y = yardsticks(c);
+    for (Answer& other : y.eager) other.dw = y.truth.dw;
+    Real largest = 0;
+    for (const Real x : y.truth.dw) largest = std::max(largest, std::fabs(x));
+    const auto v = size_t(c.in.targets.integer(0));
+    const Real size = y.truth.sizes[v] * std::fabs(Real(c.in.hidden.get(0, 1)));
+    const Real terms = dtype == DType::bf16 ? 2 * 0x1p-8L * size : 0x1p-11L * size;
+    for (const Real share : {0.9L, 1.1L}) {
+      CaseOutputs only;
+      only.dw = Array(DType::f32, {600, 3});
+      for (int64_t k = 0; k < 1800; ++k) only.dw.set(k / 3, k % 3, y.truth.dw[size_t(k)]);
+      only.dw.set(int64_t(v), 1, y.truth.dw[3 * v + 1] + share * (terms + 1e-4L * largest));
+      const std::string said = judge(c, only, y, Standing::one_term);
+      EXPECT_EQ(said.find("dw[") == std::string::npos, share < 1) << double(share) << said;
+      EXPECT_NE(judge(c, only, y, Standing::product), "") << double(share);
+    }
+  }
+  used_by_products = lanes;
+}
+
+// fp32, a scaled logit of 140 that is all of its row: what one sum of its terms leaves is common to
+// the whole row. Nine tenths of five deviations pass, a tenth more than they do not.
+TEST(JudgedWalk, RoundingsOfALargeLogitMoveItsRow) {
+  Case c = plain_case({.tokens = 1, .hidden = 13, .vocab = 5});
+  c.options.logit_scale = -1.25;
+  const int64_t target = c.in.targets.integer(0);
+  for (int64_t i = 0; i < 13; ++i) {
+    c.in.weight.set(target, i, 1 + 0.0625 * double(i % 3));
+    c.in.hidden.set(0, i, -8.125);
+  }
+  want_everything(c);
+  Yardsticks y = yardsticks(c);
+  const Answer& truth = y.truth;
+  for (Answer& other : y.eager) other.dw = truth.dw;
+  ASSERT_GT(truth.logits[size_t(target)], 130);
+  Real largest = 0;
+  for (const Real x : truth.dw) largest = std::max(largest, std::fabs(x));
+  const auto k = size_t(13 * target);
+  const Real room = floor_share * 0x1p-24L * truth.dw_walk[k];
+  EXPECT_GT(room, 2 * (1e-6L * largest + floor_share * 0x1p-24L * truth.dw_floor[k]));
+  const Used lanes = used_by_products;
+  for (const Real share : {0.9L, 1.1L}) {
+    CaseOutputs only;
+    only.dw = c.out.dw = Array(DType::f64, {5, 13});
+    for (int64_t j = 0; j < 65; ++j) only.dw.set(j / 13, j % 13, truth.dw[size_t(j)]);
+    only.dw.set(target, 0, truth.dw[k] + share * room);
+    EXPECT_EQ(judge(c, only, y).empty(), share < 1) << double(share);
+  }
+  used_by_products = lanes;
+}
+
+// fp32, two words whose logits are what 16 terms leave of each other: top-k's value, lse where
+// there is one word, and which of the two comes first.
+TEST(JudgedWalk, ALogitMayBeWhatItsTermsLeave) {
+  const Used lanes = used_by_products;
+  for (const int vocab : {1, 2}) {
+    Case c = plain_case({.tokens = 1, .hidden = 16, .vocab = vocab});
+    for (int64_t i = 0; i < 16; ++i) {
+      c.in.hidden.set(0, i, i % 2 ? 1 : -1);
+      for (int64_t v = 0; v < vocab; ++v) c.in.weight.set(v, i, i == 15 ? 1.015625 : 1);
+    }
+    want_everything(c, 1);
+    // 16 squares of 1 spread over the sums on the way: 17 / 6 of them, a third of it each.
+    std::vector<Real> x(16), w(16);
+    for (int64_t i = 0; i < 16; ++i) x[size_t(i)] = c.in.hidden.get(0, i), w[size_t(i)] = 1;
+    w[15] = c.in.weight.get(0, 15);
+    const Real walk = logit_walk(c, 0, 0, x.data(), w.data());
+    EXPECT_NEAR(double(walk), std::sqrt(16 * 17 / 6.0 / 3), 0.05);
+    const Real room = 5 * floor_share * 0x1p-24L * walk;
+    for (const Real share : {0.9L, 1.1L}) {
+      // In steps of fp32 at 1, where such a sum may lie.
+      if (vocab == 2)
+        c.in.weight.set(
+            1, 15, 1.015625L - std::floor(share * room * std::sqrt(2.0L) * 0x1p23L) * 0x1p-23L);
+      Yardsticks y = yardsticks(c);
+      for (Answer& other : y.eager) other.lse = y.truth.lse, other.logits = y.truth.logits;
+      const Real z = y.truth.logits[0];
+      ASSERT_EQ(z, 0.015625L);
+      CaseOutputs only;
+      if (vocab == 1) {
+        only.topk_ids = c.out.topk_ids;
+        only.topk_ids.set_integer(0, 0, 0);
+        only.topk_values = Array(DType::f64, {1, 1});
+        only.topk_values.set(0, 0, z + share * room);
+        EXPECT_EQ(judge(c, only, y).empty(), share < 1) << double(share);
+        only = CaseOutputs();
+        only.lse = Array(DType::f64, {1});
+        only.lse.set(0, 0, z + share * room);
+      } else {
+        only.argmax = c.out.argmax;
+        only.argmax.set_integer(0, 0, 1);
+      }
+      EXPECT_EQ(judge(c, only, y).empty(), share < 1) << double(share) << " of " << vocab;
+    }
   }
   used_by_products = lanes;
 }

@@ -30,6 +30,8 @@ from .functional import linear_cross_entropy
 
 VOID = 1e-3  # of the weights: a wider band says nothing of a run inside it
 LONGEST = 8  # bytes of a word
+# Of the seconds that may be used: the first run's, which has the judging besides; and its least steps.
+SHARE, MEASURED = 0.35, 3
 
 
 class Block(nn.Module):
@@ -147,17 +149,21 @@ def beside_fp64(model: GPT, x: torch.Tensor, y: torch.Tensor, valid: int, o) -> 
 
 
 def train(name: str, loss_of, state: dict, tokens: torch.Tensor, o) -> dict:
+    """One run of `o.steps`; the first, `torch`, ends earlier where its share of `o.seconds` is spent."""
     model = GPT(o.vocabulary, o.width, o.layers, o.heads)
     model.load_state_dict(state)
     model.to(o.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=o.lr)
     losses, norms, errors, begin = [], [], {}, time.time()
+    last = o.steps - 1
     work = batches(tokens, o.steps, o.micro, o.rows, o.length, o.seed)
     autocast = torch.autocast(o.device, torch.bfloat16, enabled=o.bf16)
     for step, window in enumerate(work):
+        if name == "torch" and step >= MEASURED and time.time() - begin > o.seconds * SHARE:
+            last = step
         valid = sum(int((y != -100).sum()) for _, y in window)
         total = 0.0
-        if name == "torch" and (step % o.judge == 0 or step + 1 == o.steps):
+        if name == "torch" and (step % o.judge == 0 or step == last):
             x, y = (t.to(o.device) for t in window[0])
             errors[step] = beside_fp64(model, x, y, valid, o)
         for x, y in window:
@@ -171,9 +177,11 @@ def train(name: str, loss_of, state: dict, tokens: torch.Tensor, o) -> dict:
         losses.append(total)
         if not math.isfinite(total) or not math.isfinite(norms[-1]):
             raise SystemExit(f"{name}: not finite at step {step}: {total}, {norms[-1]}")
-        if not o.quiet and (step % 50 == 0 or step + 1 == o.steps):
+        if not o.quiet and (step % 50 == 0 or step == last):
             rate = (step + 1) / (time.time() - begin)
             print(f"{name:6} step {step:5} loss {total:.5f} {rate:.1f} steps/s", file=sys.stderr)
+        if step == last:
+            break
     weights = torch.cat([p.detach().double().cpu().flatten() for p in model.parameters()])
     seconds = time.time() - begin
     with torch.no_grad(), autocast:  # of the last micro-batch
@@ -228,6 +236,7 @@ def run(o) -> dict:
     torch.manual_seed(o.seed)
     state = GPT(o.vocabulary, o.width, o.layers, o.heads).state_dict()
     plain = train("torch", torch_loss, state, tokens, o)
+    o.steps = len(plain["losses"])
     ours = train("talea", talea_loss, state, tokens, o)
     moved = train("band", torch_loss, moved_by_one_ulp(state, o.seed + 1), tokens, o)
     drift, band = distance(ours, plain), distance(moved, plain)
@@ -300,6 +309,8 @@ def main() -> int:
     p = argparse.ArgumentParser(prog="python -m talea.parity", description=__doc__.split("\n")[0])
     p.add_argument("--text", nargs="+", required=True)
     p.add_argument("--steps", type=int, default=850)
+    p.add_argument("--seconds", type=float, default=math.inf,
+                   help="fewer steps than --steps where the three runs would take longer")  # fmt: skip
     p.add_argument("--micro", type=int, default=2, help="micro-batches of an optimizer step")
     p.add_argument("--rows", type=int, default=4)
     p.add_argument("--length", type=int, default=64)

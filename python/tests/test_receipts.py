@@ -50,8 +50,16 @@ def settings_of(tmp_path, **more):
     text.write_bytes(Path(parity.__file__).read_bytes())
     settings = dict(text=[str(text)], width=32, layers=1, heads=4, lr=1e-3, seed=1, micro=1, rows=2,
                     length=16, steps=3, device="cpu", bf16=True, quiet=True, vocabulary=2000,
-                    judge=1)  # fmt: skip
+                    judge=1, seconds=math.inf)  # fmt: skip
     return type("Options", (), settings | more)
+
+
+def test_no_more_steps_than_the_seconds_allow(tmp_path):
+    o = settings_of(tmp_path, steps=9, judge=5, seconds=0)
+    found = parity.run(o)
+    runs = found["runs"].values()
+    assert o.steps == parity.MEASURED + 1 and all(len(r["losses"]) == o.steps for r in runs)
+    assert list(found["runs"]["torch"]["errors"]) == [0, parity.MEASURED]  # the last one, too
 
 
 def test_words_of_a_vocabulary():

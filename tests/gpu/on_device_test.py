@@ -49,6 +49,15 @@ path = words["gtest_output"].removeprefix("json:")
 json.dump({{"testsuites": [{{"testsuite": [entry]}}]}}, open(path, "w"))
 sys.exit(kind == "fails")
 """
+# Notes how it was called, runs what it was given and finds nothing.
+SANITIZER = """#!{python}
+import pathlib, subprocess, sys
+at = sys.argv.index("9") + 1
+with open(pathlib.Path(__file__).with_name("calls"), "a") as calls:
+    print(*sys.argv[2:3], *(w for w in sys.argv if w.startswith("--force")), file=calls)
+print("========= ERROR SUMMARY: 0 errors")
+sys.exit(subprocess.run(sys.argv[at:]).returncode)
+"""
 TOOL = """#!{python}
 import json, sys
 keys = ("version", "git_revision", "git_dirty", "build", "host", "libraries")
@@ -63,22 +72,24 @@ class OnDevice(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         self.bin, self.receipt = Path(folder.name), Path(folder.name) / "tests.json"
 
-    def start(self, cases, kinds=None, more=()):
+    def start(self, cases, kinds=None, more=("--no-sanitizers",)):
         fill = {"python": sys.executable, "kinds": kinds or {}}
         texts = {name: PROGRAM.format(cases=own, **fill) for name, own in cases.items()}
-        for name, text in (texts | {"talea": TOOL.format(**fill)}).items():
+        tools = {"talea": TOOL.format(**fill), "compute-sanitizer": SANITIZER.format(**fill)}
+        for name, text in (texts | tools).items():
             (self.bin / name).write_text(text)
             (self.bin / name).chmod(0o755)
-        quick = ["--no-sanitizers", "--jobs", "2", "--keep", "0.2", *more]
+        quick = ["--jobs", "2", "--keep", "0.2", *more]
         return subprocess.Popen(
             [sys.executable, SCRIPT, *quick, self.bin, self.receipt],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
+            env=os.environ | {"PATH": f"{self.bin}:{os.environ['PATH']}"},
         )
 
-    def finish(self, cases, kinds=None, more=()):
+    def finish(self, cases, kinds=None, more=("--no-sanitizers",)):
         job = self.start(cases, kinds, more)
         said, _ = job.communicate(timeout=60)
         receipt = json.loads(self.receipt.read_text()) if self.receipt.exists() else None
@@ -93,7 +104,7 @@ class OnDevice(unittest.TestCase):
         self.assertEqual((receipt["verdict"], receipt["check"]["passed"]), ("passed", PLANNED))
 
     def test_a_receipt_says_what_was_left_out(self):
-        status, said, receipt = self.finish(CASES, more=["--no-forced"])
+        status, said, receipt = self.finish(CASES, more=["--no-sanitizers", "--no-forced"])
         self.assertEqual(status, 0, said)
         check = receipt["check"]
         self.assertEqual((check["passed"], check["planned"]), (PLANNED - 8, PLANNED - 8))
@@ -101,15 +112,35 @@ class OnDevice(unittest.TestCase):
 
     def test_a_part_of_the_cases_says_so(self):
         status, said, receipt = self.finish(
-            CASES, more=["--no-forced", "--only", "Sizes.*,*Manners*"]
+            CASES, more=["--no-sanitizers", "--no-forced", "--only", "Sizes.*,*Manners*"]
         )
         self.assertEqual(status, 0, said)
         check = receipt["check"]
         self.assertEqual((check["passed"], check["planned"]), (4, 4))
         self.assertEqual(check["left_out"][-1], "all but Sizes.*,*Manners*")
-        status, said, _ = self.finish(CASES, more=["--only", "Sizes.*,Nothing*"])
+        status, said, _ = self.finish(CASES, more=["--no-sanitizers", "--only", "Sizes.*,Nothing*"])
         self.assertEqual(status, 1)
         self.assertIn("no case matches Nothing*", said)
+
+    def test_the_sanitizers_alone_take_each_way(self):
+        one = "All/Options.EachOutputAlone/sm90"
+        cases = CASES | {"talea_tests": [one, *CASES["talea_tests"]]}
+        status, said, receipt = self.finish(
+            cases, more=["--sanitizers-alone", "--only", "*EachOutputAlone*"]
+        )
+        self.assertEqual(status, 0, said)
+        check = receipt["check"]
+        # By the lane's own choice and on six ways, with each of four tools; no case without one.
+        self.assertEqual(
+            (check["passed"], check["planned"], receipt["check"]["cases"]), (28, 28, [])
+        )
+        calls = (self.bin / "calls").read_text().splitlines()
+        self.assertEqual(len(set(calls)), 28)
+        self.assertEqual(calls.count("racecheck --force=folded"), 1)
+        for tool in check["sanitizers"]:
+            self.assertIn(f"{one}/folded", tool["cases"])
+            self.assertEqual((tool["passed"], tool["failed"]), (7, 0))
+        self.assertIn("sanitizers_alone", check["left_out"])
 
     def test_a_failure_is_one(self):
         status, _, receipt = self.finish(CASES, {"Sizes.Large": "fails"})

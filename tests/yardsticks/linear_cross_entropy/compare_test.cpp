@@ -9,6 +9,7 @@
 #include <cmath>
 
 #include "yardsticks/linear_cross_entropy/eager.hpp"
+#include "yardsticks/linear_cross_entropy/generate.hpp"
 
 namespace talea::testing {
 namespace {
@@ -336,6 +337,22 @@ TEST(JudgedWalk, RoundingsOfALargeLogitMoveItsRow) {
     for (int64_t j = 0; j < 65; ++j) only.dw.set(j / 13, j % 13, truth.dw[size_t(j)]);
     only.dw.set(target, 0, truth.dw[k] + share * room);
     EXPECT_EQ(judge(c, only, y).empty(), share < 1) << double(share);
+  }
+  used_by_products = lanes;
+}
+
+// In an ordinary problem that room is no more than e and the floor were: a factor of 2e-6 fails.
+TEST(JudgedWalk, OrdinaryGradientsKeepTheirBound) {
+  Case c = make_case({.tokens = 7, .hidden = 33, .vocab = 60});
+  want_everything(c);
+  const Yardsticks y = yardsticks(c);
+  const Used lanes = used_by_products;
+  for (const Real factor : {1e-6L, 2e-6L}) {
+    CaseOutputs only;
+    only.dw = Array(DType::f64, {60, 33});
+    for (int64_t k = 0; k < only.dw.elements(); ++k)
+      only.dw.set(k / 33, k % 33, y.truth.dw[size_t(k)] * (1 + factor));
+    EXPECT_EQ(judge(c, only, y).empty(), factor < 1.5e-6L) << double(factor);
   }
   used_by_products = lanes;
 }

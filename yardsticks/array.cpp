@@ -18,7 +18,7 @@ struct Format {
 constexpr Format bf16_format{7, -126, 127};
 constexpr Format f16_format{10, -14, 15};
 
-// Decodes by the definition: sign, exponent field, mantissa field.
+// By the definition: sign, exponent field, mantissa field.
 double decode16(Format f, uint16_t bits) {
   const int exponent_bits = 15 - f.mantissa_bits;
   const int field = (bits >> f.mantissa_bits) & ((1 << exponent_bits) - 1);
@@ -29,6 +29,17 @@ double decode16(Format f, uint16_t bits) {
   if (field == 0) return sign * std::ldexp(mantissa, f.min_exponent - f.mantissa_bits);
   return sign * std::ldexp((1 << f.mantissa_bits) + mantissa,
                            field - 1 + f.min_exponent - f.mantissa_bits);
+}
+
+// The same, once for every number there is: the yardsticks read each many times.
+double decode_known(Format f, uint16_t bits) {
+  static const auto table_of = [](Format g) {
+    std::vector<double> all(size_t{1} << 16);
+    for (size_t b = 0; b < all.size(); ++b) all[b] = decode16(g, static_cast<uint16_t>(b));
+    return all;
+  };
+  static const std::vector<double> bf16 = table_of(bf16_format), f16 = table_of(f16_format);
+  return (f.mantissa_bits == bf16_format.mantissa_bits ? bf16 : f16)[bits];
 }
 
 uint16_t encode16(Format f, long double value) {
@@ -42,9 +53,12 @@ uint16_t encode16(Format f, long double value) {
   std::frexp(magnitude, &exponent);
   exponent = std::max(exponent - 1, f.min_exponent);
   // In units of the last place; a round up to the next power of two carries into the exponent.
-  const long double units = std::nearbyint(std::ldexp(magnitude, f.mantissa_bits - exponent));
-  long long bits = static_cast<long long>(units) +
-                   (static_cast<long long>(exponent - f.min_exponent) << f.mantissa_bits);
+  const long double exact = std::ldexp(magnitude, f.mantissa_bits - exponent);
+  if (exact >= 4 * (1 << f.mantissa_bits)) return static_cast<uint16_t>(sign | all_ones);
+  long long units = static_cast<long long>(exact);  // cut off; to the nearest, ties to even
+  const long double rest = exact - static_cast<long double>(units);
+  if (rest > 0.5L || (rest == 0.5L && units % 2 != 0)) ++units;
+  long long bits = units + (static_cast<long long>(exponent - f.min_exponent) << f.mantissa_bits);
   if (bits > all_ones) bits = all_ones;
   return static_cast<uint16_t>(sign | bits);
 }
@@ -64,9 +78,9 @@ double decode(DType dtype, const void* data, int64_t index) {
     case DType::f64:
       return static_cast<const double*>(data)[index];
     case DType::bf16:
-      return decode16(bf16_format, static_cast<const uint16_t*>(data)[index]);
+      return decode_known(bf16_format, static_cast<const uint16_t*>(data)[index]);
     case DType::f16:
-      return decode16(f16_format, static_cast<const uint16_t*>(data)[index]);
+      return decode_known(f16_format, static_cast<const uint16_t*>(data)[index]);
     case DType::i32:
       return static_cast<const int32_t*>(data)[index];
     case DType::i64:

@@ -3,6 +3,7 @@
 // Never: includes anything of src/.
 #include "yardsticks/linear_cross_entropy/eager.hpp"
 
+#include <algorithm>
 #include <cmath>
 
 namespace talea::testing {
@@ -57,9 +58,10 @@ class Eager {
   template <typename F>
   T sum(int64_t count, F f) const {
     T total = 0;
-    for (int64_t k = 0; k < count; ++k) total += f(back_ ? count - 1 - k : k);
+    for (int64_t k = 0; k < count; ++k) total += f(nth(k, count));
     return total;
   }
+  int64_t nth(int64_t k, int64_t count) const { return back_ ? count - 1 - k : k; }
 
   void row(int64_t t) {
     const auto r = static_cast<size_t>(t);
@@ -153,21 +155,28 @@ class Eager {
     a_.dx.assign(static_cast<size_t>(n_ * d_), 0);
     a_.dw.assign(static_cast<size_t>(stored * d_), 0);
     a_.db.assign(static_cast<size_t>(stored), 0);
-    for (int64_t t = 0; t < n_ && c_.out.dx.present(); ++t)
+    std::vector<T> row(size_t(d_), 0);  // each element's sum in its order, all columns at once
+    const auto add = [&](T factor, const std::vector<T>& rows, int64_t at) {
+      for (int64_t i = 0; i < d_; ++i) row[size_t(i)] += factor * rows[size_t(at * d_ + i)];
+    };
+    for (int64_t t = 0; t < n_ && c_.out.dx.present(); ++t) {
+      std::fill(row.begin(), row.end(), T(0));
+      for (int64_t k = 0; k < v_; ++k) add(da(t, nth(k, v_)), w_, nth(k, v_));
       for (int64_t i = 0; i < d_; ++i)
-        a_.dx[static_cast<size_t>(t * d_ + i)] =
-            rounded(c_.out.dx.dtype(), scale_of(t) * sum(v_, [&](int64_t v) {
-                                         return da(t, v) * w_[static_cast<size_t>(v * d_ + i)];
-                                       }));
-    for (int64_t v = 0; v < stored && c_.out.dw.present(); ++v)
-      for (int64_t i = 0; i < d_; ++i) {
-        T total = v >= v_ ? T(0) : sum(n_, [&](int64_t t) {
-          if (a_.rows[static_cast<size_t>(t)] != Row::valid) return T(0);
-          return scale_of(t) * da(t, v) * x_[static_cast<size_t>(t * d_ + i)];
-        });
-        if (c_.accumulate_dw) total += T(c_.out.dw.get(v, i));
-        a_.dw[static_cast<size_t>(v * d_ + i)] = rounded(c_.out.dw.dtype(), total);
+        a_.dx[size_t(t * d_ + i)] = rounded(c_.out.dx.dtype(), scale_of(t) * row[size_t(i)]);
+    }
+    for (int64_t v = 0; v < stored && c_.out.dw.present(); ++v) {
+      std::fill(row.begin(), row.end(), T(0));
+      for (int64_t k = 0; v < v_ && k < n_; ++k) {
+        const int64_t t = nth(k, n_);
+        if (a_.rows[size_t(t)] == Row::valid) add(scale_of(t) * da(t, v), x_, t);
       }
+      for (int64_t i = 0; i < d_; ++i) {
+        T total = row[size_t(i)];
+        if (c_.accumulate_dw) total += T(c_.out.dw.get(v, i));
+        a_.dw[size_t(v * d_ + i)] = rounded(c_.out.dw.dtype(), total);
+      }
+    }
     for (int64_t v = 0; v < stored && c_.out.db.present(); ++v) {
       T total = v >= v_ ? T(0) : sum(n_, [&](int64_t t) { return da(t, v); });
       if (c_.accumulate_db) total += T(c_.out.db.get(v));

@@ -14,11 +14,18 @@ LaneInfo info(const std::string& lane) {
   return {};
 }
 
+bool same_layout(const Array& a, const Array& b) {
+  const Tensor x = a.at(nullptr, DeviceKind::cpu), y = b.at(nullptr, DeviceKind::cpu);
+  return x.dtype == y.dtype && x.data == y.data && a.shape() == b.shape() &&
+         a.block().size() == b.block().size() && x.stride == y.stride;
+}
+
 // Dense, with the hidden columns filled up to a multiple of 8.
 Array filled_up(const Array& a, DType dtype) {
   if (!a.present()) return a;
   const int64_t rows = a.shape()[0], columns = a.shape()[1];
   Array dense(dtype, {rows, (columns + 7) / 8 * 8});
+  if (same_layout(a, dense)) return a;
   for (int64_t i = 0; i < rows; ++i)
     for (int64_t j = 0; j < dense.shape()[1]; ++j) dense.set(i, j, j < columns ? a.get(i, j) : 0);
   return dense;

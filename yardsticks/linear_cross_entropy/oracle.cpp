@@ -67,11 +67,24 @@ class Oracle {
     return values;
   }
 
+  // Four words at a time: a sum waits for itself, not for the three beside it.
+  void dots(int64_t t, Real* z) const {
+    const Real* x = x_.data() + at(t, 0);
+    for (int64_t v = 0; v < v_; v += 4) {
+      Real sum[4] = {0, 0, 0, 0};
+      const Real* w[4];
+      for (int64_t k = 0; k < 4; ++k) w[k] = w_.data() + at(std::min(v + k, v_ - 1), 0);
+      for (int64_t i = 0; i < d_; ++i)
+        for (int k = 0; k < 4; ++k) sum[k] += x[i] * w[k][i];
+      for (int64_t k = 0; k < std::min<int64_t>(4, v_ - v); ++k) z[v + k] = sum[k];
+    }
+  }
+
   void logits(int64_t t, Real* z) {
     const Real s = Real(o_.logit_scale) * value(c_.in.token_scale, t, 1);
+    dots(t, z);
     for (int64_t v = 0; v < v_; ++v) {
-      Real dot = 0;
-      for (int64_t i = 0; i < d_; ++i) dot += x_[at(t, i)] * w_[at(v, i)];
+      const Real dot = z[v];
       const Real a = s * dot + value(c_.in.bias, v, 0);
       z[v] = o_.softcap > 0 ? o_.softcap * std::tanh(a / o_.softcap) : a;
       const Real cosh = o_.softcap > 0 ? std::cosh(a / o_.softcap) : 1;
@@ -222,6 +235,32 @@ class Oracle {
     a_.accuracy = hits / valid;
   }
 
+  // Sums of sizes, which need no more digits than a double has.
+  struct Sizes {
+    Sizes(const std::vector<double>& x, const std::vector<double>& w, int64_t d)
+        : x_(x), w_(w), d_(d), dx_(x.size(), 0), dw_(w.size(), 0) {}
+    void add(int64_t t, int64_t v, Real of_dx, Real of_dw) {
+      const auto a = static_cast<double>(of_dx), b = static_cast<double>(of_dw);
+      const double *x = x_.data() + t * d_, *w = w_.data() + v * d_;
+      double *dx = dx_.data() + t * d_, *dw = dw_.data() + v * d_;
+      for (int64_t i = 0; i < d_; ++i) dx[i] += a * w[i];
+      for (int64_t i = 0; i < d_; ++i) dw[i] += b * x[i];
+    }
+    void to(std::vector<Real>& dx, std::vector<Real>& dw) const {
+      for (size_t k = 0; k < dx_.size(); ++k) dx[k] += dx_[k];
+      for (size_t k = 0; k < dw_.size(); ++k) dw[k] += dw_[k];
+    }
+
+   private:
+    const std::vector<double>&x_, &w_;
+    int64_t d_;
+    std::vector<double> dx_, dw_;
+  };
+  static std::vector<double> magnitudes_in_double(const std::vector<Real>& values) {
+    std::vector<double> sizes;
+    for (const Real x : values) sizes.push_back(static_cast<double>(std::fabs(x)));
+    return sizes;
+  }
   static std::vector<Real> magnitudes(std::vector<Real> values) {
     for (Real& x : values) x = std::fabs(x);
     return values;
@@ -269,6 +308,8 @@ class Oracle {
     a_.sizes.assign(a_.dz.size(), 0);
     const Real over_tokens = std::sqrt(Real(n_));
     const Real over_vocab = std::max(std::sqrt(Real(v_)), a_.rows_alike ? Real(v_) / 8 : Real(0));
+    const std::vector<double> x_sizes(magnitudes_in_double(x_)), w_sizes(magnitudes_in_double(w_));
+    Sizes floors(x_sizes, w_sizes, d_), walks = floors;
     for (int64_t t = 0; c_.backward() && t < n_; ++t) {
       const Row kind = a_.rows[static_cast<size_t>(t)];
       if (kind == Row::poisoned) std::fill_n(a_.dx.begin() + t * d_, d_, nan);
@@ -284,22 +325,20 @@ class Oracle {
         a_.sizes[cell] = dz_size_[cell] * std::fabs(s);
         a_.db[static_cast<size_t>(v)] += da;
         a_.db_floor[static_cast<size_t>(v)] += size * (logit + over_tokens);
-        for (int64_t i = 0; i < d_; ++i) {
-          a_.dx[at(t, i)] += s * da * w_[at(v, i)];
-          a_.dw[at(v, i)] += s * da * x_[at(t, i)];
-          a_.dx_floor[at(t, i)] += size * (logit + over_vocab) * std::fabs(s * w_[at(v, i)]);
-          a_.dw_floor[at(v, i)] += size * (logit + over_tokens) * std::fabs(s * x_[at(t, i)]);
-        }
+        const Real *x = x_.data() + at(t, 0), *w = w_.data() + at(v, 0);
+        Real *dx = a_.dx.data() + at(t, 0), *dw = a_.dw.data() + at(v, 0);
+        for (int64_t i = 0; i < d_; ++i) dx[i] += s * da * w[i], dw[i] += s * da * x[i];
+        const Real scaled = size * std::fabs(s);
+        floors.add(t, v, scaled * (logit + over_vocab), scaled * (logit + over_tokens));
         if (!walks_) continue;
         const Real walked = 1 + 5 * term_walk_[cell];
         a_.db_walk[static_cast<size_t>(v)] += size * (walked + over_tokens);
-        for (int64_t i = 0; i < d_; ++i) {
-          a_.dx_walk[at(t, i)] += size * (walked + over_vocab) * std::fabs(s * w_[at(v, i)]);
-          a_.dw_walk[at(v, i)] += size * (walked + over_tokens) * std::fabs(s * x_[at(t, i)]);
-        }
+        walks.add(t, v, scaled * (walked + over_vocab), scaled * (walked + over_tokens));
       }
       subtraction(t, s);
     }
+    floors.to(a_.dx_floor, a_.dw_floor);
+    if (walks_) walks.to(a_.dx_walk, a_.dw_walk);
   }
 
   const Case& c_;

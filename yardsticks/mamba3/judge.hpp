@@ -11,14 +11,16 @@ namespace talea::yardsticks::mamba3 {
 
 double relative_l2(const std::vector<double>& ours, const std::vector<double>& truth);
 
-// One tensor. `yardstick`: the same output of lane unfused on the same inputs; `noise`: of
-// oracle(). Empty: it holds.
+// One tensor. `yardstick`: the same output of lane unfused on the same inputs; `noise` and
+// `rounds`: of oracle(). Empty: it holds.
 std::string judge_tensor(const Case& c, const std::string& name, const std::vector<double>& ours,
                          const std::vector<double>& truth, const std::vector<double>& yardstick,
-                         const std::vector<double>& noise = {});
+                         const std::vector<double>& noise = {},
+                         const std::vector<double>& rounds = {});
 
-// Every output that `ours` has; at least one.
-std::string judge(const Case& c, const Tensors& ours, const Values& truth,
-                  const Tensors& yardstick);
+// Every output that `ours` has; at least one. `rounds_operands`: by a lane that multiplies rows
+// that it has rounded to 16 bits.
+std::string judge(const Case& c, const Tensors& ours, const Values& truth, const Tensors& yardstick,
+                  bool rounds_operands = false);
 
 }  // namespace talea::yardsticks::mamba3

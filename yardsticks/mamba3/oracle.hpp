@@ -15,6 +15,8 @@ using Values = std::map<std::string, std::vector<double>>;
 // alike): how large the terms are whose sum each element is; what cancels leaves roundings of that
 // size (docs/decisions/0030-what-turns-leave.md). With a head norm, "noise:" of every output gains
 // how far it moves, in units of 2^-23, when each y moves by 2^-23 of the terms that it sums.
+// "rounds:d_dt", "rounds:d_trap" of 16-bit problems with few tokens: the deviation that one
+// rounding of each row of a product leaves of an element, 0 in others.
 Values oracle(const Case& c);
 
 }  // namespace talea::yardsticks::mamba3

@@ -183,7 +183,8 @@ std::string verify(const std::string& lane, Case c, const How& how) {
   plain.save = false;
   if (const int64_t chunk = ours.forward.chunk_tokens; chunk > 0) y.options.chunk = chunk;
   const Outcome yardstick = run("unfused", y, plain);
-  const std::string said = judge(c, ours.out, truth, yardstick.out) + ours.damage;
+  const std::string said =
+      judge(c, ours.out, truth, yardstick.out, counts_on_device(lane)) + ours.damage;
   return said.empty() ? "" : describe_case(c) + "\n" + said;
 }
 

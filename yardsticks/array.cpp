@@ -54,7 +54,6 @@ uint16_t encode16(Format f, long double value) {
   exponent = std::max(exponent - 1, f.min_exponent);
   // In units of the last place; a round up to the next power of two carries into the exponent.
   const long double exact = std::ldexp(magnitude, f.mantissa_bits - exponent);
-  if (exact >= 4 * (1 << f.mantissa_bits)) return static_cast<uint16_t>(sign | all_ones);
   long long units = static_cast<long long>(exact);  // cut off; to the nearest, ties to even
   const long double rest = exact - static_cast<long double>(units);
   if (rest > 0.5L || (rest == 0.5L && units % 2 != 0)) ++units;

@@ -31,17 +31,19 @@ import json, sys
 if "--limits" in sys.argv:
     sys.exit("--limits: of device lanes only")
 keys = ("version", "git_revision", "git_dirty", "build", "host", "libraries", "device")
-said = dict.fromkeys(keys, None)
+said = dict.fromkeys(keys, None) | {{"git_revision": {revision!r}}}
 json.dump({{"provenance": said}}, open(sys.argv[sys.argv.index("--receipt") + 1], "w"))
 """
 
 
 class Soak(unittest.TestCase):
-    def run_with(self, kind, *words):
+    def run_with(self, kind, *words, revision=None):
         with tempfile.TemporaryDirectory() as folder:
             at = Path(folder)
             for name, text in (("talea_tests", TESTS), ("talea", TOOL)):
-                (at / name).write_text(text.format(python=sys.executable, kind=kind))
+                (at / name).write_text(
+                    text.format(python=sys.executable, kind=kind, revision=revision)
+                )
                 (at / name).chmod(0o755)
             receipt = at / "receipt.json"
             done = subprocess.run(
@@ -70,6 +72,11 @@ class Soak(unittest.TestCase):
         done, receipt = self.run_with("silent", "--share", "0.1", "--lane", "cpu")
         self.assertEqual(done.returncode, 1)
         self.assertFalse(receipt["check"]["cases"][1]["passed"])
+
+    def test_a_tool_of_another_revision_speaks_for_nothing(self):
+        done, receipt = self.run_with("", "--share", "0.01", "--lane", "cpu", revision="0" * 40)
+        self.assertEqual((done.returncode, receipt), (1, None))
+        self.assertIn("built from 000", done.stderr)
 
     def test_neither_half_is_no_soak(self):
         done, receipt = self.run_with("", "--no-lanes")

@@ -3,6 +3,8 @@
 // Never: fast.
 #include "yardsticks/array.hpp"
 
+#include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 
@@ -42,6 +44,23 @@ double decode_known(Format f, uint16_t bits) {
   return (f.mantissa_bits == bf16_format.mantissa_bits ? bf16 : f16)[bits];
 }
 
+// To the nearest, ties to even, in the bits of a double; nothing of so small a number is left out.
+uint16_t encode16(Format f, double value, uint16_t sign) {
+  const auto bits = std::bit_cast<uint64_t>(std::fabs(value));
+  const int own = static_cast<int>(bits >> 52) - 1023;
+  const int exponent = std::max(own, f.min_exponent);
+  const int shift = 52 - f.mantissa_bits + exponent - own;
+  if (own > f.max_exponent || shift > 60)  // beyond all, or nearer to 0 than to the least
+    return own > 0 ? sign | (((1 << (15 - f.mantissa_bits)) - 1) << f.mantissa_bits) : sign;
+  const uint64_t whole = (bits & ((uint64_t{1} << 52) - 1)) | uint64_t{1} << 52;
+  const uint64_t rest = whole & ((uint64_t{1} << shift) - 1), half = uint64_t{1} << (shift - 1);
+  uint64_t units = whole >> shift;
+  if (rest > half || (rest == half && units % 2 != 0)) ++units;
+  // A round up to the next power of two carries into the exponent, beyond the last to infinity.
+  return static_cast<uint16_t>(
+      sign | (units + (static_cast<uint64_t>(exponent - f.min_exponent) << f.mantissa_bits)));
+}
+
 uint16_t encode16(Format f, long double value) {
   const uint16_t sign = std::signbit(value) ? 0x8000 : 0;
   const int all_ones = ((1 << (15 - f.mantissa_bits)) - 1) << f.mantissa_bits;
@@ -49,6 +68,10 @@ uint16_t encode16(Format f, long double value) {
   const long double magnitude = std::fabs(value);
   if (std::isinf(magnitude)) return static_cast<uint16_t>(sign | all_ones);
   if (magnitude == 0) return sign;
+  // Most numbers are those of a double: x87 takes ten times as long for the same.
+  const auto narrow = static_cast<double>(value);
+  if (static_cast<long double>(narrow) == value && magnitude >= 0x1p-1022L)
+    return encode16(f, narrow, sign);
   int exponent = 0;
   std::frexp(magnitude, &exponent);
   exponent = std::max(exponent - 1, f.min_exponent);

@@ -69,9 +69,11 @@ struct Rows {
     for (int64_t n = 0; n < count(); ++n)
       for (int64_t i = 0; i < columns; ++i) {
         const double* row = values.data() + n * columns;
-        for (int64_t j = 0; j < columns; ++j) gram[size_t(i * columns + j)] += row[i] * row[j];
+        for (int64_t j = 0; j <= i; ++j) gram[size_t(i * columns + j)] += row[i] * row[j];
       }
-    for (const double x : gram) sum += x * x;
+    for (int64_t i = 0; i < columns; ++i)
+      for (int64_t j = 0; j <= i; ++j)
+        sum += (j < i ? 2 : 1) * gram[size_t(i * columns + j)] * gram[size_t(i * columns + j)];
     return sum;
   }
 

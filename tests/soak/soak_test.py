@@ -73,6 +73,12 @@ class Soak(unittest.TestCase):
         self.assertEqual(done.returncode, 1)
         self.assertFalse(receipt["check"]["cases"][1]["passed"])
 
+    def test_what_the_time_cut_does_not_pass(self):
+        done, receipt = self.run_with("", "--lane", "cpu", "--seconds", "0")
+        self.assertEqual((done.returncode, receipt["verdict"]), (1, "failed"))
+        drawn, runs = receipt["check"]["cases"]
+        self.assertEqual((drawn["drawn"], runs["runs"], runs["asked"]), (0, 0, 100_000))
+
     def test_a_tool_of_another_revision_speaks_for_nothing(self):
         done, receipt = self.run_with("", "--share", "0.01", "--lane", "cpu", revision="0" * 40)
         self.assertEqual((done.returncode, receipt), (1, None))

@@ -104,9 +104,6 @@ TEST(AttentionSm90Config, FewQueriesFormTheirScoresFirst) {
   EXPECT_EQ(config(p, h200()).segments, 4);
   p.dim = 64, p.value_dim = 48;
   EXPECT_EQ(config(p, h200()).slices, 3);
-  p.q_dtype = p.kv_dtype = DType::f16;  // has no such kernels yet
-  EXPECT_EQ(config(p, h200()).segments, 1);
-  p.q_dtype = p.kv_dtype = DType::bf16;
   p.groups = 2;
   EXPECT_EQ(config(p, h200()).segments, 1);
   p.groups = 1, p.heads = p.total_heads = 0;

@@ -105,9 +105,8 @@ Config config(const Problem& p, const DeviceFacts& d) {
   few.slices = static_cast<int>((std::min<int64_t>(p.value_dim, c.half) + slice_columns - 1) /
                                 slice_columns);
   few.work = c.work * few.segments;
-  if (p.q_dtype == DType::bf16 && p.groups == 1 && p.heads > 0 && c.work > 0 &&
-      c.work * most_share <= d.sm_count && few.segments >= least_segments &&
-      bytes_of(few) <= p.options.workspace_limit_bytes)
+  if (p.groups == 1 && p.heads > 0 && c.work > 0 && c.work * most_share <= d.sm_count &&
+      few.segments >= least_segments && bytes_of(few) <= p.options.workspace_limit_bytes)
     c = few;
   const int64_t together = c.rows == Rows::shared ? 2 : 1;
   c.blocks = std::min<int64_t>(c.work, std::max<int64_t>(d.sm_count / together, 1) * together);

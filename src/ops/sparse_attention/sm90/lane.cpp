@@ -22,8 +22,8 @@ void launch(const sm90::Forward& f, const sm90::Config& c, bool f16, cudaStream_
   const auto blocks = static_cast<unsigned>(c.blocks);
   if (c.segments == 1)
     return (f16 ? sm90::launch_f16 : sm90::launch_bf16)(f, c.half, blocks, stream);
-  sm90::launch_scores_bf16(f, c.half, blocks, stream);
-  sm90::launch_values_bf16(f, stream);
+  (f16 ? sm90::launch_scores_f16 : sm90::launch_scores_bf16)(f, c.half, blocks, stream);
+  (f16 ? sm90::launch_values_f16 : sm90::launch_values_bf16)(f, stream);
 }
 
 struct Sm90 {

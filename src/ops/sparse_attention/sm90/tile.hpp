@@ -116,6 +116,8 @@ void launch_f16(const Forward& f, int half, unsigned blocks, cudaStream_t stream
 
 // Scores into the workspace, then values: `f.segments` and `f.stored` say how.
 void launch_scores_bf16(const Forward& f, int half, unsigned blocks, cudaStream_t stream);
+void launch_scores_f16(const Forward& f, int half, unsigned blocks, cudaStream_t stream);
 void launch_values_bf16(const Forward& f, cudaStream_t stream);
+void launch_values_f16(const Forward& f, cudaStream_t stream);
 
 }  // namespace talea::sparse_attention::sm90

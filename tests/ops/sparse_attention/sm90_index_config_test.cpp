@@ -56,6 +56,17 @@ TEST(AttentionSm90IndexConfig, EveryLimitIsKeptFromTheLeastOn) {
       }
 }
 
+TEST(AttentionSm90IndexConfig, E4m3HasRoomForItsKeysInFp16) {
+  Problem p = selection(32768, 32768, 64);
+  const int64_t before = index_config(p, h200()).rows;
+  p.index_q_dtype = DType::f8_e4m3;
+  EXPECT_FALSE(decline(p, h200()));
+  const IndexConfig c = index_config(p, h200());
+  EXPECT_EQ(c.rows, before);
+  EXPECT_GE(bytes_of(c), 4 * c.rows * c.stride + 2 * 32768 * 128);
+  EXPECT_LE(bytes_of(c), p.options.workspace_limit_bytes);
+}
+
 TEST(AttentionSm90IndexConfig, FewQueriesShareOutTheirKeys) {
   const IndexConfig c = index_config(selection(1, 131072, 64), h200());
   EXPECT_EQ(c.unit_keys, 1024);  // 128 blocks

@@ -27,6 +27,11 @@ struct Selection {
   cuda::Selected to = {};
 
   CUtensorMap keys_of(int64_t b) const {
+    if (room.keys) {
+      widen_keys(a.index_k, b, p.keys_stored, p.index_dim, room.keys, stream);
+      return hopper::tensor_map(room.keys, hopper::Element::f16, p.keys_stored, p.index_dim,
+                                p.index_dim, index_keys);
+    }
     const bool f16 = p.index_q_dtype == DType::f16;
     return hopper::tensor_map(a.index_k.address(b * a.index_k.stride[0]),
                               f16 ? hopper::Element::f16 : hopper::Element::bf16, p.keys_stored,
@@ -50,6 +55,7 @@ struct Selection {
     f.dim = p.index_dim;
     f.chunks = index_chunks(p.index_dim);
     f.unit_keys = config.unit_keys;
+    f.e4m3 = room.keys != nullptr;
     f.floor = p.act == Activation::relu ? 0.0f : -INFINITY;
     to.tables = t;
     to.stride = config.stride;
@@ -67,8 +73,8 @@ struct Selection {
       f.heads = static_cast<int>(std::min<int64_t>(p.index_heads - f.head, config.heads));
       f.adds = f.head > 0;
       f.last = f.head + config.heads >= p.index_heads;
-      (p.index_q_dtype == DType::f16 ? launch_index_f16 : launch_index_bf16)(f, config.heads, units,
-                                                                             keys, stream);
+      (p.index_q_dtype == DType::bf16 ? launch_index_bf16 : launch_index_f16)(
+          f, config.heads, units, keys, stream);
     }
   }
   void run() {
@@ -98,10 +104,13 @@ Planned plan_index(const Problem& p, const DeviceFacts& d) {
 }
 
 std::vector<std::string> index_details(const IndexConfig& c) {
-  return {fmt::format("tile = {} keys x {} queries of {} heads", index_keys, index_rows / c.heads,
-                      c.heads),
-          fmt::format("chunk_queries = {}", c.rows),
-          fmt::format("unit = {} queries x {} keys a block", queries_of(c.heads), c.unit_keys)};
+  std::vector<std::string> lines = {
+      fmt::format("tile = {} keys x {} queries of {} heads", index_keys, index_rows / c.heads,
+                  c.heads),
+      fmt::format("chunk_queries = {}", c.rows),
+      fmt::format("unit = {} queries x {} keys a block", queries_of(c.heads), c.unit_keys)};
+  if (c.widened > 0) lines.emplace_back("e4m3 multiplied as fp16, which holds it exactly");
+  return lines;
 }
 
 void run_index(const Call& c, const IndexConfig& config) {

@@ -18,7 +18,7 @@ int64_t over(int64_t n, int64_t by) { return (n + by - 1) / by; }
 std::optional<std::string> decline_rows(const char* name, const Strides& s) {
   for (const int64_t stride : {s.batch, s.row, s.head})
     if (stride % 8 != 0)
-      return fmt::format("{}: stride {}: rows must lie on multiples of 16 bytes", name, stride);
+      return fmt::format("{}: stride {}: rows must lie on multiples of 8 elements", name, stride);
   return std::nullopt;
 }
 
@@ -28,6 +28,7 @@ IndexRoom lay_out(Arena& arena, const IndexConfig& c) {
   IndexRoom room;
   room.counters = arena.take<cuda::Counters>(1);
   room.scores = arena.take<float>(c.rows * c.stride);
+  if (c.widened > 0) room.keys = arena.take<uint16_t>(c.widened);
   return room;
 }
 
@@ -38,9 +39,9 @@ int64_t bytes_of(const IndexConfig& c) {
 }
 
 std::optional<std::string> decline_index(const Problem& p) {
-  if (p.index_q_dtype != DType::bf16 && p.index_q_dtype != DType::f16)
-    return fmt::format("index_q of {}: tensor cores multiply bf16 or fp16 here",
-                       name_of(p.index_q_dtype));
+  const DType type = p.index_q_dtype;
+  if (type != DType::bf16 && type != DType::f16 && type != DType::f8_e4m3)
+    return fmt::format("index_q of {}: tensor cores multiply bf16 or fp16 here", name_of(type));
   if (p.index_dim < 8 || p.index_dim % 8 != 0 || p.index_dim > most_index_columns)
     return fmt::format("index_dim = {}: no multiple of 8 from 8 to {}", p.index_dim,
                        most_index_columns);
@@ -56,6 +57,7 @@ IndexConfig index_config(const Problem& p, const DeviceFacts& d) {
   IndexConfig c;
   c.heads = p.index_heads <= 16 ? 16 : p.index_heads <= 32 ? 32 : most_index_heads;
   c.stride = over(std::max<int64_t>(p.keys_stored, 1), 32) * 32;
+  if (p.index_q_dtype == DType::f8_e4m3) c.widened = p.keys_stored * p.index_dim;
   const int64_t block = queries_of(c.heads), processors = std::max(d.sm_count, 1);
   const int64_t limit = p.options.workspace_limit_bytes, row_bytes = 4 * c.stride;
   c.rows = std::clamp<int64_t>((limit - bytes_of(c)) / row_bytes, 1,

@@ -38,8 +38,18 @@ __device__ inline int place_of_weight(int r) {
   return r / 16 * 16 + r % 8 / 2 * 4 + r / 8 % 2 * 2 + r % 2;
 }
 
+// Eight numbers of e4m3 in fp16: exact.
+__device__ inline uint4 widened(const uint2& x) {
+  const uint32_t pairs[4] = {x.x, x.x >> 16, x.y, x.y >> 16};
+  uint32_t wide[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(wide[i]) : "h"(static_cast<uint16_t>(pairs[i])));
+  return make_uint4(wide[0], wide[1], wide[2], wide[3]);
+}
+
 // Keys that a query of this unit may see, and its rows of q with their weights.
-template <int kHeads>
+template <int kHeads, bool kF16>
 __device__ inline void begin(const IndexScores& f, const Tiles& tiles, int64_t s) {
   IndexBeside& beside = tiles.beside();
   const int thread = threadIdx.x;
@@ -50,10 +60,15 @@ __device__ inline void begin(const IndexScores& f, const Tiles& tiles, int64_t s
     const int64_t query = s + group * queries + r / kHeads;
     const int head = r % kHeads, column = chunk * index_chunk_columns + piece * 8;
     const bool there = query < f.n && head < f.heads && column < f.dim;
-    const char* from = static_cast<const char*>(f.q.data);
-    if (there) from += 2 * cuda::offset(f.q, f.b, f.s + query, f.head + head, column);
-    ptx::copy_16_bytes(
-        ptx::smem_address(tiles.q(group, chunk)) + r * 128 + ((piece ^ (r % 8)) * 16), from, there);
+    const int64_t at =
+        there ? cuda::offset(f.q, f.b, f.s + query, f.head + head, column) : int64_t{0};
+    const auto* from = static_cast<const char*>(f.q.data);
+    char* to = tiles.q(group, chunk) + r * 128 + ((piece ^ (r % 8)) * 16);
+    if (kF16 && f.e4m3)
+      *reinterpret_cast<uint4*>(to) =
+          there ? widened(*reinterpret_cast<const uint2*>(from + at)) : make_uint4(0, 0, 0, 0);
+    else
+      ptx::copy_16_bytes(ptx::smem_address(to), from + 2 * at, there);
   }
   for (int r = thread; r < index_groups * index_rows; r += index_threads) {
     const int64_t query = s + r / kHeads;
@@ -226,7 +241,7 @@ __global__ __launch_bounds__(index_threads,
   }
   const int64_t unit = blockIdx.x / f.query_blocks;
   const int64_t s = blockIdx.x % f.query_blocks * queries_of(kHeads);
-  index::begin<kHeads>(f, tiles, s);
+  index::begin<kHeads, kF16>(f, tiles, s);
   const int64_t first = max(beside.first, unit * f.unit_keys);
   const int64_t last = min(beside.last, (unit + 1) * f.unit_keys);
   if (group < index_groups) {

@@ -45,11 +45,16 @@ struct IndexScores {
   int64_t unit_keys = 0, query_blocks = 0;  // of a block; units go through the blocks first
   float floor = 0;                          // ReLU: 0; identity: -Inf
   bool adds = false, last = true;           // to earlier heads; whether none come after
+  bool e4m3 = false;                        // q, which is widened to fp16 on its way
 };
 
 void launch_index_bf16(const IndexScores& f, int heads, int64_t units, const CUtensorMap& keys,
                        cudaStream_t stream);
 void launch_index_f16(const IndexScores& f, int heads, int64_t units, const CUtensorMap& keys,
                       cudaStream_t stream);
+
+// Keys of e4m3 in fp16, which holds every one of them: [keys, dim] of batch entry b.
+void widen_keys(const View& keys, int64_t b, int64_t rows, int64_t dim, void* to,
+                cudaStream_t stream);
 
 }  // namespace talea::sparse_attention::sm90

@@ -25,6 +25,43 @@ __device__ inline uint4 bf16_of(uint32_t low, uint32_t high, float scale) {
                     bf16_of(high >> 16, scale));
 }
 
+// The same numbers by fewer and quicker instructions, where the scale has no more digits than bf16
+// and no byte is NaN. The bits of an e4m3 number, moved to their places in bf16, are that number
+// times 2^-120; the product with a scale so much larger is rounded once.
+inline constexpr float least_short = 0x1p-100f, most_short = 0x1p7f, moved_by = 0x1p120f;
+__device__ inline bool is_short(float scale) {
+  return (__float_as_uint(scale) & 0xffff) == 0 && scale >= least_short && scale < most_short;
+}
+__device__ inline uint32_t nans_of(uint32_t e4m3x4) {
+  return ((e4m3x4 & 0x7f7f7f7f) + 0x01010101) & 0x80808080;
+}
+__device__ inline uint32_t product_of(uint32_t a, uint32_t b) {
+  uint32_t out;
+  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(out) : "r"(a), "r"(b));
+  return out;
+}
+__device__ inline uint2 short_bf16_of(uint32_t e4m3x4, uint32_t scales) {
+  const uint32_t low = e4m3x4 << 4 & 0xf0f0f0f0;
+  const uint32_t high = (e4m3x4 >> 4 & 0x07070707) | (e4m3x4 & 0x80808080);
+  return make_uint2(product_of(__byte_perm(low, high, 0x5140), scales),
+                    product_of(__byte_perm(low, high, 0x7362), scales));
+}
+
+// Sixteen numbers of one scale: in the order of their columns, eight and eight.
+struct Sixteen {
+  uint4 first, second;
+};
+__device__ inline Sixteen sixteen_of(const uint4& x, float scale) {
+  const uint32_t nans = nans_of(x.x) | nans_of(x.y) | nans_of(x.z) | nans_of(x.w);
+  if (!__all_sync(~0u, is_short(scale) && nans == 0))
+    return {bf16_of(x.x, x.y, scale), bf16_of(x.z, x.w, scale)};
+  const uint32_t grown = __float_as_uint(scale * moved_by);
+  const uint32_t scales = __byte_perm(grown, 0, 0x3232);
+  const uint2 a = short_bf16_of(x.x, scales), b = short_bf16_of(x.y, scales);
+  const uint2 c = short_bf16_of(x.z, scales), d = short_bf16_of(x.w, scales);
+  return {make_uint4(a.x, a.y, b.x, b.y), make_uint4(c.x, c.y, d.x, d.y)};
+}
+
 // A tile is filled in halves of its columns. Half 0 is 256 columns of e4m3; half 1 as many, and the
 // 64 that are bf16 already. A block alone fills both tiles of a pair in the order of produce.cuh;
 // in a cluster each block fills the tile of its rank, first the half whose scores come first.
@@ -80,7 +117,8 @@ struct PackedCopier {
         : "l"(bytes(at + byte) + piece * 16), "l"(at));
     return x;
   }
-  // Lane l: that of row l % 16, of the first or second 128 columns of a half.
+  // Lane l: that of row l % 16 (1 of an absent one, whose bytes are 0), of the first or second 128
+  // columns of a half.
   __device__ float load_scale(int64_t rows, int tile, int half) const {
     const int lane = threadIdx.x % 32;
     const int64_t at = __shfl_sync(~0u, rows, tile * 16 + lane % 16);
@@ -88,7 +126,7 @@ struct PackedCopier {
     asm volatile(
         "{\n.reg .pred p;\n"
         "setp.ge.s64 p, %2, 0;\n"
-        "mov.b32 %0, 0;\n"
+        "mov.b32 %0, 0f3f800000;\n"
         "@p ld.global.nc.b32 %0, [%1];\n}"
         : "=&f"(x)
         : "l"(bytes(at + packed_scales_at) + 8 * half + lane / 16 * 4), "l"(at));
@@ -208,8 +246,9 @@ __device__ void produce_packed(const Forward& f, const Tiles& tiles, Beside& bes
           const float x = __shfl_sync(~0u, scale, k / 4 * 16 + j * 4 + copier.row);
           const uint32_t at =
               to + (4 * half + k / 4 * 2 + copier.piece / 4) * chunk_bytes + j * 2048;
-          copier.put(at + (place ^ copier.turn) * 16, bf16_of(raw[j].x, raw[j].y, x), ready);
-          copier.put(at + ((place + 1) ^ copier.turn) * 16, bf16_of(raw[j].z, raw[j].w, x), ready);
+          const Sixteen sixteen = sixteen_of(raw[j], x);
+          copier.put(at + (place ^ copier.turn) * 16, sixteen.first, ready);
+          copier.put(at + ((place + 1) ^ copier.turn) * 16, sixteen.second, ready);
           if (k < 4)
             raw[j] = load(rows, i, k + 4);
           else if (half == 1)

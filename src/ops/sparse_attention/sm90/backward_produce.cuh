@@ -8,20 +8,22 @@
 
 namespace talea::sparse_attention::sm90 {
 
-// Rows of a query's heads, those of this work alone.
-__device__ inline void copy_heads(const View& from, const Work& w, const Copier& copier,
-                                  uint32_t to, int first, int last, int thread, const View& other) {
+// `count` chunks, kMost at most, of `columns` columns of rows of a query's heads, those of this
+// work alone; the first is chunk `first` of the rows.
+template <int kMost>
+__device__ inline void copy_heads(const View& from, const Work& w, int64_t columns, uint32_t to,
+                                  int first, int count, int thread, const View& other) {
   const char* rows[4];
-  unsigned present = 0;
 #pragma unroll
   for (int j = 0; j < 4; ++j) {
     const int row = thread / 8 + 16 * j;
-    rows[j] = static_cast<const char*>(other.data);
-    if (row >= w.heads || !from.present) continue;
-    rows[j] = static_cast<const char*>(from.data) + 2 * cuda::offset(from, w.b, w.s, w.head + row);
-    present |= 1u << j;
+    rows[j] = row < w.heads && from.present
+                  ? static_cast<const char*>(from.data) +
+                        2 * cuda::offset(from, w.b, w.s, w.head + row) + first * 128
+                  : nullptr;
   }
-  copier.chunks(to, rows, present, first, last);
+  const Copier copier(thread, columns - first * chunk_columns);
+  copier.chunks<0, kMost>(to, rows, count, other.data);
 }
 
 // The row that a slot of list `list` names. Foreign indices are counted where asked.
@@ -48,6 +50,20 @@ __device__ inline bool lies_far(const Backward& p, const Work& w) {
   return __any_sync(~0u, far);
 }
 
+// The parts of a tile of keys from part kPart on. first: once the first of all is under way.
+template <int kFirst, int kSecond, int kPart, typename F>
+__device__ inline void fill_parts(const Copier& copier, BackwardBeside& beside, uint32_t keys,
+                                  const char* const (&rows)[4], const void* somewhere,
+                                  uint32_t phase, const F& first) {
+  constexpr Part part = backward_part<kFirst, kSecond>(kPart);
+  talea::sm90::barrier_wait(&beside.keys_free[kPart], phase);
+  copier.template chunks<part.first, part.last - part.first>(keys, rows, part.last, somewhere);
+  talea::sm90::barrier_arrive_after_copies(&beside.keys_ready[kPart]);
+  if constexpr (kPart == 0) first();
+  if constexpr (kPart + 1 < backward_parts)
+    fill_parts<kFirst, kSecond, kPart + 1>(copier, beside, keys, rows, somewhere, phase, first);
+}
+
 // A work that lies far from 0 sees its keys twice.
 template <int kFirst, int kSecond>
 __device__ void produce_backward(const Backward& p, const BackwardTiles<kFirst, kSecond>& tiles,
@@ -55,7 +71,7 @@ __device__ void produce_backward(const Backward& p, const BackwardTiles<kFirst, 
   namespace ptx = talea::sm90;
   const Forward& f = p.f;
   const int warp = thread / 32, lane = thread % 32;
-  const Copier copier(thread, f.dim), values(thread, f.value_dim);
+  const Copier copier(thread, f.dim);
   const uint32_t keys = ptx::smem_address(tiles.keys());
   QueryRule& query = beside.query[warp];
   uint32_t works = 0, tiles_done = 0;
@@ -88,25 +104,20 @@ __device__ void produce_backward(const Backward& p, const BackwardTiles<kFirst, 
         }
         const unsigned valid = __ballot_sync(~0u, row >= 0);
         const char* rows[4];
-        unsigned present = 0;
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
           const int64_t at = __shfl_sync(~0u, row, j * 4 + lane / 8);
-          rows[j] = static_cast<const char*>(at >= 0 ? f.kv.data : f.q.data);
-          rows[j] += at >= 0 ? 2 * at : 0;
-          present |= (at >= 0 ? 1u : 0u) << j;
+          rows[j] = at >= 0 ? static_cast<const char*>(f.kv.data) + 2 * at : nullptr;
         }
-#pragma unroll 1
-        for (int k = 0; k < backward_parts; ++k) {
-          const Part part = backward_part<kFirst, kSecond>(k);
-          ptx::barrier_wait(&beside.keys_free[k], (tiles_done & 1) ^ 1);
-          copier.chunks(keys, rows, present, part.first, part.last);
-          ptx::barrier_arrive_after_copies(&beside.keys_ready[k]);
-          if (k != 0 || lane != 0) continue;  // with the first part: which slots are valid
+        // With the first part: which slots are valid.
+        const auto tell = [&] {
+          if (lane != 0) return;
           reinterpret_cast<uint16_t*>(&beside.valid[tiles_done % 2])[warp] =
               static_cast<uint16_t>(valid);
           ptx::barrier_arrive(&beside.keys_ready[0]);
-        }
+        };
+        fill_parts<kFirst, kSecond, 0>(copier, beside, keys, rows, f.q.data, (tiles_done & 1) ^ 1,
+                                       tell);
         ++tiles_done;
       }
       if (turn > 0) continue;
@@ -116,9 +127,10 @@ __device__ void produce_backward(const Backward& p, const BackwardTiles<kFirst, 
         beside.tiles = count;
         beside.far = far;
       }
-      copy_heads(f.q, w, copier, ptx::smem_address(tiles.queries()), 0, tiles.columns, thread, f.q);
-      copy_heads(p.d_o, w, values, ptx::smem_address(tiles.upstream()), 0, tiles.values, thread,
-                 f.q);
+      copy_heads<tiles.columns>(f.q, w, f.dim, ptx::smem_address(tiles.queries()), 0, tiles.columns,
+                                thread, f.q);
+      copy_heads<tiles.values>(p.d_o, w, f.value_dim, ptx::smem_address(tiles.upstream()), 0,
+                               tiles.values, thread, f.q);
       ptx::barrier_arrive_after_copies(&beside.q_ready);
       if (thread == 0) ptx::barrier_arrive(&beside.q_ready);
     }

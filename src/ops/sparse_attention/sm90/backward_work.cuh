@@ -25,7 +25,7 @@ struct BackwardTiles {
 
 // The chunks [first, last) of a part of a tile of keys.
 template <int kFirst, int kSecond>
-__device__ inline Part backward_part(int part) {
+__device__ constexpr Part backward_part(int part) {
   constexpr int half = (kFirst + 1) / 2, rest = (kSecond + 1) / 2;
   const int base = part < 2 ? 0 : kFirst, cut = part < 2 ? half : rest;
   const int end = part < 2 ? kFirst : kFirst + kSecond;

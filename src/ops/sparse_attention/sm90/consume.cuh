@@ -86,12 +86,6 @@ struct Consumer {
       s[4 * i] = x.x, s[4 * i + 1] = x.y, s[4 * i + 2] = x.z, s[4 * i + 3] = x.w;
     }
   }
-  // A tile of this warpgroup that the other block of the cluster fills: what comes next.
-  __device__ void await_bytes(int half) {
-    if constexpr (kRows == Rows::shared)
-      if (thread == 0 && ptx::cluster_rank() != kGroup)
-        ptx::barrier_expect(&beside.keys_ready[kGroup][half], bytes_of_half(kGroup, half));
-  }
   template <bool kFirst>
   __device__ void multiply_keys(float (&s)[32]) {
     const uint64_t q = ptx::operand_descriptor(tiles.base);
@@ -103,7 +97,6 @@ struct Consumer {
     for (int i = 0; i < parts; ++i) {
       const Part part = part_of<kHalf>(tiles.plan, half * parts + i);
       ptx::barrier_wait(&beside.keys_ready[kGroup][half * parts + i], pairs_done & 1);
-      await_bytes(half * parts + i);
       ptx::fence_async_shared();
       ptx::warpgroup_arrive();
       if (i == 0)
@@ -170,20 +163,23 @@ struct Consumer {
     else
       free_part(tile, kGroup * parts + parts - 1);
   }
-  // To the block that fills the tile.
+  // To what fills the tile: both blocks of a cluster.
   __device__ void free_part(int tile, int part) {
     __syncwarp();
     if (threadIdx.x % 32 != 0) return;
-    if constexpr (kRows == Rows::shared)
-      ptx::barrier_arrive_at(&beside.keys_free[tile][part], tile);
-    else
+    if constexpr (kRows == Rows::shared) {
+      ptx::barrier_arrive_at(&beside.keys_free[tile][part], 0);
+      ptx::barrier_arrive_at(&beside.keys_free[tile][part], 1);
+    } else {
       ptx::barrier_arrive(&beside.keys_free[tile][part]);
+    }
   }
 
   // The slots of this warpgroup's tile that are valid.
   __device__ uint64_t valid() const {
     const volatile uint32_t* v = beside.valid[kGroup];
-    const uint32_t low = v[0] | v[1] << 16, high = v[2] | v[3] << 16;
+    uint32_t low = v[0] | v[1] << 16, high = v[2] | v[3] << 16;
+    if constexpr (kRows == Rows::shared) low |= v[4] | v[5] << 16, high |= v[6] | v[7] << 16;
     return low | uint64_t{high} << 32;
   }
 

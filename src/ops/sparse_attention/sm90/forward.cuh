@@ -10,19 +10,19 @@
 namespace talea::sparse_attention::sm90 {
 
 // How often a barrier of keys is met: packed rows arrive by their threads, masks with them; those
-// of the other block by their bytes.
+// of the other block by their bytes, and what expects them.
 template <int each, Rows kRows>
 __device__ inline void begin_barriers(Beside& b) {
   constexpr int producers = producer_threads, warps = 4;
   ptx::barrier_init(&b.q_ready, producers + 1);
   ptx::barrier_init(&b.q_free, 2 * warps);
   for (int t = 0; t < 2; ++t) {
-    const bool others = kRows == Rows::shared && t != static_cast<int>(ptx::cluster_rank());
     for (int k = 0; k < 2 * each; ++k) {
-      const int masks = kRows == Rows::plain && k == t * each ? warps : 0;
-      ptx::barrier_init(&b.keys_ready[t][k], others ? 1 : producers + masks);
+      const int more = kRows == Rows::shared                   ? 1
+                       : kRows == Rows::plain && k == t * each ? warps
+                                                               : 0;
+      ptx::barrier_init(&b.keys_ready[t][k], producers + more);
       ptx::barrier_init(&b.keys_free[t][k], kRows == Rows::shared ? 2 * warps : warps);
-      if (others) ptx::barrier_expect(&b.keys_ready[t][k], bytes_of_half(t, k));
     }
     b.moved[t][0] = b.moved[t][1] = 0;
     ptx::barrier_init(&b.sums_ready[t], consumer_threads / 2);
@@ -50,6 +50,8 @@ __device__ inline void consume(const Forward& f, const Tiles& tiles, Beside& bes
 
 template <int kHalf, bool kF16, Rows kRows, bool kScores>
 __global__ __launch_bounds__(threads, 1) void forward_kernel(const __grid_constant__ Forward f) {
+  // Registers of a thread that multiplies, and of one that fills tiles.
+  constexpr int many = 208, few = 88;
   extern __shared__ __align__(1024) char shared[];
   const Tiles tiles{shared, tile_plan(f.dim, kHalf)};
   Beside& beside = tiles.beside();
@@ -58,13 +60,13 @@ __global__ __launch_bounds__(threads, 1) void forward_kernel(const __grid_consta
   if (threadIdx.x == 0) begin_barriers<parts_of_half(kHalf), kRows>(beside);
   meet<kRows>();
   if (group == 0) {
-    ptx::raise_registers<216>();
+    ptx::raise_registers<many>();
     consume<kHalf, kF16, 0, kRows, kScores>(f, tiles, beside, thread);
   } else if (group == 1) {
-    ptx::raise_registers<216>();
+    ptx::raise_registers<many>();
     consume<kHalf, kF16, 1, kRows, kScores>(f, tiles, beside, thread);
   } else {
-    ptx::lower_registers<72>();
+    ptx::lower_registers<few>();
     if constexpr (kRows == Rows::plain)
       produce<kHalf>(f, tiles, beside, thread);
     else

@@ -73,8 +73,8 @@ struct Selection {
       f.heads = static_cast<int>(std::min<int64_t>(p.index_heads - f.head, config.heads));
       f.adds = f.head > 0;
       f.last = f.head + config.heads >= p.index_heads;
-      (p.index_q_dtype == DType::bf16 ? launch_index_bf16 : launch_index_f16)(
-          f, config.heads, units, keys, stream);
+      (p.index_q_dtype == DType::bf16 ? launch_index_bf16 : launch_index_f16)(f, config.heads,
+                                                                              units, keys, stream);
     }
   }
   void run() {

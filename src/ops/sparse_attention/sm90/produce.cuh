@@ -4,32 +4,53 @@
 #pragma once
 
 #include "device/sm90/ptx.cuh"
+#include "ops/sparse_attention/key_range.hpp"
 #include "ops/sparse_attention/sm90/work.cuh"
 
 namespace talea::sparse_attention::sm90 {
 
-// A thread copies the same 16-byte piece of every chunk of rows `first_row() + 16 j`, j = 0..3:
+// 16 bytes of a row that is copied in pieces, with what lies beside them on their way into the L2
+// cache; `present` false: zeros, and nothing is read.
+__device__ __forceinline__ void copy_of_row(uint32_t to, const void* from, bool present) {
+  asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+               "r"(present ? 16 : 0)
+               : "memory");
+}
+
+// A thread copies the same 16-byte piece of every chunk of rows `thread / 8 + 16 j`, j = 0..3:
 // eight lanes a row, four rows a warp, sixteen rows a warpgroup.
 struct Copier {
-  uint32_t to;  // address of this thread's piece of row first_row() in chunk 0, less the tile's
-  int piece;    // columns 8 piece .. 8 piece + 7 of a chunk
-  int64_t dim;
+  uint32_t to;  // address of this thread's piece of row thread / 8 in chunk 0, less the tile's
+  int bytes;    // of this thread's piece in chunk 0
+  int count;    // chunks in which this thread's piece is of a row
 
-  __device__ Copier(int thread, int64_t columns) : piece(thread % 8), dim(columns) {
-    const int row = thread / 8;
-    to = static_cast<uint32_t>(row * 128 + (piece ^ (row % 8)) * 16);
-  }
-  // Chunks [first, last) of four rows; absent rows become zeros.
-  __device__ void chunks(uint32_t tile, const char* const (&rows)[4], unsigned present, int first,
-                         int last) const {
-#pragma unroll 1
-    for (int c = first; c < last; ++c) {
-      const unsigned there =
-          c * chunk_columns + piece * 8 < dim ? present : 0;  // the tail is zeros
+  __device__ Copier(int thread, int64_t columns)
+      : to(static_cast<uint32_t>(thread / 8 * 128 + (thread % 8 ^ thread / 8 % 8) * 16)),
+        bytes(thread % 8 * 16),
+        count((static_cast<int>(columns) - thread % 8 * 8 + chunk_columns - 1) / chunk_columns) {}
+  // Chunks [kFirst, last), kMost of them at most, of four rows; null: an absent one, of zeros.
+  // Where a chunk lies is known when this is compiled: addresses stand in the instructions, so that
+  // no copy waits until another one has read its registers. kWhole: `last` lies behind them all,
+  // and none is the tail of a row. somewhere: an address of 16 bytes that may be read.
+  template <int kFirst, int kMost, bool kWhole = false>
+  __device__ void chunks(uint32_t tile, const char* const (&rows)[4], int last,
+                         const void* somewhere) const {
+    const char* from[4];
+    int counts[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      from[j] = rows[j] ? rows[j] + bytes : static_cast<const char*>(somewhere);
+      counts[j] = rows[j] ? count : 0;
+      asm volatile("" : "+l"(from[j]), "+r"(counts[j]));  // what stands in registers
+    }
+    const uint32_t at = tile + to;
+#pragma unroll
+    for (int c = kFirst; c < kFirst + kMost; ++c) {
+      if (!kWhole && c >= last) break;
 #pragma unroll
       for (int j = 0; j < 4; ++j)
-        talea::sm90::copy_16_bytes(tile + to + c * chunk_bytes + j * 2048,
-                                   rows[j] + c * 128 + piece * 16, there >> j & 1);
+        copy_of_row(at + c * chunk_bytes + j * 2048, from[j] + c * 128,
+                    kWhole ? counts[j] != 0 : c < counts[j]);
     }
   }
 };
@@ -39,108 +60,144 @@ __device__ inline int slot_of_lane(int warp, int lane) {
   return lane / 16 * tile_keys + lane / 4 % 4 * 16 + warp * 4 + lane % 4;
 }
 
-// What a lane needs of its query's list.
-struct List {
-  QueryRule query;
-  int64_t at, stride;  // elements of the indices
-  bool counts;
-};
-
-// The row of kv, in elements from its data; -1: absent. Foreign indices are counted where asked.
-__device__ inline int64_t row_of_slot(const Forward& f, const Work& w, const List& list,
-                                      int64_t slot, int64_t index) {
-  if (slot >= list.query.slots) return -1;
-  const KeyRow found = find_key(f.tables.rule, list.query, slot, index);
-  if (list.counts && found.kind == SlotKind::foreign)
-    cuda::count(f.tables, f.counters, w.b, w.s, w.g, slot);
-  return found.kind == SlotKind::valid ? cuda::offset(f.kv, found.outer, found.inner, w.g) : -1;
-}
-
-__device__ inline int64_t index_of_slot(const Forward& f, const List& list, int64_t slot) {
-  if (slot >= list.query.slots) return -1;
-  return cuda::integer_at(f.tables.indices, list.at + slot * list.stride);
-}
-
 __device__ inline void copy_queries(const Forward& f, const Work& w, const Copier& copier,
                                     uint32_t tile, int chunks, int thread) {
   const char* rows[4];
-  unsigned present = 0;
 #pragma unroll
   for (int j = 0; j < 4; ++j) {
     const int row = thread / 8 + 16 * j;
-    rows[j] = static_cast<const char*>(f.q.data);
-    if (row >= w.heads) continue;
-    rows[j] += 2 * cuda::offset(f.q, w.b, w.s, w.head + row);
-    present |= 1u << j;
+    rows[j] = row < w.heads ? static_cast<const char*>(f.q.data) +
+                                  2 * cuda::offset(f.q, w.b, w.s, w.head + row)
+                            : nullptr;
   }
-  copier.chunks(tile, rows, present, 0, chunks);
+  copier.chunks<0, most_columns / chunk_columns>(tile, rows, chunks, f.q.data);
 }
 
 // Parts of tiles are filled in the order in which the consumers release them: of each tile first
 // the columns of the warpgroup that forms its weights.
 template <int kHalf>
-__device__ void produce(const Forward& f, const Tiles& tiles, Beside& beside, int thread) {
-  namespace ptx = talea::sm90;
-  const int warp = thread / 32, lane = thread % 32;
-  const Copier copier(thread, f.dim);
-  const uint32_t shared = ptx::smem_address(tiles.base);
-  constexpr int each = parts_of_half(kHalf);
-  uint32_t works = 0, pairs_done = 0;
-  for (int64_t number = blockIdx.x; number < f.work; number += gridDim.x, ++works) {
+struct Producer {
+  static constexpr int half_chunks = kHalf / chunk_columns;
+  static constexpr int all_chunks = most_columns / chunk_columns;
+
+  const Forward& f;
+  const Tiles& tiles;
+  Beside& beside;
+  const int thread;
+  const Copier copier;
+  const uint32_t shared;
+  // Of the list at hand.
+  KeyRange range;
+  int64_t slots, slot, index;  // slot: this lane's of the next pair; index: what stands there
+  const char* indices;         // of the list
+  const char* keys;            // row 0 of the batch entry and group
+
+  __device__ int warp() const { return thread / 32; }
+  __device__ int lane() const { return thread % 32; }
+  __device__ int64_t read_index() const {
+    if (slot >= slots) return -1;
+    const int64_t at = slot * f.tables.indices.stride[3];
+    return f.tables.indices.dtype == DType::i32 ? reinterpret_cast<const int32_t*>(indices)[at]
+                                                : reinterpret_cast<const int64_t*>(indices)[at];
+  }
+
+  // Pairs of a work's list.
+  __device__ int open(const Work& w, int64_t number) {
+    const cuda::Tables& t = f.tables;
+    __syncwarp();
+    if (lane() == 0) beside.query[warp()] = cuda::query_rule(t, w.b, w.s);
+    __syncwarp();
+    const QueryRule& query = beside.query[warp()];
+    const bool counts = f.counters && w.tile == 0;
+    range = key_range(t.rule, query);
+    if (counts) range.known = false;
+    slots = query.slots;
+    slot = first_slot(w) + slot_of_lane(warp(), lane());
+    indices = static_cast<const char*>(t.indices.data) +
+              cuda::offset(t.indices, w.b, w.s, w.g) * (t.indices.dtype == DType::i32 ? 4 : 8);
+    keys = static_cast<const char*>(f.kv.data) + 2 * cuda::offset(f.kv, query.batch, 0, w.g);
+    index = read_index();
+    return w.heads > 0 || counts ? pairs_of(f, w, slots) : 0;
+  }
+
+  // The row of a slot as the rule finds it; foreign indices are counted where asked.
+  __device__ const char* find_row(int64_t number) const {
     const Work w = work_of(f, number);
-    const List list = {cuda::query_rule(f.tables, w.b, w.s),
-                       cuda::offset(f.tables.indices, w.b, w.s, w.g), f.tables.indices.stride[3],
-                       f.counters && w.tile == 0};
-    const int pairs = w.heads > 0 || list.counts ? pairs_of(f, w, list.query.slots) : 0;
-    int64_t slot = first_slot(w) + slot_of_lane(warp, lane);
-    int64_t index = index_of_slot(f, list, slot);
-    for (int pair = 0; pair < pairs || pair == 0; ++pair) {
-      int64_t row = -1;
-      if (pairs > 0) {
-        row = row_of_slot(f, w, list, slot, index);
-        slot += 2 * tile_keys;
-        index = index_of_slot(f, list, slot);  // of the next pair
-      }
-      const unsigned valid = __ballot_sync(~0u, row >= 0);
-      const uint32_t phase = (pairs_done & 1) ^ 1;
-      const auto fill = [&](int t, int half) {
-        const char* rows[4];
-        unsigned present = 0;
+    const KeyRow found = find_key(f.tables.rule, beside.query[warp()], slot, index);
+    if (f.counters && w.tile == 0 && slot < slots && found.kind == SlotKind::foreign)
+      cuda::count(f.tables, f.counters, w.b, w.s, w.g, slot);
+    if (found.kind != SlotKind::valid) return nullptr;
+    return static_cast<const char*>(f.kv.data) +
+           2 * cuda::offset(f.kv, found.outer, found.inner, w.g);
+  }
+  // This lane's row of the next pair; null: absent.
+  __device__ const char* next_row(int64_t number) {
+    const char* row = nullptr;
+    if (!range.known)
+      row = find_row(number);
+    else if (slot < slots && index >= range.low && index < range.high)
+      row = keys + (index + range.shift) * f.kv.stride[1] * 2;
+    slot += 2 * tile_keys;
+    index = read_index();
+    return row;
+  }
+
+  template <int kPart>
+  __device__ void fill(int t, const char* row, uint32_t phase) {
+    namespace ptx = talea::sm90;
+    const char* rows[4];
 #pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          const int64_t at = __shfl_sync(~0u, row, t * 16 + j * 4 + lane / 8);
-          rows[j] = static_cast<const char*>(at >= 0 ? f.kv.data : f.q.data);
-          rows[j] += at >= 0 ? 2 * at : 0;
-          present |= (at >= 0 ? 1u : 0u) << j;
-        }
-#pragma unroll 1
-        for (int k = half * each; k < (half + 1) * each; ++k) {
-          const Part part = part_of<kHalf>(tiles.plan, k);
-          ptx::barrier_wait(&beside.keys_free[t][k], phase);
-          copier.chunks(shared + tiles.keys_at(t), rows, present, part.first, part.last);
-          ptx::barrier_arrive_after_copies(&beside.keys_ready[t][k]);
-          // With the first part: which slots are valid. Only the warpgroup that releases this part
-          // reads the mask, before it does: the wait above stands between its reading and this.
-          if (k != t * each || lane != 0) continue;
-          beside.valid[t][warp] = valid >> (16 * t) & 0xffff;
-          ptx::barrier_arrive(&beside.keys_ready[t][k]);
-        }
-      };
-      if (pairs > 0) fill(0, 0);
-      if (pair == 0) {
+    for (int j = 0; j < 4; ++j)
+      rows[j] = reinterpret_cast<const char*>(
+          __shfl_sync(~0u, reinterpret_cast<unsigned long long>(row), t * 16 + j * 4 + lane() / 8));
+    ptx::barrier_wait(&beside.keys_free[t][kPart], phase);
+    const uint32_t to = shared + tiles.keys_at(t);
+    if constexpr (kPart == 0)
+      copier.chunks<0, half_chunks, (kHalf > 64)>(to, rows, tiles.plan.columns, f.q.data);
+    else
+      copier.chunks<half_chunks, all_chunks - half_chunks>(to, rows, tiles.plan.columns, f.q.data);
+    ptx::barrier_arrive_after_copies(&beside.keys_ready[t][kPart]);
+    // With the part that is scored first: which slots are valid. Only the warpgroup that releases
+    // this part reads the mask, before it does: the wait above stands between its reading and this.
+    if (kPart != t) return;
+    const unsigned valid = __ballot_sync(~0u, row != nullptr);
+    if (lane() != 0) return;
+    beside.valid[t][warp()] = valid >> (16 * t) & 0xffff;
+    ptx::barrier_arrive(&beside.keys_ready[t][kPart]);
+  }
+
+  __device__ void run() {
+    namespace ptx = talea::sm90;
+    static_assert(parts_of_half(kHalf) == 1);
+    uint32_t works = 0, phase = 1;
+    for (int64_t number = blockIdx.x; number < f.work; number += gridDim.x, ++works) {
+      int pairs;
+      {
+        const Work w = work_of(f, number);
+        pairs = open(w, number);
         ptx::barrier_wait(&beside.q_free, (works & 1) ^ 1);
         if (thread == 0) beside.pairs = pairs;
         copy_queries(f, w, copier, shared, tiles.plan.columns, thread);
         ptx::barrier_arrive_after_copies(&beside.q_ready);
         if (thread == 0) ptx::barrier_arrive(&beside.q_ready);
       }
-      if (pairs == 0) break;
-      fill(1, 1);
-      fill(0, 1);
-      fill(1, 0);
-      ++pairs_done;
+#pragma unroll 1
+      for (int pair = 0; pair < pairs; ++pair, phase ^= 1) {
+        const char* row = next_row(number);
+        fill<0>(0, row, phase);
+        fill<1>(1, row, phase);
+        fill<1>(0, row, phase);
+        fill<0>(1, row, phase);
+      }
     }
   }
+};
+
+template <int kHalf>
+__device__ void produce(const Forward& f, const Tiles& tiles, Beside& beside, int thread) {
+  Producer<kHalf>{
+      f, tiles, beside, thread, Copier(thread, f.dim), talea::sm90::smem_address(tiles.base)}
+      .run();
 }
 
 }  // namespace talea::sparse_attention::sm90

@@ -47,56 +47,62 @@ __device__ inline uint2 short_bf16_of(uint32_t e4m3x4, uint32_t scales) {
                     product_of(__byte_perm(low, high, 0x7362), scales));
 }
 
-// Sixteen numbers of one scale: in the order of their columns, eight and eight.
-struct Sixteen {
-  uint4 first, second;
-};
-__device__ inline Sixteen sixteen_of(const uint4& x, float scale) {
-  const uint32_t nans = nans_of(x.x) | nans_of(x.y) | nans_of(x.z) | nans_of(x.w);
-  if (!__all_sync(~0u, is_short(scale) && nans == 0))
-    return {bf16_of(x.x, x.y, scale), bf16_of(x.z, x.w, scale)};
-  const uint32_t grown = __float_as_uint(scale * moved_by);
-  const uint32_t scales = __byte_perm(grown, 0, 0x3232);
-  const uint2 a = short_bf16_of(x.x, scales), b = short_bf16_of(x.y, scales);
-  const uint2 c = short_bf16_of(x.z, scales), d = short_bf16_of(x.w, scales);
-  return {make_uint4(a.x, a.y, b.x, b.y), make_uint4(c.x, c.y, d.x, d.y)};
+// Eight numbers of a short scale, which is given twice and as bf16, grown.
+__device__ inline uint4 short_bf16_of(const uint2& e4m3, uint32_t scales) {
+  const uint2 a = short_bf16_of(e4m3.x, scales), b = short_bf16_of(e4m3.y, scales);
+  return make_uint4(a.x, a.y, b.x, b.y);
+}
+__device__ inline uint32_t grown_twice(float scale) {
+  return __byte_perm(__float_as_uint(scale * moved_by), 0, 0x3232);
 }
 
 // A tile is filled in halves of its columns. Half 0 is 256 columns of e4m3; half 1 as many, and the
-// 64 that are bf16 already. A block alone fills both tiles of a pair in the order of produce.cuh;
-// in a cluster each block fills the tile of its rank, first the half whose scores come first.
+// 64 that are bf16 already. A thread takes two rows of a half at a time: of a block alone, which
+// fills the parts in the order of produce.cuh, two and then the two others; in a cluster each block
+// fills two of four for both, and each tile as a whole before the next: what multiplies one has
+// begun while the other one is on its way.
 template <bool kShared>
-struct PackedOrder {
-  static constexpr int parts = kShared ? 2 : 4;
-  int rank;
-  __device__ int tile(int i) const {
-    if constexpr (kShared) return rank;
-    return i % 2;
-  }
-  __device__ int half(int i) const {
-    if constexpr (kShared) return i ^ rank;
-    return i == 0 || i == 3 ? 0 : 1;
+struct PackedUnit {
+  static constexpr int count = kShared ? 4 : 8;  // of a pair of tiles
+  int tile, half, first_row;                     // of four rows, 16 lines apart
+  bool begins, ends;                             // a part
+  __device__ PackedUnit(int n, int rank) {
+    if constexpr (kShared) {
+      tile = n / 2, half = (n % 2) ^ tile, first_row = 2 * rank;
+      begins = ends = true;
+    } else {
+      const int part = n / 2;
+      tile = part % 2, half = part == 0 || part == 3 ? 0 : 1, first_row = 2 * (n % 2);
+      begins = n % 2 == 0, ends = n % 2 == 1;
+    }
   }
 };
 
-// A thread has 16 bytes of one piece of four rows. Lanes 4..7 of each eight take the row of the
-// eight beside: the two halves of a line then lie in unlike banks.
+// What one of eight lanes has of a half of two rows: 8 numbers of each of four chunks; the scales
+// of the first and the last two; 8 of the columns that are bf16 already.
+struct PackedPieces {
+  uint2 e4m3[2][4];
+  float2 scale[2];
+  uint4 rest[2];
+};
+
+// Eight lanes take a row: what they write at a time is a line of 128 bytes, here and in the other
+// block.
 template <bool kShared>
 struct PackedCopier {
+  using Unit = PackedUnit<kShared>;
   const Forward& f;
   uint32_t first;  // address of the tiles
-  int piece, row;  // of 8 pieces; of a warp's four rows of each 16
-  uint32_t line;   // of row 0 of the four, within a chunk
-  int turn;
+  int piece, row;  // of 8; of a warp's four rows of each 16
+  uint32_t to;     // of this lane's 16 bytes of a line of the first of four rows, within a tile
   uint32_t other;  // what an address grows by in the other block
 
   __device__ PackedCopier(const Forward& forward, const Tiles& tiles, int thread)
       : f(forward),
         first(talea::sm90::smem_address(tiles.keys(0))),
         piece(thread % 8),
-        row((thread % 32 / 8) ^ (thread % 8 / 4)),
-        line(static_cast<uint32_t>(thread / 32 * 4 + row) * 128),
-        turn((thread / 32 * 4 + row) % 8),
+        row(thread % 32 / 8),
+        to(static_cast<uint32_t>(thread / 8 * 128 + (thread % 8 ^ thread / 8 % 8) * 16)),
         other(0) {
     if constexpr (kShared)
       other = talea::sm90::address_at(first, talea::sm90::cluster_rank() ^ 1) - first;
@@ -104,39 +110,89 @@ struct PackedCopier {
   __device__ const char* bytes(int64_t at) const {
     return static_cast<const char*>(f.kv.data) + at;
   }
-  // rows: of slot_of_lane's slot, in bytes; -1: absent.
-  __device__ uint4 load(int64_t rows, int tile, int j, int byte) const {
-    const int64_t at = __shfl_sync(~0u, rows, tile * 16 + j * 4 + row);
-    uint4 x;
-    asm volatile(
-        "{\n.reg .pred p;\n"
-        "setp.ge.s64 p, %5, 0;\n"
-        "mov.b32 %0, 0;\nmov.b32 %1, 0;\nmov.b32 %2, 0;\nmov.b32 %3, 0;\n"
-        "@p ld.global.nc.v4.b32 {%0, %1, %2, %3}, [%4];\n}"
-        : "=&r"(x.x), "=&r"(x.y), "=&r"(x.z), "=&r"(x.w)
-        : "l"(bytes(at + byte) + piece * 16), "l"(at));
-    return x;
+  // The slot of a pair that a lane finds the row of: see slot_of_lane. In a cluster lanes 16..31
+  // repeat the others.
+  __device__ static int slot_of(int warp, int lane, int rank) {
+    if constexpr (!kShared) return slot_of_lane(warp, lane);
+    return lane / 8 % 2 * tile_keys + (2 * rank + lane / 4 % 2) * 16 + warp * 4 + lane % 4;
   }
-  // Lane l: that of row l % 16 (1 of an absent one, whose bytes are 0), of the first or second 128
-  // columns of a half.
-  __device__ float load_scale(int64_t rows, int tile, int half) const {
-    const int lane = threadIdx.x % 32;
-    const int64_t at = __shfl_sync(~0u, rows, tile * 16 + lane % 16);
-    float x;
-    asm volatile(
-        "{\n.reg .pred p;\n"
-        "setp.ge.s64 p, %2, 0;\n"
-        "mov.b32 %0, 0f3f800000;\n"
-        "@p ld.global.nc.b32 %0, [%1];\n}"
-        : "=&f"(x)
-        : "l"(bytes(at + packed_scales_at) + 8 * half + lane / 16 * 4), "l"(at));
-    return x;
+  // rows: of slot_of's slot, in bytes; -1: absent, of zeros and a scale of 1. later: a number whose
+  // making ends before these loads begin.
+  __device__ void load(PackedPieces& x, int64_t rows, const Unit& u, unsigned later) const {
+    const int lanes = (kShared ? u.tile * 8 : u.tile * 16 + u.first_row * 4) + row +
+                      static_cast<int>(later & blockIdx.y);  // 0
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int lane = lanes + i * 4;
+      const int64_t at = __shfl_sync(~0u, rows, lane);
+      const char* from = bytes(at) + u.half * 256 + piece * 8;
+#pragma unroll
+      for (int c = 0; c < 4; ++c)
+        asm volatile(
+            "{\n.reg .pred p;\n"
+            "setp.ge.s64 p, %3, 0;\n"
+            "mov.b32 %0, 0;\nmov.b32 %1, 0;\n"
+            "@p ld.global.nc.v2.b32 {%0, %1}, [%2];\n}"
+            : "=&r"(x.e4m3[i][c].x), "=&r"(x.e4m3[i][c].y)
+            : "l"(from + c * chunk_columns), "l"(at));
+      asm volatile(
+          "{\n.reg .pred p;\n"
+          "setp.ge.s64 p, %3, 0;\n"
+          "mov.b32 %0, 0f3f800000;\nmov.b32 %1, 0f3f800000;\n"
+          "@p ld.global.nc.v2.b32 {%0, %1}, [%2];\n}"
+          : "=&f"(x.scale[i].x), "=&f"(x.scale[i].y)
+          : "l"(bytes(at + packed_scales_at) + 8 * u.half), "l"(at));
+      asm volatile(
+          "{\n.reg .pred p;\n"
+          "setp.ge.s64 p, %5, 0;\n"
+          "mov.b32 %0, 0;\nmov.b32 %1, 0;\nmov.b32 %2, 0;\nmov.b32 %3, 0;\n"
+          "@p ld.global.nc.v4.b32 {%0, %1, %2, %3}, [%4];\n}"
+          : "=&r"(x.rest[i].x), "=&r"(x.rest[i].y), "=&r"(x.rest[i].z), "=&r"(x.rest[i].w)
+          : "l"(bytes(at + packed_rest_at) + piece * 16), "l"(u.half == 1 ? at : int64_t{-1}));
+    }
   }
-  __device__ void put(uint32_t to, const uint4& x, uint32_t ready) const {
-    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(x.x), "r"(x.y), "r"(x.z),
+  __device__ void put(uint32_t at, const uint4& x, uint32_t ready) const {
+    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(x.x), "r"(x.y), "r"(x.z),
                  "r"(x.w)
                  : "memory");
-    if constexpr (kShared) talea::sm90::store_words_async(other + to, x, other + ready);
+    if constexpr (kShared) talea::sm90::store_words_async(other + at, x, other + ready);
+  }
+  // The lanes whose numbers may go the quick way. What is loaded after this need not arrive before
+  // these numbers are converted: loads have few counters, and would else be waited for together.
+  __device__ static unsigned quick_lanes(const PackedPieces& x) {
+    uint32_t nans = 0;
+    bool quick = true;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+#pragma unroll
+      for (int c = 0; c < 4; ++c) nans |= nans_of(x.e4m3[i][c].x) | nans_of(x.e4m3[i][c].y);
+      quick = quick & is_short(x.scale[i].x) & is_short(x.scale[i].y);
+    }
+    return __ballot_sync(~0u, quick & (nans == 0));
+  }
+  // tile: its address; ready: that of the barrier of the unit's part.
+  __device__ void put(const PackedPieces& x, bool quick, uint32_t tile, const Unit& u,
+                      uint32_t ready) const {
+    const uint32_t at = tile + to + u.first_row * 2048 + 4 * u.half * chunk_bytes;
+    if (quick) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const uint32_t scales[2] = {grown_twice(x.scale[i].x), grown_twice(x.scale[i].y)};
+#pragma unroll
+        for (int c = 0; c < 4; ++c)
+          put(at + i * 2048 + c * chunk_bytes, short_bf16_of(x.e4m3[i][c], scales[c / 2]), ready);
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+#pragma unroll
+        for (int c = 0; c < 4; ++c)
+          put(at + i * 2048 + c * chunk_bytes,
+              bf16_of(x.e4m3[i][c].x, x.e4m3[i][c].y, c < 2 ? x.scale[i].x : x.scale[i].y), ready);
+    }
+    if (u.half != 1) return;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) put(at + i * 2048 + 4 * chunk_bytes, x.rest[i], ready);
   }
 };
 
@@ -144,16 +200,15 @@ template <int kHalf, bool kShared>
 __device__ void produce_packed(const Forward& f, const Tiles& tiles, Beside& beside, int thread) {
   namespace ptx = talea::sm90;
   static_assert(kHalf == 256 && parts_of_half(kHalf) == 1);
-  using Order = PackedOrder<kShared>;
+  using Unit = PackedUnit<kShared>;
   const int warp = thread / 32, lane = thread % 32;
-  const Order order = {kShared ? static_cast<int>(ptx::cluster_rank()) : 0};
+  const int rank = kShared ? static_cast<int>(ptx::cluster_rank()) : 0;
   const PackedCopier<kShared> copier(f, tiles, thread);
   const Ahead& ahead = beside.ahead;
   uint32_t works = 0, pairs_done = 0;
   int pairs = 0, slot = 0;  // of the work ahead
   int64_t next = -1;
-  uint4 raw[4];
-  float scale = 0;
+  PackedPieces pieces[2];  // of this unit and the next
 
   // The list of a work; all threads see it.
   const auto open = [&](int64_t number) {
@@ -177,9 +232,7 @@ __device__ void produce_packed(const Forward& f, const Tiles& tiles, Beside& bes
     }
     ptx::named_barrier_sync(1, producer_threads);
     pairs = ahead.pairs;
-    slot = static_cast<int>(ahead.slot) +
-           (kShared ? order.rank * tile_keys + slot_of_lane(warp, lane % 16)
-                    : slot_of_lane(warp, lane));
+    slot = static_cast<int>(ahead.slot) + PackedCopier<kShared>::slot_of(warp, lane, rank);
   };
   // The rows of the pair after, on their way into the cache. In a cluster lanes repeat each other.
   const auto look_ahead = [&] {
@@ -199,14 +252,30 @@ __device__ void produce_packed(const Forward& f, const Tiles& tiles, Beside& bes
     for (int byte = 0; byte < packed_row_bytes; byte += 128)
       asm volatile("prefetch.global.L2 [%0];" ::"l"(copier.bytes(next + byte)));
   };
-  const auto load = [&](int64_t rows, int i, int k) {
-    return copier.load(rows, order.tile(i), k % 4, (2 * order.half(i) + k / 4) * packed_tile);
-  };
   const auto begin = [&] {
     __syncwarp();
-#pragma unroll
-    for (int k = 0; k < 4; ++k) raw[k] = load(next, 0, k);
-    scale = copier.load_scale(next, order.tile(0), order.half(0));
+    copier.load(pieces[0], next, Unit(0, rank), 0);
+  };
+  const auto fill = [&](const PackedPieces& x, bool quick, const Unit& u, unsigned valid) {
+    uint64_t* barrier = &beside.keys_ready[u.tile][u.half];
+    const uint32_t ready = ptx::smem_address(barrier);
+    if (u.begins) {
+      ptx::barrier_wait(&beside.keys_free[u.tile][u.half], (pairs_done & 1) ^ 1);
+      if (kShared && thread == 0) ptx::barrier_expect(barrier, bytes_of_half(u.tile, u.half));
+    }
+    copier.put(x, quick, copier.first + u.tile * tiles.plan.keys * chunk_bytes, u, ready);
+    if (!u.ends) return;
+    // With the half that is scored first: which slots are valid.
+    if (u.half == u.tile && lane == 0) {
+      const uint32_t bits =
+          kShared ? (valid >> (8 * u.tile) & 0xff) << (8 * rank) : valid >> (16 * u.tile) & 0xffff;
+      uint32_t* to = &beside.valid[u.tile][4 * rank + warp];
+      *to = bits;
+      if constexpr (kShared)
+        ptx::store_word_async(copier.other + ptx::smem_address(to), bits, copier.other + ready);
+    }
+    ptx::fence_async_shared();
+    ptx::barrier_arrive(barrier);
   };
 
   open(blockIdx.x);
@@ -232,48 +301,14 @@ __device__ void produce_packed(const Forward& f, const Tiles& tiles, Beside& bes
       __syncwarp();
       const unsigned valid = __ballot_sync(~0u, rows >= 0);
 #pragma unroll 1
-      for (int i = 0; i < Order::parts; ++i) {
-        const int tile = order.tile(i), half = order.half(i), i1 = (i + 1) % Order::parts;
-        const int64_t after = i + 1 < Order::parts ? rows : next;
-        const uint32_t to = copier.first + tile * tiles.plan.keys * chunk_bytes + copier.line;
-        const uint32_t ready = ptx::smem_address(&beside.keys_ready[tile][half]);
-        const float coming = copier.load_scale(after, order.tile(i1), order.half(i1));
-        ptx::barrier_wait(&beside.keys_free[tile][half], (pairs_done & 1) ^ 1);
-        // Of the 16-byte pieces on their way, four at a time, the fourth after this one.
-#pragma unroll
-        for (int k = 0; k < 8; ++k) {
-          const int j = k % 4, place = copier.piece % 4 * 2;
-          const float x = __shfl_sync(~0u, scale, k / 4 * 16 + j * 4 + copier.row);
-          const uint32_t at =
-              to + (4 * half + k / 4 * 2 + copier.piece / 4) * chunk_bytes + j * 2048;
-          const Sixteen sixteen = sixteen_of(raw[j], x);
-          copier.put(at + (place ^ copier.turn) * 16, sixteen.first, ready);
-          copier.put(at + ((place + 1) ^ copier.turn) * 16, sixteen.second, ready);
-          if (k < 4)
-            raw[j] = load(rows, i, k + 4);
-          else if (half == 1)
-            raw[j] = copier.load(rows, tile, j, packed_rest_at);
-          else
-            raw[j] = load(after, i1, j);
-        }
-        if (half == 1)
-#pragma unroll
-          for (int j = 0; j < 4; ++j) {
-            copier.put(to + 8 * chunk_bytes + j * 2048 + (copier.piece ^ copier.turn) * 16, raw[j],
-                       ready);
-            raw[j] = load(after, i1, j);
-          }
-        scale = coming;
-        // With the first half: which slots are valid.
-        if (half == tile && lane == 0) {
-          const uint32_t bits = (kShared ? valid : valid >> (16 * tile)) & 0xffff;
-          beside.valid[tile][warp] = bits;
-          if constexpr (kShared)
-            ptx::store_word_async(copier.other + ptx::smem_address(&beside.valid[tile][warp]), bits,
-                                  copier.other + ready);
-        }
-        ptx::fence_async_shared();
-        ptx::barrier_arrive(&beside.keys_ready[tile][half]);
+      for (int n = 0; n < Unit::count; n += 2) {
+        const bool last = n + 2 == Unit::count;
+        unsigned quick = copier.quick_lanes(pieces[0]);
+        copier.load(pieces[1], rows, Unit(n + 1, rank), quick);
+        fill(pieces[0], quick == ~0u, Unit(n, rank), valid);
+        quick = copier.quick_lanes(pieces[1]);
+        copier.load(pieces[0], last ? next : rows, Unit(last ? 0 : n + 2, rank), quick);
+        fill(pieces[1], quick == ~0u, Unit(n + 1, rank), valid);
       }
       ++pairs_done;
     }

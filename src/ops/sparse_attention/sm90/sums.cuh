@@ -62,11 +62,10 @@ __device__ void produce_sums(const Backward& p, const SumTiles<kTiles>& tiles, S
       const Work w = work_of(f, sum.list * f.head_tiles + sum.part * kTiles + tile);
       for (const bool upstream : {false, true}) {
         const View& from = upstream ? p.d_o : f.q;
-        const Copier copier(thread, upstream ? f.value_dim : f.dim);
         const uint32_t to =
             ptx::smem_address(upstream ? tiles.upstream(tile, 0) : tiles.queries(tile, 0));
-        copy_heads(from, w, copier, to - first * chunk_bytes, first, first + plan.chunks, thread,
-                   f.q);
+        copy_heads<most_columns / chunk_columns>(from, w, upstream ? f.value_dim : f.dim, to, first,
+                                                 plan.chunks, thread, f.q);
       }
     }
     ptx::barrier_arrive_after_copies(&beside.q_ready);

@@ -48,8 +48,10 @@ struct Beside {
   uint64_t q_ready, q_free;
   uint64_t keys_ready[2][4], keys_free[2][4];  // [tile][part of its columns]
   uint64_t weights_ready[2], sums_ready[2];
-  alignas(16) uint32_t valid[2][4];  // [tile][warp that fills]: a bit a slot, 16 of them
-  Ahead ahead;
+  // [tile][warp that fills, of the other block behind]: a bit a slot, 16 of them.
+  alignas(16) uint32_t valid[2][8];
+  Ahead ahead;           // of packed rows
+  QueryRule query[4];    // of each warp that copies plain ones
   int pairs;             // of tiles of keys
   uint32_t moved[2][2];  // [pair % 2][warpgroup]: the pair, from 1, in which it moved a reference
   int seen[2];           // whether a warpgroup saw a valid slot
@@ -62,14 +64,14 @@ constexpr int64_t shared_bytes(int64_t dim, int half) {
 }
 
 // Where a block finds its keys: rows that it gathers; packed rows; packed rows of which each of the
-// two blocks of a cluster, which have one query's heads, dequantises one tile of a pair for both;
-// or scores and values that other blocks left in the workspace.
+// two blocks of a cluster, which have one query's heads, dequantises half for both; or scores and
+// values that other blocks left in the workspace.
 enum class Rows { plain, packed, shared, stored };
 
-// What a block of a cluster is sent of a half of a tile; with the half that is scored first, words
-// that say which slots are valid.
+// What a block of a cluster is sent of a half of a tile: half of its rows; with the half that is
+// scored first, words that say which of them are valid.
 constexpr uint32_t bytes_of_half(int tile, int half) {
-  return 4 * chunk_bytes + (half == 1 ? chunk_bytes : 0) + (half == tile ? 16 : 0);
+  return 2 * chunk_bytes + (half == 1 ? chunk_bytes / 2 : 0) + (half == tile ? 16 : 0);
 }
 
 // Few queries: blocks form the scores of a pair of tiles each, and others sum values, each of a

@@ -104,18 +104,52 @@ TEST(ScanSm90Config, TakesEveryDrawnCase) {
   EXPECT_GT(taken, 60);
 }
 
-TEST(ScanSm90Config, SequencesSideBySideFillTheDevice) {
-  const auto wave = [](int64_t B, int64_t H) {
-    return make_plan(problem(Pass::backward, B, 4096, H, 1, 1), h200()).wave;
+TEST(ScanSm90Config, SequencesGoSideBySideWithinUsualMemory) {
+  const auto plan = [](int64_t B, int64_t H, int64_t G, int64_t R) {
+    const Problem p = problem(Pass::backward, B, 4096, H, G, R);
+    const cuda::Plan made = make_plan(p, h200());
+    EXPECT_LE(cuda::workspace_of(p, made), int64_t{160} << 20);
+    return made;
   };
-  EXPECT_EQ(wave(4, 64), 2);
-  EXPECT_EQ(wave(8, 32), 4);
-  EXPECT_EQ(wave(2, 112), 1);
-  EXPECT_EQ(wave(1, 32), 1);
-  EXPECT_EQ(wave(3, 500), 1);
+  EXPECT_EQ(plan(4, 64, 1, 1).wave, 2);
+  EXPECT_EQ(plan(2, 112, 8, 4).wave, 1);
+  EXPECT_EQ(plan(1, 32, 1, 1).wave, 1);
+  EXPECT_EQ(plan(1, 32, 1, 1).slice, 8);
 }
 
-// What a limit changes is how many sequences go side by side, and nothing that has a bit.
+// Which heads a block sums is of the problem, and of no limit.
+TEST(ScanSm90Config, PartsOfAGroup) {
+  const auto parts = [](int64_t S, int64_t H, int64_t G, int64_t R) {
+    Problem p = problem(Pass::backward, 1, S, H, G, R);
+    const int64_t made = make_plan(p, h200()).parts;
+    p.options.workspace_limit_bytes = int64_t{1} << 40;
+    EXPECT_EQ(make_plan(p, h200()).parts, made);
+    return made;
+  };
+  EXPECT_EQ(parts(4096, 112, 8, 4), 1);
+  EXPECT_EQ(parts(4096, 64, 1, 1), 16);
+  EXPECT_EQ(parts(4096, 64, 64, 1), 1);
+  EXPECT_EQ(parts(100, 17, 1, 4), 17);
+}
+
+// Blocks come in rounds of 132: a round that is begun for few of them is lost.
+TEST(ScanSm90Config, RoundsOfBlocksAreFull) {
+  const auto full = [](int64_t B, int64_t S, int64_t H, int64_t G, int64_t R) {
+    const Problem p = problem(Pass::backward, B, S, H, G, R);
+    const cuda::Plan m = make_plan(p, h200());
+    const int64_t blocks = m.wave * m.slice * G * m.parts, rounds = (blocks + 131) / 132;
+    return static_cast<double>(blocks) / static_cast<double>(rounds * 132);
+  };
+  EXPECT_GT(full(2, 4096, 112, 8, 4), 0.9);
+  EXPECT_GT(full(8, 2048, 32, 1, 4), 0.9);
+  EXPECT_GT(full(8, 4096, 128, 8, 4), 0.9);
+  EXPECT_GT(full(4, 4096, 64, 1, 1), 0.9);
+  EXPECT_GT(full(1, 4096, 32, 1, 1), 0.9);
+  EXPECT_GT(full(8, 4096, 128, 8, 1), 0.9);
+}
+
+// What a limit changes is how many sequences and chunks go side by side, and nothing that has a
+// bit.
 TEST(ScanSm90Config, ALimitIsKept) {
   Problem p = problem(Pass::backward, 8, 2048, 32, 1, 4);
   const cuda::Plan wide = make_plan(p, h200());
@@ -124,7 +158,7 @@ TEST(ScanSm90Config, ALimitIsKept) {
   const cuda::Plan narrow = make_plan(p, h200());
   EXPECT_LT(narrow.wave, 4);
   EXPECT_LE(cuda::workspace_of(p, narrow), p.options.workspace_limit_bytes);
-  EXPECT_EQ(narrow.slice, wide.slice);
+  EXPECT_EQ(narrow.parts, wide.parts);
   EXPECT_EQ(narrow.segment, wide.segment);
 }
 

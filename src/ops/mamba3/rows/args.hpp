@@ -82,6 +82,13 @@ struct Pending {
   int waits = 0;
 };
 
+// The same where chunks are taken side by side: what a chunk's first token waits for, and what its
+// last token has for the chunk behind.
+struct Edge {
+  Pending first;
+  double last = 0;
+};
+
 struct UnitBuffers {
   float* states = nullptr;    // [units, segments, Pp, Np] before each segment
   uint64_t* turns = nullptr;  // [units, segments, A]
@@ -95,6 +102,14 @@ struct UnitBuffers {
   double* parameters = nullptr;        // [units, parameter_count]
   float *dq = nullptr, *dk = nullptr;  // [sequences of a wave, tokens of a slice, R, H, N]
   float* dangles = nullptr;            // [the same, H, A]
+  // Where the chunks of a slice are taken side by side; dq, dk are then [the same, R, G, parts, N].
+  void* inner_upstream = nullptr;    // [units, slice, Pp, Np] E behind each chunk, operands
+  uint32_t* chunk_angles = nullptr;  // [units, segments J, A] before each, in units of 2^-32 turn
+  uint32_t* token_angles = nullptr;  // [units, J, C, A] of each token
+  Edge* edges = nullptr;             // [units, segments J]
+  float* partial = nullptr;          // [units, slice, parameter_count]
+  int parts = 0;                     // of the heads of a group; 0: chunks are taken in turn
+  int64_t slice = 0;                 // chunks side by side
 };
 
 // Sequences [first, last) at work, and which of their chunks.

@@ -64,22 +64,33 @@ Buffers lay_out(Arena& arena, const Problem& p, const Plan& plan) {
   const int64_t units = plan.wave * p.heads, A = p.pairs, J = plan.segment;
   const int64_t size = int64_t{plan.backward.padded_columns} * plan.backward.padded_values;
   const int64_t count = p.rank * (2 * p.state_dim + 3 * p.head_dim) + p.head_dim + 1;
-  const int64_t rows = plan.wave * plan.slice * plan.chunk * p.heads;
+  const int64_t places = plan.wave * plan.slice * plan.chunk;
+  const bool apart = plan.parts > 0;  // a segment's chunks side by side
+  const int64_t operand = plan.engine == Engine::bf16 ? 2 : 4;
   UnitBuffers& u = b.units;
   b.totals = arena.take<double>(p.heads * count);
   u.states = arena.take<float>(units * plan.segments * size);
   u.turns = arena.take<uint64_t>(units * plan.segments * A);
   u.taints = arena.take<int>(units * plan.segments * A);
-  u.inner = arena.take<char>(units * (J + 1) * size * (plan.engine == Engine::bf16 ? 2 : 4));
-  u.inner_turns = arena.take<uint64_t>(units * J * A);
-  u.inner_taints = arena.take<int>(units * J * A);
+  u.inner = arena.take<char>(units * (J + 1) * size * operand);
+  u.inner_turns = arena.take<uint64_t>(apart ? 0 : units * J * A);
+  u.inner_taints = arena.take<int>(apart ? 0 : units * J * A);
   u.upstream = arena.take<float>(units * size);
-  u.ends = arena.take<float>(units * 2 * A);
-  u.pending = arena.take<Pending>(units);
+  u.ends = arena.take<float>(apart ? 0 : units * 2 * A);
+  u.pending = arena.take<Pending>(apart ? 0 : units);
   u.parameters = arena.take<double>(units * count);
-  u.dq = arena.take<float>(p.out.d.q ? rows * p.rank * p.state_dim : 0);
-  u.dk = arena.take<float>(p.out.d.k ? rows * p.rank * p.state_dim : 0);
-  u.dangles = arena.take<float>(p.sum_angles ? rows * A : 0);
+  const int64_t by_head = apart ? (plan.parts > 1 ? p.groups * plan.parts : 0) : p.heads;
+  u.dq = arena.take<float>(p.out.d.q ? places * by_head * p.rank * p.state_dim : 0);
+  u.dk = arena.take<float>(p.out.d.k ? places * by_head * p.rank * p.state_dim : 0);
+  u.dangles = arena.take<float>(p.sum_angles ? places * p.heads * A : 0);
+  u.parts = static_cast<int>(plan.parts);
+  u.slice = plan.slice;
+  if (!apart) return b;
+  u.inner_upstream = arena.take<char>(units * plan.slice * size * operand);
+  u.chunk_angles = arena.take<uint32_t>(units * plan.segments * J * A);
+  u.token_angles = arena.take<uint32_t>(units * J * plan.chunk * A);
+  u.edges = arena.take<Edge>(units * plan.segments * J);
+  u.partial = arena.take<float>(units * plan.slice * count);
   return b;
 }
 

@@ -1,46 +1,54 @@
-// What: the kernel of the gradients of a slice of chunks.
-// Why: rows by head exist for one slice at a time, and are then summed over their group.
-// Never: sums over heads.
-#include "ops/mamba3/sm90/backward_decays.cuh"
+// What: the kernel of the gradients of a segment: a block a chunk of some heads of a group.
+// Why: h and E of every chunk are known, so chunks wait for nothing of each other.
+// Never: sums over parts of a group.
 #include "ops/mamba3/sm90/backward_gates.cuh"
-#include "ops/mamba3/sm90/backward_parameters.cuh"
+#include "ops/mamba3/sm90/backward_pairs.cuh"
 #include "ops/mamba3/sm90/backward_prepare.cuh"
 #include "ops/mamba3/sm90/backward_rows.cuh"
-#include "ops/mamba3/sm90/backward_state.cuh"
 #include "ops/mamba3/sm90/backward_tokens.cuh"
 #include "ops/mamba3/sm90/launch.cuh"
 
 namespace talea::mamba3::sm90 {
 namespace {
 
-template <int R, int blocks>
+template <int R, int blocks, bool halves>
 __global__ void __launch_bounds__(back_threads, 1)
     back_kernel(const __grid_constant__ Args a, const __grid_constant__ UnitBuffers b,
                 const __grid_constant__ Wave wave) {
   extern __shared__ __align__(1024) char memory[];
   auto& sh = *reinterpret_cast<BackShared<R, blocks>*>(memory);
-  const int64_t sequence = blockIdx.x / static_cast<unsigned>(a.size.heads);
-  const Unit u = cuda::unit_of(a, wave.first + sequence,
-                               static_cast<int>(blockIdx.x - sequence * a.size.heads));
-  Slice slice;
-  slice.number = blockIdx.x;
-  slice.begin = wave.segment * a.size.segment;
-  int64_t end = cuda::chunks_of(a.size, u.tokens);
-  end = end < slice.begin + a.size.segment ? end : slice.begin + a.size.segment;
-  slice.low = slice.begin + wave.slice;
-  slice.high = end < slice.low + wave.slice_chunks ? end : slice.low + wave.slice_chunks;
-  if (slice.low >= slice.high) return;
-  if (threadIdx.x == 0) sh.unit = u, sh.slice = slice;
+  static_assert(sizeof(BackShared<R, blocks>) <= 227 << 10);
+  const cuda::Sizes& s = a.size;
+  // Parts of a group lie beside each other: they read the same rows.
+  int64_t number = blockIdx.x;
+  Place place;
+  place.part = static_cast<int>(number % b.parts), number /= b.parts;
+  place.group = static_cast<int>(number % s.groups), number /= s.groups;
+  place.in_slice = number % wave.slice_chunks;
+  place.in_segment = wave.slice + place.in_slice;
+  place.sequence = number / wave.slice_chunks;
+  place.chunk = wave.segment * s.segment + place.in_segment;
+  const int each = (s.heads_per_group + b.parts - 1) / b.parts;
+  const int end = (place.group + 1) * s.heads_per_group;
+  place.first = place.group * s.heads_per_group + place.part * each;
+  place.last = place.first + each < end ? place.first + each : end;
+  if (threadIdx.x == 0) {
+    const Unit u = cuda::unit_of(a, wave.first + place.sequence, place.first);
+    sh.units[place.first & 1] = u;
+    sh.place = place;
+    sh.part = part_of<tokens_of<R>>(u, place.chunk);
+  }
   __syncthreads();
-  Backward<R, blocks>(a, b, wave, sh).run();
+  if (place.in_segment >= s.segment || sh.part.n <= 0) return;
+  Backward<R, blocks, halves>(a, b, wave, sh).run();
 }
 
 }  // namespace
 
 void launch_back(const Args& args, const Wave& wave, const UnitBuffers& b, cudaStream_t stream) {
-  const int64_t units = (wave.last - wave.first) * args.size.heads;
-  with_shape(args.size, [&](auto rank, auto blocks) {
-    launch("mamba3: gradients", back_kernel<rank(), blocks()>, units, back_threads,
+  const int64_t count = (wave.last - wave.first) * wave.slice_chunks * args.size.groups * b.parts;
+  with_turns(args.size, [&](auto rank, auto blocks, auto halves) {
+    launch("mamba3: gradients", back_kernel<rank(), blocks(), halves()>, count, back_threads,
            sizeof(BackShared<rank(), blocks()>), stream, args, b, wave);
   });
 }

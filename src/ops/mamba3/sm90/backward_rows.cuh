@@ -1,16 +1,15 @@
-// What: the second and the third warpgroup: rows of dq and dk, turned back.
+// What: the second and the third warpgroup: rows of dq and dk, turned back, summed over the heads.
 // Why: one text for both, so that both run through the same instructions.
-// Never: sums over heads.
+// Never: sums over heads before the bias has had its share.
 #pragma once
 
 #include "ops/mamba3/sm90/backward.cuh"
 
 namespace talea::mamba3::sm90 {
 
-// dq = e^L (dO H) + W' K by one group, dk = e^(L_C - L) s (V E) + W'^T Q by another: one text, so
-// that both run through the same instructions.
-template <int R, int blocks>
-__device__ __forceinline__ void Backward<R, blocks>::rows_of_group(int64_t chunk) {
+// dq = e^L (dO H) + W' K by one group, dk = e^(L_C - L) s (V E) + W'^T Q by another.
+template <int R, int blocks, bool halves>
+__device__ __forceinline__ void Backward<R, blocks, halves>::rows_of_group(int head) {
   const bool keys = group == 2;
   float g[64];
 #pragma unroll
@@ -18,64 +17,45 @@ __device__ __forceinline__ void Backward<R, blocks>::rows_of_group(int64_t chunk
   products_begin(g);
   rows_by_columns<128>(g, Operand(keys ? sh.v : sh.d_y), Operand(keys ? sh.e : sh.h));
   products_end(g);
-  if (keys) hopper::named_barrier_arrive(upstream_read, 256);
   scale_rows(g, keys ? sh.steps.key : sh.steps.left);
   hopper::named_barrier_sync(weighed, back_threads);
-  if (keys) {
-    products_begin(g);
+  products_begin(g);
+  if (keys)
     columns_by_columns<128>(g, Operand(sh.weights), Operand(sh.q));
-    products_end(g);
-  } else {
-    products_begin(g);
-    rows_by_columns<128>(g, Operand(sh.weights), Operand(sh.k));
-    products_end(g);
-  }
-  if (a.size.halves)
-    rows_back<true>(chunk, g);
   else
-    rows_back<false>(chunk, g);
+    rows_by_columns<128>(g, Operand(sh.weights), Operand(sh.k));
+  products_end(g);
+  hopper::named_barrier_sync(used, back_threads);
+  rows_back(g);
 }
 
-template <int R, int blocks>
-template <int count>
-__device__ __forceinline__ void Backward<R, blocks>::scale_rows(float (&d)[count],
-                                                                const float* by) {
-  const int row = own_row();
-  const float first = by[row / R], second = by[(row + 8) / R];
-#pragma unroll
-  for (int j = 0; j < count; ++j) d[j] *= j / 2 % 2 ? second : first;
-}
-
-// Rows of dq or dk: their share of turns and decays; turned back, handed to the sum over heads.
-template <int R, int blocks>
-template <bool halves>
-__device__ __forceinline__ void Backward<R, blocks>::rows_back(int64_t chunk, float (&g)[64]) {
+// Their share of turns and decays; turned back, added to the sums over the heads.
+template <int R, int blocks, bool halves>
+__device__ __forceinline__ void Backward<R, blocks, halves>::rows_back(float (&g)[64]) {
   const bool keys = group == 2;
   const char* const tile = keys ? sh.k : sh.q;
-  float* const to = keys ? b.dk : b.dq;
-  float* const torques = keys ? sh.turn_k : sh.turn_q;
+  float2* const sums = (keys ? sh.sums_k : sh.sums_q) + thread;
+  float* const torques = keys ? sh.turn_k() : sh.turn_q();
   float* const dots = keys ? sh.dots_k : sh.dots_q;
-  float* const sums = keys ? sh.rows_k : sh.rows_q;
+  float* const by_bias = keys ? sh.rows_k : sh.rows_q;
   const bool wanted = keys ? a.grad.k_bias.data : a.grad.q_bias.data;
   const int row = own_row(), column = own_column(), r = row % R, lane = threadIdx.x & 31;
-  const int A = a.size.pairs;
 #pragma unroll
   for (int second = 0; second < 2; ++second) {
     const int own = row + 8 * second, t = own / R;
     const bool known = t < p.n;
     float dot = 0;
-    const auto one = [&](int pair, float x, float w, float& gx, float& gw) {
+    // Numbers of the pair (x, w), whose gradients are (gx, gw).
+    const auto one = [&](int pair, bool turns, float x, float w, float& gx, float& gw) {
       dot += x * gx + w * gw;
-      if (pair >= A) return;  // of a whole block of lanes, or of its end
+      if (!turns) return;
+      const float all = over_ranks<R>(x * gw - w * gx);
+      if (r == 0) torques[Shared::turn_at(t, pair)] = all;
       const float2 by = sh.turns[t * Shared::apart + pair];
       const float cos = known ? by.x : 1.0f, sin = known ? by.y : 0.0f;
       const float before = gx;
       gx = before * cos + gw * sin;
       gw = gw * cos - before * sin;
-    };
-    const auto torque = [&](int pair, float x, float w, float gx, float gw) {
-      const float all = over_ranks<R>(x * gw - w * gx);
-      if (pair < A && r == 0) torques[t * Shared::apart + pair] = all;
     };
     if constexpr (halves) {
 #pragma unroll
@@ -86,12 +66,8 @@ __device__ __forceinline__ void Backward<R, blocks>::rows_back(int64_t chunk, fl
         float* gx = g + 4 * j + 2 * second;
         float* gw = g + 4 * (j + 8) + 2 * second;
         const int pair = column + 8 * j;
-        if (8 * j < A) {
-          torque(pair, low_of(x), low_of(w), gx[0], gw[0]);
-          torque(pair + 1, high_of(x), high_of(w), gx[1], gw[1]);
-        }
-        one(pair, low_of(x), low_of(w), gx[0], gw[0]);
-        one(pair + 1, high_of(x), high_of(w), gx[1], gw[1]);
+        one(pair, 8 * j < pairs, low_of(x), low_of(w), gx[0], gw[0]);
+        one(pair + 1, 8 * j < pairs, high_of(x), high_of(w), gx[1], gw[1]);
       }
     } else {
 #pragma unroll
@@ -99,28 +75,57 @@ __device__ __forceinline__ void Backward<R, blocks>::rows_back(int64_t chunk, fl
         const uint32_t both =
             *reinterpret_cast<const uint32_t*>(tile + place_of(own, column + 8 * j));
         float* gx = g + 4 * j + 2 * second;
-        const int pair = 4 * j + lane % 4;
-        if (4 * j < A) torque(pair, low_of(both), high_of(both), gx[0], gx[1]);
-        one(pair, low_of(both), high_of(both), gx[0], gx[1]);
+        one(4 * j + lane % 4, 4 * j < pairs, low_of(both), high_of(both), gx[0], gx[1]);
       }
     }
     dot = over_quad(dot);
     if (lane % 4 == 0) dots[own] = dot;
-    if (to && known) {
-      const int64_t place =
-          ((u.sequence - wave.first) * wave.slice_chunks + (chunk - slice.low)) * C + t;
-      float* const line = to + ((place * R + r) * a.size.heads + u.head) * columns + column;
 #pragma unroll
-      for (int j = 0; j < 16; ++j)
-        *reinterpret_cast<float2*>(line + 8 * j) = {g[4 * j + 2 * second],
-                                                    g[4 * j + 2 * second + 1]};
+    for (int j = 0; j < 16; ++j) {
+      float2& sum = sums[(2 * j + second) * 128];
+      float2 x = sum;
+      x.x += g[4 * j + 2 * second], x.y += g[4 * j + 2 * second + 1];
+      sum = x;
     }
   }
   if (!wanted) return;
 #pragma unroll
   for (int j = 0; j < 16; ++j)
 #pragma unroll
-    for (int i = 0; i < 2; ++i) add_alike(sums, 2 * j + i, g[4 * j + i] + g[4 * j + 2 + i]);
+    for (int i = 0; i < 2; ++i) put_alike(by_bias, 2 * j + i, g[4 * j + i] + g[4 * j + 2 + i]);
+}
+
+// Sums over the heads of the part: the gradient itself where it is the group's only one.
+template <int R, int blocks, bool halves>
+__device__ __forceinline__ void Backward<R, blocks, halves>::store_rows(const View& to,
+                                                                        float* by_part,
+                                                                        const float2* sums) {
+  if (!to.data) return;
+  const Unit& u = sh.units[(place.last - 1) & 1];
+  const int row = own_row(), r = row % R;
+  const int64_t place0 = (place.sequence * wave.slice_chunks + place.in_slice) * int64_t{C};
+  const bool whole = b.parts == 1;
+  const bool pieces = to.dtype == DType::bf16 && to.stride[4] == 1;
+#pragma unroll 1
+  for (int i = 0; i < 32; ++i) {
+    const int t = (row + 8 * (i & 1)) / R, c = own_column() + i / 2 * 8;
+    if (t >= p.n) continue;
+    const float2 x = sums[i * 128 + thread];
+    if (!whole) {
+      const int64_t line =
+          (((place0 + t) * R + r) * a.size.groups + place.group) * b.parts + place.part;
+      *reinterpret_cast<float2*>(by_part + line * columns + c) = x;
+      continue;
+    }
+    const int64_t at = cuda::at(to, u.batch, u.begin + p.first + t, r, place.group, c);
+    auto* const own = static_cast<__nv_bfloat16*>(to.data) + at;
+    if (pieces && reinterpret_cast<uintptr_t>(own) % 4 == 0) {
+      *reinterpret_cast<uint32_t*>(own) = two_rounded(x.x, x.y);
+    } else {
+      cuda::store(to, at, x.x);
+      cuda::store(to, at + to.stride[4], x.y);
+    }
+  }
 }
 
 }  // namespace talea::mamba3::sm90

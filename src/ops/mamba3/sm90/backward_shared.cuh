@@ -1,85 +1,79 @@
-// What: what the warpgroups of backward share: operands and sums of a chunk, loads of d_out.
+// What: what the warpgroups of backward share: operands and sums of a chunk, what is read ahead.
 // Why: every part of backward reads and writes it by name.
-// Never: outlives a slice of chunks.
+// Never: outlives the heads of a block.
 #pragma once
 
-#include "ops/mamba3/sm90/state.cuh"
+#include "ops/mamba3/sm90/gate.cuh"
+#include "ops/mamba3/sm90/token.cuh"
 
 namespace talea::mamba3::sm90 {
 
 inline constexpr int back_threads = 512;
 
-struct Slice {
-  int64_t number = 0;  // of the unit
-  int64_t begin = 0, low = 0, high = 0;
+// Where a block works.
+struct Place {
+  int64_t sequence = 0, chunk = 0;  // of the wave, of the unit
+  int64_t in_segment = 0, in_slice = 0;
+  int group = 0, part = 0, first = 0, last = 0;  // heads [first, last)
+};
+
+// Where the tensors of a head begin at the chunk's first token, in elements.
+struct Homes {
+  int64_t q = 0, k = 0, v = 0, z = 0, d_out = 0, angles = 0, d_v = 0, d_z = 0, d_angles = 0;
+  int64_t q_bias = 0, k_bias = 0, mimo_v = 0, mimo_z = 0, mimo_out = 0;
+  float skip = 0;
 };
 
 template <int R, int blocks>
 struct BackShared {
   static constexpr int C = tokens_of<R>, pairs = 32 * blocks, apart = pairs + 4;
-  using Turns = TurnReader<R, blocks, back_threads>;
   // Lanes of a warp whose rows have the same r: their sums are one.
   static constexpr int alike = 8 / R, lanes = 128 / alike;
   char q[wide_bytes], k[wide_bytes], h[wide_bytes], e[wide_bytes];
   char v[panel_bytes], d_y[panel_bytes];
-  // Queries and keys weighed, dO V^T weighed, e^L dO. Before them: sums of turns.
-  char seen[panel_bytes], weights[panel_bytes], scaled[panel_bytes];
-  float2 state[32 * 128];  // E in fp32, as the last group's accumulators lie
-  // Sums over the slice, of the lanes of a group: rows of q and k, values, z, out.
+  char seen[panel_bytes], weights[panel_bytes];  // queries and keys weighed, dO V^T weighed
+  float2 sums_q[32 * 128], sums_k[32 * 128];     // over the heads, as accumulators lie
+  float2 turns[C * apart];                       // cos, sin
+  // Sums over the chunk, of the lanes of a group: rows of q and k, values, z, out.
   float rows_q[32 * lanes], rows_k[32 * lanes];
   float by_v[16 * lanes], by_z[16 * lanes], by_out[16 * lanes];
-  float2 turns[C * apart];  // cos, sin
-  float turn_q[C * apart], turn_k[C * apart];
   float4 q_bias[R * 32], k_bias[R * 32];
   float mimo_v[R * values], mimo_z[R * values], mimo_out[R * values];
   Steps<C> steps;
   MoreSteps<C> more;
   RawTokens<C> raw;
-  Carried carried;
   float dots_q[rows], dots_k[rows], by_state[rows], by_same[rows];
-  float by_later[4][C];    // of each warp
-  float torque[2][4][64];  // the same, of this chunk and the one before
-  double energy[2][4];
-  float by_rate[C], of_step[C];
-  double traces[4];
-  Unit unit;
-  Slice slice;
+  float by_later[4][C];                 // of each warp
+  alignas(16) float torque[16][pairs];  // the same, of Hout and E
+  float ends[back_threads];
+  double energy[16], traces[4];
+  float by_rate[blocks][C], of_step[C];
+  Unit units[2];  // of heads in turn
+  Homes homes[2];
+  Place place;
+  Part part;
+
+  // Turns of a token and pair by queries and by keys, where products no longer read.
+  __device__ __forceinline__ float* turn_q() { return reinterpret_cast<float*>(seen); }
+  __device__ __forceinline__ float* turn_k() { return reinterpret_cast<float*>(h); }
+  static __device__ __forceinline__ int turn_at(int t, int pair) {
+    return t * pairs + (pair ^ ((t & 7) << 2));
+  }
+  static_assert(C * pairs * 4 <= 2 * panel_bytes);
 };
 
-// Neighbours of d_out, zeros where there is none.
-struct Upstream {
-  const View& v;
-  bool pairs = false;   // two are one aligned load of bf16
-  bool pieces = false;  // eight are
-  __device__ __forceinline__ explicit Upstream(const Args& a) : v(a.d_out) {
-    const bool plain = v.data && v.dtype == DType::bf16 && v.stride[4] == 1;
-    int64_t low = 0;
-    for (int i = 0; i < 4; ++i) low |= v.stride[i];
-    const auto address = reinterpret_cast<uintptr_t>(v.data);
-    pairs = plain && low % 2 == 0 && address % 4 == 0;
-    pieces = plain && low % 8 == 0 && address % 16 == 0;
-  }
-  __device__ __forceinline__ float2 two(int64_t at) const {
-    if (!v.data) return {0, 0};
-    if (pairs) {
-      const uint32_t x =
-          __ldg(reinterpret_cast<const uint32_t*>(static_cast<const __nv_bfloat16*>(v.data) + at));
-      return {low_of(x), high_of(x)};
-    }
-    return {cuda::read(v, at), cuda::read(v, at + v.stride[4])};
-  }
-  __device__ __forceinline__ void eight(int64_t at, float (&x)[8]) const {
-    if (pieces) {
-      const uint4 all =
-          __ldg(reinterpret_cast<const uint4*>(static_cast<const __nv_bfloat16*>(v.data) + at));
-      const uint32_t words[4] = {all.x, all.y, all.z, all.w};
-#pragma unroll
-      for (int i = 0; i < 4; ++i) x[2 * i] = low_of(words[i]), x[2 * i + 1] = high_of(words[i]);
-      return;
-    }
-#pragma unroll
-    for (int i = 0; i < 8; ++i) x[i] = v.data ? cuda::read(v, at + i * v.stride[4]) : 0.0f;
-  }
+// What a thread has read of a head before its rows are at work.
+template <int R, int blocks>
+struct Ahead {
+  static constexpr int C = tokens_of<R>;
+  static constexpr int angle_items = (C * 16 * blocks + back_threads - 1) / back_threads;
+  RawToken raw;
+  RawValues<R, back_threads> own;
+  GatedRow<R> gated;
+  uint2 angles[angle_items] = {};
+  uint4 behind[2] = {};  // of Hout
+  uint32_t q_bias = 0, k_bias = 0, mimo_v = 0, mimo_z = 0, mimo_out = 0;
+  __device__ __forceinline__ Ahead() : own(threadIdx.x) {}
 };
 
 // Over the R rows of a token, which lie R lanes of eight apart.
@@ -97,6 +91,11 @@ __device__ __forceinline__ float over_eight(float x) {
   x += __shfl_xor_sync(0xffffffffu, x, 4);
   x += __shfl_xor_sync(0xffffffffu, x, 8);
   return x + __shfl_xor_sync(0xffffffffu, x, 16);
+}
+__device__ __forceinline__ float over_warp(float x) {
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(0xffffffffu, x, step);
+  return x;
 }
 
 // Over the lanes of a warp whose rows have the same r.

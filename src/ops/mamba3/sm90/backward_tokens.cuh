@@ -1,4 +1,4 @@
-// What: gradients of the steps and angles of the tokens of a chunk.
+// What: gradients of steps, angles and decays of the tokens of a chunk, and of the head's parameters.
 // Why: they are sums of what the groups left behind, in fixed order.
 // Never: sums with atomics.
 #pragma once
@@ -7,107 +7,178 @@
 
 namespace talea::mamba3::sm90 {
 
-template <int R, int blocks>
-__device__ __forceinline__ void Backward<R, blocks>::store_token(const cuda::Pending& x,
-                                                                 int64_t token, double db) {
-  const cuda::GradientViews& d = a.grad;
-  if (d.dt.data)
-    cuda::store(d.dt, cuda::at(d.dt, u.batch, u.head, u.begin + token),
-                static_cast<float>(x.ddt + static_cast<double>(x.other) * db));
-  if (d.trap.data)
-    cuda::store(d.trap, cuda::at(d.trap, u.batch, u.head, u.begin + token),
-                static_cast<float>(static_cast<double>(x.lambda) * static_cast<double>(x.other) *
-                                   static_cast<double>(x.dt) * (x.dgamma - db)));
+template <int R, int blocks, bool halves>
+__device__ __forceinline__ void Backward<R, blocks, halves>::tokens(
+    int head, const uint32_t (&rates)[angle_tokens]) {
+  angles_back(head, rates);
+  __syncthreads();
+  if (threadIdx.x < 32) {
+    if (a.grad.adt.data) decays_back(head);
+  } else if (threadIdx.x >= 64 && threadIdx.x < 128) {
+    steps_back(head);
+  }
+  parameters_back(head);
+  __syncthreads();
 }
 
-// Gradients of the steps, decays and angles of the chunk's tokens.
-template <int R, int blocks>
-__device__ __forceinline__ void Backward<R, blocks>::tokens(int64_t chunk, const Part& at,
-                                                            float& first_anchor) {
-  const cuda::GradientViews& d = a.grad;
-  const int A = a.size.pairs, lane = threadIdx.x & 31, warp = threadIdx.x / 32;
-  const bool last = !at.more;
-  constexpr float pi = 3.14159265358979f;
-  if (static_cast<int>(threadIdx.x) < A) {
-    const int i = threadIdx.x;
-    const auto& of = sh.torque[chunk & 1];
-    const float sum = ((of[0][i] + of[1][i]) + of[2][i]) + of[3][i];
-    if (last) first_anchor = sum;
-    float whole = first_anchor - sum;
-#pragma unroll 1
-    for (int t = at.n - 1; t >= 0; t -= 8) {
-      float some[8];
+// The angles of a thread's tokens are under way while its group waits for the others.
+template <int R, int blocks, bool halves>
+__device__ __forceinline__ void Backward<R, blocks, halves>::begin_angles(
+    int head, uint32_t (&rates)[angle_tokens]) {
+  const int i = threadIdx.x % pairs, first = threadIdx.x / pairs * angle_tokens, n = p.n;
+  const int64_t at = homes(head).angles + i * a.angles.stride[3];
 #pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        const int place = (t - j >= 0 ? t - j : 0) * Shared::apart + i;
-        some[j] = sh.turn_q[place] + sh.turn_k[place];
-      }
+  for (int j = 0; j < angle_tokens; ++j) {
+    rates[j] = 0;
+    if (a.angles.data && i < a.size.pairs && first + j < n)
+      rates[j] = cuda::bits_at(a.angles, at + (first + j) * a.angles.stride[1]);
+  }
+}
+
+// d_angles, and what they leave for d_dt: a thread has a pair of a few tokens.
+template <int R, int blocks, bool halves>
+__device__ __forceinline__ void Backward<R, blocks, halves>::angles_back(
+    int head, const uint32_t (&rates)[angle_tokens]) {
+  constexpr int groups = back_threads / pairs, each = angle_tokens;
+  const Homes& home = homes(head);
+  const int i = threadIdx.x % pairs, own_group = threadIdx.x / pairs, A = a.size.pairs;
+  const int first = own_group * each;
+  const bool turns = a.angles.data && i < A;
+  float own[each], sum = 0;
 #pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        whole += some[j];
-        if (t - j >= 0) sh.turn_q[(t - j) * Shared::apart + i] = whole;
-      }
-    }
+  for (int j = 0; j < each; ++j) {
+    const int t = first + j, at = Shared::turn_at(t, i);
+    own[j] = turns && t < p.n ? sh.turn_q()[at] + sh.turn_k()[at] : 0.0f;
+    sum += own[j];
+  }
+  sh.ends[threadIdx.x] = sum;
+  if (threadIdx.x < C) {
+    const int t = threadIdx.x;
+    float far = ((sh.by_later[0][t] + sh.by_later[1][t]) + sh.by_later[2][t]) + sh.by_later[3][t];
+#pragma unroll
+    for (int r = 0; r < R; ++r) far += sh.by_state[t * R + r];
+    sh.of_step[t] = far;
   }
   __syncthreads();
-#pragma unroll 1
-  for (int t = warp; t < at.n; t += back_threads / 32) {
-    float sum = 0;
-    const int64_t token = u.begin + at.first + t;
-    const int64_t place =
-        ((u.sequence - wave.first) * wave.slice_chunks + (chunk - slice.low)) * C + t;
-    if (a.angles.data)
-#pragma unroll 1
-      for (int i = lane; i < A; i += 32) {
-        const float rate =
-            tanhf(cuda::read(a.angles, cuda::at(a.angles, u.batch, token, u.head, i)));
-        const float whole = sh.turn_q[t * Shared::apart + i];
-        const auto slope = static_cast<float>(1 - static_cast<double>(rate) * rate);
-        const float angle = whole * sh.raw.dt[t] * pi * slope;
-        if (b.dangles)
-          b.dangles[(place * a.size.heads + u.head) * A + i] = angle;
-        else if (d.angles.data)
-          cuda::store(d.angles, cuda::at(d.angles, u.batch, token, u.head, i), angle);
-        sum += whole * rate;
+  float whole = 0;
+#pragma unroll
+  for (int w = 0; w < 16; ++w) whole -= sh.torque[w][i];
+#pragma unroll 4
+  for (int later = groups - 1; later > own_group; --later) whole += sh.ends[later * pairs + i];
+  const float pi = 3.14159265358979f;
+#pragma unroll
+  for (int j = each - 1; j >= 0; --j) {
+    const int t = first + j;
+    float by_rate = 0;
+    if (turns && t < p.n) {
+      whole += own[j];
+      const float rate = tanhf(cuda::number_of(a.angles.dtype, rates[j]));
+      const auto slope = static_cast<float>(1 - static_cast<double>(rate) * rate);
+      const float angle = whole * sh.raw.dt[t] * pi * slope;
+      if (b.dangles) {
+        const int64_t at = (place.sequence * wave.slice_chunks + place.in_slice) * C + t;
+        b.dangles[(at * a.size.heads + head) * A + i] = angle;
+      } else if (a.grad.angles.data) {
+        cuda::store(a.grad.angles,
+                    home.d_angles + t * a.grad.angles.stride[1] + i * a.grad.angles.stride[3],
+                    angle);
       }
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
-    if (lane == 0) {
-      float far = ((sh.by_later[0][t] + sh.by_later[1][t]) + sh.by_later[2][t]) + sh.by_later[3][t];
-#pragma unroll
-      for (int r = 0; r < R; ++r) far += sh.by_state[t * R + r];
-      sh.by_rate[t] = sum;
-      sh.of_step[t] = far;
+      by_rate = whole * rate;
     }
+    by_rate = over_warp(by_rate);
+    if (threadIdx.x % 32 == 0) sh.by_rate[i / 32][t] = by_rate;
   }
-  __syncthreads();
-  if (warp == 0 && d.adt.data) decays_back(chunk, at);
-  if (warp >= 2 && warp < 4) {
-    const int t = threadIdx.x - 64;
-    if (t < at.n) {
-      cuda::Pending x;
-      x.lambda = sh.more.lambda[t];
-      x.other = sh.more.other[t];
-      x.dt = sh.raw.dt[t];
-      float near = 0;
+}
+
+template <int R, int blocks, bool halves>
+__device__ __forceinline__ void Backward<R, blocks, halves>::steps_back(int head) {
+  const int t = threadIdx.x - 64;
+  if (t >= p.n) return;
+  const Unit& u = unit(head);
+  cuda::Pending x;
+  x.lambda = sh.more.lambda[t];
+  x.other = sh.more.other[t];
+  x.dt = sh.raw.dt[t];
+  float near = 0, by_rate = 0;
 #pragma unroll
-      for (int r = 0; r < R; ++r) near += sh.by_same[t * R + r];
-      x.dgamma = static_cast<double>(sh.of_step[t]) + static_cast<double>(near);
-      x.ddt = static_cast<double>(x.lambda) * x.dgamma +
-              3.14159265358979323846 * static_cast<double>(sh.by_rate[t]);
-      if (t > 0) {
-        store_token(x, at.first + t, static_cast<double>(sh.of_step[t - 1]));
-      } else {
-        // The first token of the chunk behind has waited for the last key of this one.
-        cuda::Pending* const waits = b.pending + slice.number;
-        if (waits->waits)
-          store_token(*waits, at.first + at.n, static_cast<double>(sh.of_step[at.n - 1]));
-        x.waits = 1;
-        *waits = x;
-      }
-    }
+  for (int r = 0; r < R; ++r) near += sh.by_same[t * R + r];
+#pragma unroll
+  for (int block = 0; block < blocks; ++block) by_rate += sh.by_rate[block][t];
+  x.dgamma = static_cast<double>(sh.of_step[t]) + static_cast<double>(near);
+  x.ddt = static_cast<double>(x.lambda) * x.dgamma +
+          3.14159265358979323846 * static_cast<double>(by_rate);
+  cuda::Edge& edge = b.edges[number(head) * wave.segments * a.size.segment + place.chunk];
+  if (t == p.n - 1) edge.last = static_cast<double>(sh.of_step[t]);
+  if (t > 0)
+    store_token(a, u, x, p.first + t, static_cast<double>(sh.of_step[t - 1]));
+  else
+    edge.first = x;  // waits for the last key of the chunk before
+}
+
+// d_adt: what the chunk's end is worth, and of each token behind one what it adds.
+template <int R, int blocks, bool halves>
+__device__ __forceinline__ void Backward<R, blocks, halves>::decays_back(int head) {
+  constexpr int each = C > 32 ? C / 32 : 1;
+  const Unit& u = unit(head);
+  const int lane = threadIdx.x & 31;
+  double energy = 0;
+#pragma unroll
+  for (int w = 0; w < 16; ++w) energy += sh.energy[w];
+  double own[each], sum = 0;  // from the last token on
+#pragma unroll
+  for (int i = 0; i < each; ++i) {
+    const int t = p.n - 1 - (lane * each + i);
+    float dot = 0;
+    if (t >= 0)
+#pragma unroll
+      for (int r = 0; r < R; ++r) dot += sh.dots_q[t * R + r] - sh.dots_k[t * R + r];
+    own[i] = static_cast<double>(dot);
+    sum += own[i];
   }
-  __syncthreads();
+  double before = sum;
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) {
+    const double other = __shfl_up_sync(0xffffffffu, before, step);
+    if (lane >= step) before += other;
+  }
+  before = __shfl_up_sync(0xffffffffu, before, 1);
+  if (lane == 0) before = 0;
+#pragma unroll
+  for (int i = 0; i < each; ++i) {
+    const int t = p.n - 1 - (lane * each + i);
+    before += own[i];
+    if (t >= 0)
+      cuda::store(a.grad.adt, cuda::at(a.grad.adt, u.batch, head, u.begin + p.first + t),
+                  sh.raw.adt[t] <= -128.0f ? 0.0f : static_cast<float>(energy + before));
+  }
+}
+
+// What the chunk adds to the sums of the head's parameters.
+template <int R, int blocks, bool halves>
+__device__ __forceinline__ void Backward<R, blocks, halves>::parameters_back(int head) {
+  const int count = cuda::parameter_count(a.size);
+  float* const to = b.partial + (number(head) * wave.slice_chunks + place.in_slice) * count;
+  const auto sum_of = [&](const float* from, int r, int c) {
+    const float* const at = from + (c / 8 * 2 + (c & 1)) * Shared::lanes + r * 4 + c % 8 / 2;
+    return ((at[0] + at[4 * R]) + at[8 * R]) + at[12 * R];
+  };
+#pragma unroll 1
+  for (int i = threadIdx.x; i < R * columns; i += back_threads) {
+    const int r = i / columns, c = i % columns;
+    to[i] = sum_of(sh.rows_q, r, c);
+    to[R * columns + i] = sum_of(sh.rows_k, r, c);
+  }
+  float* const projections = to + 2 * R * columns;
+#pragma unroll 1
+  for (int i = threadIdx.x; i < R * values; i += back_threads) {
+    const int r = i / values, c = i % values;
+    projections[i] = sum_of(sh.by_v, r, c);
+    projections[R * values + i] = sum_of(sh.by_z, r, c);
+    projections[2 * R * values + i] = sum_of(sh.by_out, r, c);
+  }
+  if (threadIdx.x == back_threads - 1)
+    projections[3 * R * values + values] =
+        static_cast<float>(((sh.traces[0] + sh.traces[1]) + sh.traces[2]) + sh.traces[3]);
 }
 
 }  // namespace talea::mamba3::sm90

@@ -12,7 +12,10 @@ namespace talea::mamba3::sm90 {
 namespace {
 
 constexpr int64_t rows = 64, columns = 128, values = 64;
-constexpr int64_t slice_chunks = 4;  // whose rows by head lie in the cache until they are summed
+constexpr int64_t usual_bytes = int64_t{160} << 20;  // a wave of several sequences stays within
+constexpr int64_t usual_limit = int64_t{256} << 20;
+constexpr int64_t usual_slice = 8;   // chunks side by side are not fewer but for the limit
+constexpr int64_t processors = 132;  // of the chips that the lane is for
 
 // Why rows of `t` are not read in pieces of `bytes`; empty: they are.
 std::string not_in_pieces(const char* name, const Tensor& t, int64_t bytes) {
@@ -35,6 +38,53 @@ std::string states_asked(const Problem& p) {
   if (any(p.in.d_final_states)) return "gradients of final states";
   if (any(p.out.d.initial_states)) return "gradients of initial states";
   return "";
+}
+
+// As many sequences side by side as memory is for, since many blocks wait less for the last one;
+// then as many chunks of a segment.
+void fit(const Problem& p, int64_t limit, cuda::Plan& plan) {
+  const int64_t most = std::min(limit, usual_bytes), n = std::max<int64_t>(p.sequences, 1);
+  plan.slice = plan.segment;
+  plan.wave = 1;
+  const int64_t one = cuda::workspace_of(p, plan);
+  plan.wave = std::min<int64_t>(n, 2);
+  const int64_t each = std::max<int64_t>(cuda::workspace_of(p, plan) - one, 1);
+  plan.wave = std::clamp<int64_t>((most - one) / each + 2, 1, n);  // but for what is rounded up
+  while (plan.wave > 1 && cuda::workspace_of(p, plan) > most) --plan.wave;
+  const int64_t waves = (n + plan.wave - 1) / plan.wave;
+  plan.wave = (n + waves - 1) / waves;
+  const auto shorten = [&](int64_t least, int64_t bytes) {
+    while (plan.slice > least && cuda::workspace_of(p, plan) > bytes)
+      plan.slice = (plan.slice + 1) / 2;
+  };
+  shorten(usual_slice, most);
+  shorten(1, limit);
+}
+
+// How long the gradients take, in heads of one multiprocessor: a block costs about one beside its
+// own, and a round of blocks is as long as one.
+int64_t time_of(const Problem& p, const cuda::Plan& plan) {
+  const auto pieces = [](int64_t of, int64_t by) { return (of + by - 1) / by; };
+  const int64_t heads = pieces(p.heads_per_group, plan.parts);
+  const int64_t blocks = plan.wave * plan.slice * p.groups * plan.parts;
+  return pieces(std::max<int64_t>(p.sequences, 1), plan.wave) * plan.segments *
+         pieces(plan.segment, plan.slice) * pieces(blocks, processors) * (heads + 1);
+}
+
+// The heads of a group in parts, a block each: the fewest parts of those that take least. Which
+// head is summed where is of the problem alone, so no limit and no device is looked at.
+int64_t parts_of(const Problem& p, cuda::Plan plan) {
+  const int64_t all = std::max<int64_t>(p.heads_per_group, 1);
+  int64_t best = 1, least = 0;
+  for (int64_t parts = 1; parts < 2 * all; parts *= 2) {
+    const int64_t heads = std::max<int64_t>(all / parts, 1);
+    plan.parts = (all + heads - 1) / heads;
+    fit(p, usual_limit, plan);
+    const int64_t time = time_of(p, plan);
+    if (parts > 1 && (time >= least || cuda::workspace_of(p, plan) > usual_limit)) continue;
+    best = plan.parts, least = time;
+  }
+  return best;
 }
 
 }  // namespace
@@ -71,7 +121,7 @@ std::optional<std::string> declined(const Problem& p, const DeviceFacts&) {
   return std::nullopt;
 }
 
-cuda::Plan make_plan(const Problem& p, const DeviceFacts& device) {
+cuda::Plan make_plan(const Problem& p, const DeviceFacts&) {
   cuda::Plan plan;
   plan.engine = cuda::Engine::bf16;
   plan.keeps = true;
@@ -81,7 +131,6 @@ cuda::Plan make_plan(const Problem& p, const DeviceFacts& device) {
   plan.segment = std::max<int64_t>(
       1, static_cast<int64_t>(std::ceil(std::sqrt(static_cast<double>(plan.chunks)))));
   plan.segments = (plan.chunks + plan.segment - 1) / plan.segment;
-  plan.slice = std::min(slice_chunks, plan.segment);
   plan.blocks = p.sequences * p.heads;
   for (cuda::ChunkPlaces* places : {&plan.forward, &plan.states, &plan.backward}) {
     places->rows = static_cast<int>(rows);
@@ -89,11 +138,8 @@ cuda::Plan make_plan(const Problem& p, const DeviceFacts& device) {
     places->padded_values = static_cast<int>(values);
   }
   if (!p.backward()) return plan;
-  // A block of backward has a multiprocessor to itself.
-  const int64_t side_by_side = device.sm_count / std::max<int64_t>(p.heads, 1);
-  plan.wave = std::min(p.sequences, std::max<int64_t>(side_by_side, 1));
-  while (plan.wave > 1 && cuda::workspace_of(p, plan) > p.options.workspace_limit_bytes)
-    --plan.wave;
+  plan.parts = parts_of(p, plan);
+  fit(p, p.options.workspace_limit_bytes, plan);
   return plan;
 }
 

@@ -22,10 +22,15 @@ class HopperMachine final : public cuda::DeviceMachine {
     sm90::launch_segment(a, w, at_.buffers.units, at_.stream);
   }
   void slice_back(const cuda::Args& a, const cuda::Wave& w) override {
+    sm90::launch_upstream(a, w, at_.buffers.units, at_.stream);
     sm90::launch_back(a, w, at_.buffers.units, at_.stream);
   }
   void sum_rows(const cuda::Args& a, const cuda::Wave& w) override {
     sm90::launch_sums(a, w, at_.buffers.units, at_.stream);
+  }
+  void add_parameters(const cuda::Args& a, const cuda::Wave& w) override {
+    sm90::launch_edges(a, w, at_.buffers.units, at_.stream);
+    DeviceMachine::add_parameters(a, w);
   }
 };
 
@@ -45,14 +50,14 @@ std::vector<std::string> details(const Problem& p, const Planned& planned) {
       "operands = bf16", fmt::format("chunk = {} tokens, {} rows", made.chunk, made.chunk * p.rank),
       "state = registers"};
   cuda::append_backward(said, p, made);
+  if (p.backward()) said.push_back(fmt::format("heads of a group in {} parts", made.parts));
   return said;
 }
 
 void run(const Call& c, const Planned& planned) {
   const auto& made = planned.as<cuda::Plan>();
   cuda::run_passes<HopperMachine>(c, made);
-  cuda::record(c, made, "registers",
-               "fp32 within a slice of chunks, fp64 across slices and sequences");
+  cuda::record(c, made, "registers", "fp32 within a chunk, fp64 across chunks and sequences");
 }
 
 }  // namespace

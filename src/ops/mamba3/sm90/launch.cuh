@@ -22,6 +22,15 @@ void with_shape(const cuda::Sizes& s, F f) {
   by_rank(std::integral_constant<int, 2>{});
 }
 
+// The same, and which columns a pair has.
+template <class F>
+void with_turns(const cuda::Sizes& s, F f) {
+  with_shape(s, [&](auto rank, auto blocks) {
+    if (s.halves) return f(rank, blocks, std::true_type{});
+    f(rank, blocks, std::false_type{});
+  });
+}
+
 template <class Kernel, class... Rest>
 void launch(const char* name, Kernel* kernel, int64_t blocks, int threads, size_t shared_bytes,
             cudaStream_t stream, const Rest&... rest) {

@@ -16,8 +16,12 @@ using cuda::Wave;
 void launch_forward(const Args& args, cudaStream_t stream);
 void launch_begin(const Args& args, const Wave& wave, const UnitBuffers& b, cudaStream_t stream);
 void launch_segment(const Args& args, const Wave& wave, const UnitBuffers& b, cudaStream_t stream);
+// E of a slice, where launch_segment has not had it.
+void launch_upstream(const Args& args, const Wave& wave, const UnitBuffers& b, cudaStream_t stream);
 void launch_back(const Args& args, const Wave& wave, const UnitBuffers& b, cudaStream_t stream);
-// d_q and d_k of a slice, and d_angles that heads share.
+// d_q and d_k of a segment, d_angles that heads share, and its share of the parameters.
 void launch_sums(const Args& args, const Wave& wave, const UnitBuffers& b, cudaStream_t stream);
+// d_dt and d_trap of the first token of each chunk, once all chunks are through.
+void launch_edges(const Args& args, const Wave& wave, const UnitBuffers& b, cudaStream_t stream);
 
 }  // namespace talea::mamba3::sm90

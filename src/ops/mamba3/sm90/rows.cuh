@@ -130,27 +130,42 @@ __device__ __forceinline__ float gate_sigmoid(float x) {
   return y;
 }
 
-// Rows (token, r) of q or k as they are: 16-byte copies into a tile, zeros behind the last token.
+// Rows (token, r) of q or k as they are, from the chunk's first one at `home` on: 16-byte copies
+// into a tile, zeros behind the last token.
 template <int R, int threads>
-__device__ __forceinline__ void copy_rows(const View& from, const Unit& u, const Part& p,
-                                          char* tile, int thread) {
+__device__ __forceinline__ void copy_rows(const View& from, int64_t home, const Part& p, char* tile,
+                                          int thread) {
   constexpr int apart = threads / 16;  // rows
   const int piece = thread & 15, row0 = thread >> 4;
   const uint32_t to = hopper::smem_address(tile) + static_cast<uint32_t>(place_of(row0, piece * 8));
   // The row of a copy is a constant number of tokens behind that of the copy before.
   static_assert(apart % R == 0);
   const int t0 = row0 / R, r = row0 % R;
-  const auto* at = static_cast<const __nv_bfloat16*>(from.data) +
-                   cuda::at(from, u.batch, u.begin + p.first + t0, r, u.group) + piece * 8;
   const auto* const base = static_cast<const __nv_bfloat16*>(from.data);
+  const auto* at = base + home + t0 * from.stride[1] + piece * 8;
+  if constexpr (R > 1) at += r * from.stride[2];
   const int64_t step = from.stride[1] * (apart / R);
+  const int n = p.n;
 #pragma unroll
   for (int i = 0; i < rows / apart; ++i) {
-    const bool present = t0 + i * (apart / R) < p.n;
+    const bool present = t0 + i * (apart / R) < n;
     hopper::copy_16_bytes(to + static_cast<uint32_t>(i * apart * 128), present ? at : base,
                           present);
     at += step;
   }
+}
+template <int R, int threads>
+__device__ __forceinline__ void copy_rows(const View& from, const Unit& u, const Part& p,
+                                          char* tile, int thread) {
+  copy_rows<R, threads>(from, cuda::at(from, u.batch, u.begin + p.first, 0, u.group), p, tile,
+                        thread);
+}
+__device__ __forceinline__ void copies_commit() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+// All but the last committed one are done.
+__device__ __forceinline__ void copies_done_but_one() {
+  asm volatile("cp.async.wait_group 1;" ::: "memory");
 }
 __device__ __forceinline__ void copies_done() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
@@ -182,9 +197,10 @@ __device__ __forceinline__ int word_column(int pp, int i) {
   return halves ? 2 * pp + (i & 1) + (i >> 1) * 64 : 4 * pp + i;
 }
 
-// cos and sin of two pairs.
+// cos and sin of two pairs, and their turns in units of 2^-32: `no_angle` is not finite.
 struct TwoTurns {
   float cos0 = 1, sin0 = 0, cos1 = 1, sin1 = 0;
+  uint2 angle = {0, 0};
 };
 template <bool halves>
 __device__ __forceinline__ float4 turned(uint2 words, const float4& bias, const TwoTurns& by) {
@@ -198,20 +214,42 @@ __device__ __forceinline__ float4 turned(uint2 words, const float4& bias, const 
             c * by.sin1 + d * by.cos1};
 }
 template <bool halves>
-__device__ __forceinline__ void turn_row(char* tile, int row, int pp, const float4& bias,
-                                         const TwoTurns& by) {
-  char* const at = words_at<halves>(tile, row, pp);
+__device__ __forceinline__ void turn_words(char* at, const float4& bias, const TwoTurns& by) {
   const float4 x = turned<halves>(take_words<halves>(at), bias, by);
   put_words<halves>(at, {two_rounded(x.x, x.y), two_rounded(x.z, x.w)});
 }
+template <bool halves>
+__device__ __forceinline__ void turn_row(char* tile, int row, int pp, const float4& bias,
+                                         const TwoTurns& by) {
+  turn_words<halves>(words_at<halves>(tile, row, pp), bias, by);
+}
+
+// Rows r of a token, whose first row has its words at `at`: r is below R, a power of two, and the
+// first row a multiple of it, so that r swaps its own pieces alone.
+__device__ __forceinline__ int row_behind(int at, int r) { return (at ^ (r << 4)) + r * 128; }
 
 // What is added to words that no pair turns.
 template <bool halves>
-__device__ __forceinline__ void bias_row(char* tile, int row, int pp, const float4& bias) {
-  char* const at = words_at<halves>(tile, row, pp);
+__device__ __forceinline__ void bias_words(char* at, const float4& bias) {
   const uint2 x = take_words<halves>(at);
   put_words<halves>(at, {two_rounded(low_of(x.x) + bias.x, high_of(x.x) + bias.y),
                          two_rounded(low_of(x.y) + bias.z, high_of(x.y) + bias.w)});
+}
+template <bool halves>
+__device__ __forceinline__ void bias_row(char* tile, int row, int pp, const float4& bias) {
+  bias_words<halves>(words_at<halves>(tile, row, pp), bias);
+}
+// The words of a tile that no pair turns.
+template <int R, bool halves, int threads>
+__device__ __forceinline__ void bias_rows(char* tile, const Part& p, const float4* bias,
+                                          int thread) {
+  constexpr int apart = threads / 16;  // rows, a multiple of R
+  const int pp = 16 + (thread & 15), row0 = thread / 16;
+  const float4 own = bias[row0 % R * 32 + pp];
+  char* const at = words_at<halves>(tile, row0, pp);
+#pragma unroll
+  for (int i = 0; i < rows / apart; ++i)
+    if ((row0 + apart * i) / R < p.n) bias_words<halves>(at + apart * i * 128, own);
 }
 
 // Biases in shared memory, [R, 32] of four as the words have them.

@@ -42,39 +42,52 @@ __device__ __forceinline__ void scale_state(float (&h)[count], float by) {
   }
 }
 
-// Rows of v of R = 1 as they are.
+// Rows of v of R = 1 as they are, the first at `home`.
 template <int threads>
-__device__ __forceinline__ void copy_values(const Args& a, const Unit& u, const Part& p, char* tile,
+__device__ __forceinline__ void copy_values(const Args& a, int64_t home, const Part& p, char* tile,
                                             int thread) {
   constexpr int apart = threads / 8;
-  const int piece = thread & 7, row0 = thread >> 3;
-  const auto* base = static_cast<const __nv_bfloat16*>(a.v.data) +
-                     cuda::at(a.v, u.batch, u.begin + p.first, u.head) + piece * 8;
+  const int piece = thread & 7, row0 = thread >> 3, n = p.n;
+  const auto* base = static_cast<const __nv_bfloat16*>(a.v.data) + home + piece * 8;
   const uint32_t to = hopper::smem_address(tile) + static_cast<uint32_t>(place_of(row0, piece * 8));
 #pragma unroll
   for (int i = 0; i < rows / apart; ++i) {
     const int t = row0 + i * apart;
     hopper::copy_16_bytes(to + static_cast<uint32_t>(i * apart * 128),
-                          base + (t < p.n ? t * a.v.stride[1] : 0), t < p.n);
+                          base + (t < n ? t * a.v.stride[1] : 0), t < n);
   }
+}
+template <int threads>
+__device__ __forceinline__ void copy_values(const Args& a, const Unit& u, const Part& p, char* tile,
+                                            int thread) {
+  copy_values<threads>(a, cuda::at(a.v, u.batch, u.begin + p.first, u.head), p, tile, thread);
 }
 
 // What a thread reads of v; R = 1: from the tile that copy_values has filled.
 template <int R, int threads>
 class RawValues {
   static constexpr int C = tokens_of<R>, items = C * 8, each = (items + threads - 1) / threads;
+  // Threads beyond the items have some of the R rows each.
+  static constexpr int shares = items < threads ? threads / items : 1;
+  static_assert(R % shares == 0 && (each == 1 || items % threads == 0));
 
  public:
+  __device__ __forceinline__ explicit RawValues(int thread) : thread_(thread) {}
   __device__ __forceinline__ RawValues(const Args& a, const Unit& u, const Part& p, int thread)
       : thread_(thread) {
+    load(a, u, p);
+  }
+  __device__ __forceinline__ void load(const Args& a, const Unit& u, const Part& p) {
+    if constexpr (R > 1) load(a, cuda::at(a.v, u.batch, u.begin + p.first, u.head), p);
+  }
+  __device__ __forceinline__ void load(const Args& a, int64_t home, const Part& p) {
     if constexpr (R > 1) {
-      const auto* base = static_cast<const __nv_bfloat16*>(a.v.data) +
-                         cuda::at(a.v, u.batch, u.begin + p.first, u.head);
+      const auto* base = static_cast<const __nv_bfloat16*>(a.v.data) + home;
 #pragma unroll
       for (int i = 0; i < each; ++i) {
-        const int item = thread_ + i * threads, t = item >> 3;
+        const int item = item_of(i), t = item >> 3;
         raw_[i] = {0, 0, 0, 0};
-        if (item < items && t < p.n)
+        if (t < p.n)
           raw_[i] =
               __ldg(reinterpret_cast<const uint4*>(base + t * a.v.stride[1] + (item & 7) * 8));
       }
@@ -86,8 +99,7 @@ class RawValues {
                                       char* plain, char* weighed) const {
 #pragma unroll
     for (int i = 0; i < each; ++i) {
-      const int item = thread_ + i * threads, t = item >> 3, c = (item & 7) * 8;
-      if (items % threads != 0 && item >= items) break;
+      const int item = item_of(i), t = item >> 3, c = (item & 7) * 8;
       uint4 raw;
       if constexpr (R == 1)
         raw = *reinterpret_cast<const uint4*>(plain + place_of(t, c));
@@ -96,7 +108,8 @@ class RawValues {
       const uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
       const float by = key ? key[t] : 0.0f;
 #pragma unroll
-      for (int r = 0; r < R; ++r) {
+      for (int share = 0; share < R; share += shares) {
+        const int r = share + (shares > 1 ? thread_ / items : 0);
         uint32_t own[4] = {0, 0, 0, 0}, scaled[4] = {0, 0, 0, 0};
         if (t < p.n) {
 #pragma unroll
@@ -117,8 +130,11 @@ class RawValues {
   }
 
  private:
+  __device__ __forceinline__ int item_of(int i) const {
+    return shares > 1 ? thread_ % items : thread_ + i * threads;
+  }
   int thread_;
-  uint4 raw_[R > 1 ? each : 1];
+  uint4 raw_[R > 1 ? each : 1] = {};
 };
 
 // Q K^T weighed: f(j, second, x, y) of the two neighbours of column group j, of the first row or

@@ -1,10 +1,11 @@
-// What: rows of d_q and d_k by head, summed over the heads of each group; angles over all heads.
-// Why: heads follow each other in fixed order; four columns a thread keep the memory busy.
+// What: sums behind the chunks: d_q and d_k over parts of a group, angles over heads, parameters.
+// Why: what is summed follows in fixed order, and what a chunk waits for comes from its neighbour.
 // Never: sums with atomics.
 #include "device/common/cuda_check.hpp"
 #include "ops/mamba3/rows/chunk.hpp"
 #include "ops/mamba3/rows/sums.hpp"
 #include "ops/mamba3/sm90/machine.hpp"
+#include "ops/mamba3/sm90/token.cuh"
 
 namespace talea::mamba3::sm90 {
 namespace {
@@ -27,14 +28,11 @@ __global__ void __launch_bounds__(threads)
     const auto r = static_cast<int>(row % s.rank);
     const cuda::SliceToken token = cuda::slice_token(a, w, place);
     if (token.token < 0) continue;
-    int first = g * s.heads_per_group - s.head_offset, last = first + s.heads_per_group;
-    first = first < 0 ? 0 : first;
-    last = last < s.heads ? last : s.heads;
-    const auto* at = reinterpret_cast<const float4*>(from + row * s.heads * s.columns) + piece;
+    const auto* at = reinterpret_cast<const float4*>(from + item * b.parts * s.columns) + piece;
     float4 sum = {0, 0, 0, 0};
-#pragma unroll 8
-    for (int h = first; h < last; ++h) {
-      const float4 x = __ldcs(at + h * pieces);
+#pragma unroll 4
+    for (int part = 0; part < b.parts; ++part) {
+      const float4 x = __ldcs(at + part * pieces);
       sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w;
     }
     const int64_t out = cuda::at(to, token.batch, token.token, r, g, 4 * piece);
@@ -82,7 +80,54 @@ __global__ void __launch_bounds__(threads)
   cuda::store(a.grad.angles, cuda::at(a.grad.angles, token.batch, token.token, 0, i), sum);
 }
 
+// What the chunks of a slice have for the parameters of a head, from the last on.
+__global__ void __launch_bounds__(threads)
+    partial_kernel(const __grid_constant__ Args a, const __grid_constant__ Wave w,
+                   const __grid_constant__ UnitBuffers b, int64_t items) {
+  const cuda::Sizes& s = a.size;
+  const int64_t item = blockIdx.x * int64_t{threads} + threadIdx.x;
+  if (item >= items) return;
+  const int count = cuda::parameter_count(s);
+  const int64_t number = item / count, i = item % count;
+  const int64_t norm = int64_t{s.rank} * (2 * s.columns + 3 * s.values);
+  if (i >= norm && i < norm + s.values) return;
+  const cuda::Unit u =
+      cuda::unit_of(a, w.first + number / s.heads, static_cast<int>(number % s.heads));
+  int64_t chunks = cuda::chunks_of(s, u.tokens) - w.segment * s.segment;
+  chunks = (chunks < s.segment ? chunks : s.segment) - w.slice;
+  chunks = chunks < w.slice_chunks ? chunks : w.slice_chunks;
+  const float* const from = b.partial + number * w.slice_chunks * count + i;
+  double sum = 0;
+#pragma unroll 8
+  for (int64_t chunk = chunks - 1; chunk >= 0; --chunk)
+    sum += static_cast<double>(from[chunk * count]);
+  b.parameters[item] += sum;
+}
+
+// The first token of each chunk, whose key the chunk before has weighed.
+__global__ void __launch_bounds__(threads)
+    edges_kernel(const __grid_constant__ Args a, const __grid_constant__ Wave w,
+                 const __grid_constant__ UnitBuffers b, int64_t items) {
+  const cuda::Sizes& s = a.size;
+  const int64_t item = blockIdx.x * int64_t{threads} + threadIdx.x, each = w.segments * s.segment;
+  if (item >= items) return;
+  const int64_t number = item / each, chunk = item % each;
+  const cuda::Unit u =
+      cuda::unit_of(a, w.first + number / s.heads, static_cast<int>(number % s.heads));
+  if (chunk >= cuda::chunks_of(s, u.tokens)) return;
+  store_token(a, u, b.edges[item].first, chunk * s.chunk, chunk > 0 ? b.edges[item - 1].last : 0.0);
+}
+
+unsigned blocks_of(int64_t items) { return static_cast<unsigned>((items + threads - 1) / threads); }
+
 }  // namespace
+
+void launch_edges(const Args& a, const Wave& w, const UnitBuffers& b, cudaStream_t stream) {
+  const int64_t items = (w.last - w.first) * a.size.heads * w.segments * a.size.segment;
+  if (items == 0 || (!a.grad.dt.data && !a.grad.trap.data)) return;
+  edges_kernel<<<blocks_of(items), threads, 0, stream>>>(a, w, b, items);
+  device::check_launch("mamba3: first tokens of chunks");
+}
 
 void launch_sums(const Args& a, const Wave& w, const UnitBuffers& b, cudaStream_t stream) {
   const int64_t places = (w.last - w.first) * w.slice_chunks * a.size.chunk;
@@ -90,8 +135,16 @@ void launch_sums(const Args& a, const Wave& w, const UnitBuffers& b, cudaStream_
     angles_kernel<<<static_cast<unsigned>(places), threads, 0, stream>>>(a, w, b.dangles);
     device::check_launch("mamba3: sums of angles");
   }
+  const int64_t numbers =
+      (w.last - w.first) * a.size.heads *
+      (a.size.rank * (2 * int64_t{a.size.columns} + 3 * int64_t{a.size.values}) + a.size.values +
+       1);
+  if (numbers > 0 && places > 0) {
+    partial_kernel<<<blocks_of(numbers), threads, 0, stream>>>(a, w, b, numbers);
+    device::check_launch("mamba3: sums of parameters");
+  }
   const int64_t items = places * a.size.rank * a.size.groups;
-  if (items == 0 || (!a.grad.q.data && !a.grad.k.data)) return;
+  if (items == 0 || b.parts < 2 || (!a.grad.q.data && !a.grad.k.data)) return;
   const int64_t blocks = (items * pieces + threads - 1) / threads;
   const dim3 grid(static_cast<unsigned>(blocks < 1 << 20 ? blocks : 1 << 20), 2);
   sums_kernel<<<grid, threads, 0, stream>>>(a, w, b, items);

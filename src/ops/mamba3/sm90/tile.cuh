@@ -52,6 +52,18 @@ __device__ __forceinline__ void rows_by_rows(float (&d)[32], Operand a, Operand 
       hopper::wgmma_n64<0, 0, false>(d, a.columns_at(k), b.columns_at(k));
   }
 }
+// Columns 16 `at` and on of it.
+template <int depth>
+__device__ __forceinline__ void rows_by_some_rows(float (&d)[8], Operand a, Operand b, int at) {
+  const auto from = static_cast<uint64_t>(at * (2048 >> 4));
+#pragma unroll
+  for (int k = 0; k < depth / 16; ++k) {
+    if (k == 0)
+      hopper::wgmma_n16<false>(d, a.columns_at(k), b.columns_at(k) + from);
+    else
+      hopper::wgmma_n16<true>(d, a.columns_at(k), b.columns_at(k) + from);
+  }
+}
 // d_ij += sum over 64 rows r of a_ri b_rj.
 template <int width>
 __device__ __forceinline__ void columns_by_columns(float (&d)[width / 2], Operand a, Operand b) {

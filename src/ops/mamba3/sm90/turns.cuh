@@ -25,6 +25,15 @@ __device__ __forceinline__ void turn_sine_cosine(uint64_t turn, float& sine, flo
   cosine = __uint_as_float(__float_as_uint(swaps ? s : c) ^ ((quadrant + 1) & 2) << 30);
 }
 
+inline constexpr uint32_t no_angle = 0x80000000u;
+__device__ __forceinline__ uint32_t angle_of(uint64_t turn, bool lost) {
+  const auto high = static_cast<uint32_t>(turn >> 32);
+  return lost ? no_angle : high == no_angle ? no_angle + 1 : high;
+}
+__device__ __forceinline__ void sine_cosine_of(uint32_t angle, float& sine, float& cosine) {
+  turn_sine_cosine(static_cast<uint64_t>(angle) << 32, sine, cosine);
+  if (angle == no_angle) sine = cosine = NAN;
+}
 // The turns that lie before the chunk at work, of each pair, and whether one was not finite.
 struct Carried {
   uint64_t turns[64];
@@ -36,24 +45,24 @@ template <int R, int blocks, int threads>
 class TurnReader {
  public:
   static constexpr int C = tokens_of<R>;
-  static constexpr int groups = threads / 16 < C ? threads / 16 : C, each = C / groups;
+  static constexpr int groups = threads / 16, each = C / groups;
+  static_assert(each >= 1);
   struct Scratch {
-    ulonglong2 sums[groups][32];
+    ulonglong2 sums[groups][16 * blocks];
     unsigned lost[64];  // bit g: a turn of group g is not finite
   };
 
   __device__ __forceinline__ explicit TurnReader(int thread)
       : pair_(thread & 15), group_(thread >> 4) {}
 
-  __device__ __forceinline__ bool works() const { return group_ < groups; }
   __device__ __forceinline__ int first_token() const { return group_ * each; }
   __device__ __forceinline__ int pair_pair(int block) const { return pair_ + 16 * block; }
 
   // Rates as they lie in memory: all loads are under way together.
   __device__ __forceinline__ void load(const Args& a, const Unit& u, const Part& p) {
     const View& from = a.angles;
-    if (!from.data || !works()) return;
     const int64_t base = cuda::at(from, u.batch, u.begin + p.first, u.head);
+    if (!from.data) return;
     const auto all = [&](auto get) {
 #pragma unroll
       for (int b = 0; b < blocks; ++b)
@@ -78,7 +87,7 @@ class TurnReader {
   template <class F>
   __device__ __forceinline__ void add(const Args& a, const Part& p, const float* dt,
                                       Scratch& scratch, F rate) {
-    if (!a.angles.data || !works()) return;
+    if (!a.angles.data) return;
 #pragma unroll
     for (int b = 0; b < blocks; ++b) {
       uint64_t sums[2] = {0, 0};
@@ -110,7 +119,6 @@ class TurnReader {
   template <class F>
   __device__ __forceinline__ void each_turn(const Args& a, const Part& p, const Carried& carried,
                                             const Scratch& scratch, F f) {
-    if (!works()) return;
 #pragma unroll
     for (int b = 0; b < blocks; ++b) {
       const int pp = pair_pair(b);
@@ -124,13 +132,14 @@ class TurnReader {
           lost[e] = carried.tainted[2 * pp + e] != 0 ||
                     (scratch.lost[2 * pp + e] & ((1u << group_) - 1)) != 0;
         }
-#pragma unroll 1
-        for (int g = 0; g < group_; ++g) {
+#pragma unroll(threads > 128 ? groups : 1)
+        for (int g = 0; g < (threads > 128 ? groups - 1 : group_); ++g) {
+          if (g >= group_) continue;
           const ulonglong2 more = scratch.sums[g][pp];
           sum[0] += more.x, sum[1] += more.y;
         }
       }
-#pragma unroll(each <= 2 ? each : 1)
+#pragma unroll(each <= 2 || threads > 128 ? each : 1)
       for (int j = 0; j < each; ++j) {
         const int t = first_token() + j;
         if (t >= p.n) break;
@@ -148,6 +157,7 @@ class TurnReader {
           turn_sine_cosine(sum[1], by.sin1, by.cos1);
           if (lost[0]) by.cos0 = by.sin0 = NAN;
           if (lost[1]) by.cos1 = by.sin1 = NAN;
+          by.angle = {angle_of(sum[0], lost[0]), angle_of(sum[1], lost[1])};
         }
         f(first_token(), j, pp, by);
       }

@@ -105,7 +105,9 @@ std::string judge(const Case& c, const Tensors& ours, const Values& truth, const
                   bool rounds_operands) {
   std::string said;
   int compared = 0;
-  for (const auto& [name, tensor] : ours) {
+  for (const auto& entry : ours) {
+    const std::string& name = entry.first;
+    const HostTensor& tensor = entry.second;
     if (name == "saved" || name == "status") continue;
     ++compared;
     const auto told = [&](const std::string& what) {

@@ -123,7 +123,8 @@ __device__ void compact_few(const CompactParams& p, const FewTokens& own) {
 // The first block compacts; each other finds the row of X that belongs in its place by itself, so
 // that one launch does both.
 __global__ void __launch_bounds__(kFewBlock) few_rows_kernel(FewRowsParams p) {
-  __shared__ int found, warps[2][FewTokens::kWarps];
+  __shared__ int found;
+  alignas(16) __shared__ int warps[2][FewTokens::kWarps];  // loads of 16 bytes do not reach `found`
   talea::sm90::begin_after_earlier_kernels();
   if (threadIdx.x == 0) found = -1;
   const FewTokens own(p.compact, warps);

@@ -49,6 +49,26 @@ TEST(SparseAttentionJudge, CutSumsAreNoLicence) {
   used_of_cut_sums = before;  // what this test plants is no lane's need
 }
 
+// One key has all the weight: dq is 0, of terms that cancel, and an error has the size of those.
+TEST(SparseAttentionJudge, AGradientOfNothingIsMeasuredByItsTerms) {
+  const std::vector<double> zeros(10000, 0.0);
+  for (const double term : {0.01, 10.0})
+    for (const double share : {0.9e-4, 1.1e-4}) {
+      const std::vector<double> ours(zeros.size(), share * term);
+      const Compared t = {.name = "dq",
+                          .ours = &ours,
+                          .truth = &zeros,
+                          .yardstick = &zeros,
+                          .row = 100,
+                          .dtype = DType::bf16,
+                          .term = term};
+      EXPECT_EQ(compare(t).empty(), share < 1e-4) << term;
+      Compared without = t;  // a lane that sums both alike leaves nothing
+      without.term = 0;
+      EXPECT_NE(compare(without), "");
+    }
+}
+
 TEST(SparseAttentionJudge, NoRoomForFewColumnsOrFp32) {
   const double before = used_of_cut_sums;
   for (const auto& [dim, dtype] : {std::pair{int64_t{128}, DType::bf16}, {576, DType::f32}}) {

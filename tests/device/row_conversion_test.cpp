@@ -72,5 +72,18 @@ TEST(RowConversion, PanelsHoldTheRowsAndZerosBeyond) {
   }
 }
 
+// A sanitizer's test: an address that nothing is read from is not formed either.
+TEST(RowConversion, OfNothingAndOfOneRowAStrideIsAnyNumber) {
+  const int64_t far = int64_t{1} << 61;
+  std::vector<float> src(40, 3.0f), dst(128, -1.0f);
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
+    load_row(src.data(), dtype, far, 1, 0, dst.data());
+    store_row(src.data(), 0, dst.data(), dtype, far, 1);
+  }
+  for (const float x : dst) EXPECT_EQ(x, -1);
+  load_panels({src.data(), DType::f32, 0, far, 1, 1, 37}, dst.data(), lanes());
+  for (int64_t i = 0; i < 37; ++i) EXPECT_EQ(dst[static_cast<size_t>(i)], 3);
+}
+
 }  // namespace
 }  // namespace talea::cpu

@@ -175,10 +175,12 @@ HWY_INLINE V Widened(const hwy::float16_t* from) {
 template <typename T>
 int64_t LoadVectors(const RowBlock& b, float* dst, int64_t step, int64_t row_step) {
   const D d;
-  const T* from = static_cast<const T*>(b.src) + b.first;
   const int64_t whole = b.n / width * width;
-  for (int64_t k = 0; k < b.rows; ++k, from += b.row_stride, dst += row_step)
+  for (int64_t k = 0; whole > 0 && k < b.rows; ++k, dst += row_step) {
+    // Formed for what is read alone: of nothing, and of one row, a stride may be any number.
+    const T* const from = static_cast<const T*>(b.src) + b.first + k * b.row_stride;
     for (int64_t i = 0; i < whole; i += width) hn::StoreU(Widened(from + i), d, dst + i * step);
+  }
   return whole;
 }
 
@@ -256,6 +258,7 @@ void load_panels(const RowBlock& b, float* dst, int64_t panel) {
 }
 
 void store_row(const float* src, int64_t n, void* dst, DType dtype, int64_t first, int64_t stride) {
+  if (n == 0) return;
   if (dtype == DType::f32) {
     float* to = static_cast<float*>(dst) + first;
     for (int64_t i = 0; i < n; ++i) to[i * stride] = src[i];

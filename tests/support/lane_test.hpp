@@ -28,10 +28,14 @@ class LaneTest : public ::testing::TestWithParam<std::string> {
   Place& place() { return *place_; }
   bool accepts(const Case& c) { return !declines(place(), lane(), c); }
   Outcome run(const Case& c) { return run_lane(place(), lane(), c); }
-  std::string judged(const Case& c, const CaseOutputs& out, const Yardsticks& y) {
-    if (!needs_16bit_rows(lane())) return judge(c, out, y, standing_of(lane(), c));
+  std::string judged(const Case& c, const Outcome& o, const Yardsticks& y) {
+    return judged(c, o.out, o.result, y);
+  }
+  std::string judged(const Case& c, const CaseOutputs& out, const LinearCrossEntropyResult& result,
+                     const Yardsticks& y) {
+    if (!needs_16bit_rows(lane())) return judge(c, out, y, standing_of(lane(), c, result));
     const Case f = fitted(lane(), c);
-    return judge(f, out, yardsticks(f), standing_of(lane(), f));
+    return judge(f, out, yardsticks(f), standing_of(lane(), f, result));
   }
   // Right against both yardsticks, or declined with a reason where that is allowed.
   void expect_right(const Case& c, const std::string& what = "") {

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <set>
 
 #include "yardsticks/linear_cross_entropy/compare.hpp"
@@ -98,6 +99,7 @@ struct Judge {
   Standing standing;
   Real e;
   std::string complaints;
+  std::vector<Real> sizes_of_row{};  // the magnitudes of a row's factors, added up
 
   void tensor(const std::string& name, const Array& array) {
     if (!array.present()) return;
@@ -118,7 +120,7 @@ struct Judge {
       rule.worst_times = is_16bit(c.in.hidden.dtype()) ? 2 : 0;
       // The lane that is eager on purpose cannot be asked to beat eager in every drawing.
       if (rule.worst_times > 0 && name != "db") rule.l2_times = is_product() ? 1 : 2;
-      if (one_term()) {
+      if (rounds_once() && !(some_once() && name == "db")) {  // which sums what is not rounded
         if (name != "db") rule.luck = luck_of_terms(name);
         rule.terms = [this, name](int64_t k) { return rounded_terms(name, k); };
       }
@@ -140,15 +142,21 @@ struct Judge {
                        : name == "dw" ? a.dw_subtracted
                                       : a.db_subtracted;
     for (size_t k = 0; !is_product() && k < floor.size(); ++k) floor[k] += more[k] / floor_share;
-    if (name == "dx" && one_term() && a.rows_alike && !floor.empty()) roundings_alike(floor);
+    if (name == "dx" && rounds_once() && a.rows_alike && !floor.empty()) roundings_alike(floor);
     return floor;
   }
 
   // The rest is section 4 of decision 0007.
-  bool one_term() const { return standing == Standing::one_term && is_16bit(c.in.hidden.dtype()); }
-  // Half a step of the one rounding of this logit's gradient.
+  bool some_once() const { return standing == Standing::small_terms; }
+  bool rounds_once() const {
+    return (standing == Standing::one_term || some_once()) && is_16bit(c.in.hidden.dtype());
+  }
+  // Half a step of the one rounding of this logit's gradient; none where two terms of it are kept.
   Real once(int64_t t, int64_t v) const {
-    return half_step(c.in.hidden.dtype(), y.truth.sizes[size_t(t * c.vocab() + v)]);
+    const auto cell = size_t(t * c.vocab() + v);
+    if (!some_once()) return half_step(c.in.hidden.dtype(), y.truth.sizes[cell]);
+    const Real size = y.truth.factors[cell];
+    return size > sizes_of_row[size_t(t)] / 64 ? Real(0) : half_step(c.in.hidden.dtype(), size);
   }
 
   // Of a weight whose rows are the same numbers all terms round alike, and nothing averages out.
@@ -167,6 +175,7 @@ struct Judge {
   // The same of this gradient times any factor of its row, which is what some lanes round: the
   // step is largest where that lies at the low end of a binade.
   Real once_scaled(int64_t t, int64_t v) const {
+    if (some_once()) return once(t, v);
     const Real size = y.truth.sizes[size_t(t * c.vocab() + v)];
     const Real unit = c.in.hidden.dtype() == DType::bf16 ? 0x1p-8L : 0x1p-11L;
     return std::max(once(t, v), unit * std::fabs(size));
@@ -184,7 +193,7 @@ struct Judge {
     const int64_t row = name == "db" ? k : k / c.hidden(), i = k % c.hidden();
     if (name == "dx")
       for (int64_t v = 0; v < c.vocab(); ++v) add(once_scaled(row, v), weight(v, i));
-    const bool twice = name == "dw" && c.in.hidden.dtype() == DType::bf16;
+    const bool twice = name == "dw" && c.in.hidden.dtype() == DType::bf16 && !some_once();
     for (int64_t t = 0; name != "dx" && row < c.vocab() && t < c.tokens(); ++t) {
       add(once_scaled(t, row), name == "db" ? Real(1) : hidden(t, i));
       if (twice) add(once_scaled(t, row), hidden(t, i));
@@ -364,6 +373,11 @@ struct Judge {
 
 std::string judge(const Case& c, const CaseOutputs& ours, const Yardsticks& y, Standing standing) {
   Judge j{c, ours, y, standing, is_16bit(c.in.hidden.dtype()) ? 1e-4L : 1e-6L, ""};
+  for (size_t first = 0; standing == Standing::small_terms && first < y.truth.factors.size();
+       first += size_t(c.vocab()))
+    j.sizes_of_row.push_back(std::accumulate(y.truth.factors.begin() + int64_t(first),
+                                             y.truth.factors.begin() + int64_t(first) + c.vocab(),
+                                             Real(0)));
   j.tensor("loss", ours.loss);
   j.tensor("lse", ours.lse);
   j.tensor("target_logprob", ours.target_logprob);

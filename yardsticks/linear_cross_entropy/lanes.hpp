@@ -26,7 +26,9 @@ bool is_device_lane(const std::string& lane);
 bool is_yardstick_lane(const std::string& lane);
 // Plain loops, slow on purpose.
 bool is_reference_lane(const std::string& lane);
-Standing standing_of(const std::string& lane, const Case& c);
+// By what the call said that it did.
+Standing standing_of(const std::string& lane, const Case& c,
+                     const LinearCrossEntropyResult& result);
 
 // Multiplies 16-bit rows of whole 16-byte pieces only.
 bool needs_16bit_rows(const std::string& lane);

@@ -306,6 +306,7 @@ class Oracle {
     // what is left of n of them are n / 8 roundings at the worst.
     a_.rows_alike = rows_alike();
     a_.sizes.assign(a_.dz.size(), 0);
+    a_.factors.assign(a_.dz.size(), 0);
     const Real over_tokens = std::sqrt(Real(n_));
     const Real over_vocab = std::max(std::sqrt(Real(v_)), a_.rows_alike ? Real(v_) / 8 : Real(0));
     const std::vector<double> x_sizes(magnitudes_in_double(x_)), w_sizes(magnitudes_in_double(w_));
@@ -323,6 +324,7 @@ class Oracle {
         // Below the smallest normal number of fp32 a rounding is as large as there.
         const Real size = dz_size_[cell] > 0 ? std::max(dz_size_[cell], smallest) : Real(0);
         a_.sizes[cell] = dz_size_[cell] * std::fabs(s);
+        a_.factors[cell] = std::fabs(s * da);
         a_.db[static_cast<size_t>(v)] += da;
         a_.db_floor[static_cast<size_t>(v)] += size * (logit + over_tokens);
         const Real *x = x_.data() + at(t, 0), *w = w_.data() + at(v, 0);

@@ -36,7 +36,8 @@ struct Answer {
   // [tokens, vocab]: the magnitude of each logit's gradient, times the scale, as a product forms
   // it.
   std::vector<Real> sizes;
-  bool rows_alike = false;        // of the weight: all are the same numbers
+  std::vector<Real> factors;  // the same as it is multiplied: terms summed, softcap's slope in it
+  bool rows_alike = false;    // of the weight: all are the same numbers
   std::vector<Real> row_largest;  // the largest number each row's logits pass through
 };
 

@@ -162,7 +162,8 @@ struct Run {
       try {
         const auto ran = run_subject(subject, c, flags, world);
         o.complaint =
-            ran.damage + testing::judge(c, ran.out, y, testing::standing_of(subject.lane, c));
+            ran.damage +
+            testing::judge(c, ran.out, y, testing::standing_of(subject.lane, c, ran.result));
         errors = figures(ran.out, y, subject.lane, o.complaint.empty());
       } catch (const Error& e) {
         // A lost rank ends the check: those that are left could only wait for it again.

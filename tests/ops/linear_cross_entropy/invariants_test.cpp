@@ -185,7 +185,7 @@ TEST_P(Invariants, PartsSumToTheWhole) {
     CaseOutputs joined;
     joined.dw = b.out.dw;
     joined.db = b.out.db;
-    return judged(c, joined, yardsticks(c));
+    return judged(c, joined, b.result, yardsticks(c));
   });
 }
 
@@ -212,7 +212,7 @@ TEST_P(Invariants, VocabularyMayBePermuted) {
     for (int64_t k = 0; k < v; ++k)
       for (int64_t i = 0; i < c.hidden(); ++i) o.out.dw.set(k, i, turned.get(name(k), i));
     o.out.argmax = o.out.topk_ids = o.out.accuracy = Array();  // ids are renamed too
-    return judged(c, o.out, yardsticks(c));
+    return judged(c, o, yardsticks(c));
   });
 }
 
@@ -236,7 +236,7 @@ TEST_P(Invariants, ConstantBiasShiftsOut) {
       const long double moved = std::fabs(y.truth.loss[t] - before.loss[t]);
       if (!(moved <= 1e-5L * (64 + before.largest_logit))) return "the oracle's loss moved";
     }
-    return judged(shifted, o.out, y);
+    return judged(shifted, o, y);
   });
 }
 

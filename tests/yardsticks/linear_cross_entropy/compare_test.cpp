@@ -310,6 +310,77 @@ TEST(JudgedOnce, AnElementOfDwMayBeRoundedTwice) {
   used_by_products = lanes;
 }
 
+// Three equal rows of hidden: dW is one row times 900 numbers, so few roundings make it up. Who
+// rounds no more than small gradients of logits gets five deviations of those, and none of the
+// large ones.
+TEST(JudgedOnce, SmallTermsAreLuckyLargeOnesAreNot) {
+  Case c = plain_case({.tokens = 3, .hidden = 4, .vocab = 300, .dtype = DType::bf16});
+  for (int64_t t = 1; t < 3; ++t)
+    for (int64_t i = 0; i < 4; ++i) c.in.hidden.set(t, i, c.in.hidden.get(0, i));
+  want_everything(c);
+  Yardsticks y = yardsticks(c);
+  const Answer& truth = y.truth;
+  Real sum[3] = {}, row = 0, most = 0, variance = 0, floor = 0;
+  for (size_t k = 0; k < 900; ++k) sum[k / 300] += truth.factors[k];
+  for (int64_t i = 0; i < 4; ++i) row += c.in.hidden.get(0, i) * c.in.hidden.get(0, i);
+  int large = 0;
+  for (size_t v = 0; v < 300; ++v) {
+    Real worst = 0, squares = 0, fourths = 0;
+    for (size_t t = 0; t < 3; ++t) {
+      const Real size = truth.factors[300 * t + v];
+      if (size > sum[t] / 64) ++large;
+      const Real half = size > sum[t] / 64 ? Real(0) : half_step(DType::bf16, size);
+      worst += half, squares += half * half, fourths += half * half * half * half;
+    }
+    most += worst * worst * row;
+    variance += ((4.0L / 45 - 2.0L / 9) * fourths + 2.0L / 9 * squares * squares) * row * row;
+  }
+  ASSERT_GE(large, 3);  // the rows' targets
+  const Real luck = std::min(most, 5 * std::sqrt(2 * variance));
+  for (const Real x : truth.dw_floor) floor += 0x1p-48L * x * x;
+  for (Answer& other : y.eager) other.dw = truth.dw;
+  const auto v = size_t(c.in.targets.integer(0));
+  Real largest = 0;
+  for (const Real x : truth.dw) largest = std::max(largest, std::fabs(x));
+  const Used lanes = used_by_products;
+  for (const Real share : {0.97L, 1.03L}) {
+    // Spread over all elements: none of them is off by as much as it may be.
+    CaseOutputs only;
+    only.dw = Array(DType::f64, {300, 4});
+    const Real each = share * (std::sqrt(luck) + std::sqrt(floor)) / std::sqrt(Real(1200));
+    for (int64_t k = 0; k < 1200; ++k)
+      only.dw.set(k / 4, k % 4, truth.dw[size_t(k)] + (k % 2 ? each : -each));
+    for (Answer& other : y.eager) other.dw[0] = truth.dw[0] + each;  // and nobody asks of one
+    const Real yard = each * each, room = std::sqrt(yard + luck) + std::sqrt(floor);
+    const bool inside = each * std::sqrt(Real(1200)) <= room;
+    EXPECT_EQ(inside, share < 1);
+    EXPECT_EQ(judge(c, only, y, Standing::small_terms).empty(), inside) << double(share);
+    EXPECT_NE(judge(c, only, y, Standing::product), "") << double(share);
+    for (Answer& other : y.eager) other.dw = truth.dw;
+  }
+  // One rounding of the target's gradient, which is large: not granted.
+  CaseOutputs only;
+  only.dw = Array(DType::f64, {300, 4});
+  for (int64_t k = 0; k < 1200; ++k) only.dw.set(k / 4, k % 4, truth.dw[size_t(k)]);
+  only.dw.set(
+      int64_t(v), 1,
+      truth.dw[4 * v + 1] + 2e-4L * largest +
+          0.9L * half_step(DType::bf16, truth.factors[v]) * std::fabs(Real(c.in.hidden.get(0, 1))));
+  EXPECT_EQ(judge(c, only, y, Standing::one_term).find("dw["), std::string::npos);
+  EXPECT_NE(judge(c, only, y, Standing::small_terms).find("dw["), std::string::npos);
+  // db sums what is not rounded.
+  only = CaseOutputs();
+  only.db = Array(DType::f64, {300});
+  for (int64_t k = 0; k < 300; ++k) only.db.set(k, 0, truth.db[size_t(k)]);
+  for (Answer& other : y.eager) other.db = truth.db;
+  Real largest_db = 0, halves = 0;
+  for (const Real x : truth.db) largest_db = std::max(largest_db, std::fabs(x));
+  for (size_t t = 0; t < 3; ++t) halves += half_step(DType::bf16, truth.factors[300 * t + 1]);
+  only.db.set(1, 0, truth.db[1] + 1.1e-4L * largest_db + halves);
+  EXPECT_NE(judge(c, only, y, Standing::small_terms), "");
+  used_by_products = lanes;
+}
+
 // fp32, a scaled logit of 140 that is all of its row: what one sum of its terms leaves is common to
 // the whole row. Nine tenths of five deviations pass, a tenth more than they do not.
 TEST(JudgedWalk, RoundingsOfALargeLogitMoveItsRow) {

@@ -48,8 +48,9 @@ FORCED = {
     "cuda": ("one_term", "two_terms"),
     "sm90": ("folded", "transformed", "wide", "slices", "chunks", "not_ahead"),
 }
-# Those whose cases are drawn, and so can be drawn at a size that the way is for.
+# Those whose cases are drawn, and so can be drawn at a size that the way is for; and two of few words.
 FORCED_SUITES = [f"*{s}.*/" for s in ("Options", "Properties")]
+FORCED_SUITES += ["*Edges.TiesGoToTheLowestId/", "*Precision.ConfidentRowsKeepTheirDigits/"]
 SANITISED = [
     "*Edges.IgnoredRows*/cuda",
     "*Edges.TopKOfEveryWidth/cuda",

@@ -33,9 +33,9 @@ class LaneTest : public ::testing::TestWithParam<std::string> {
   }
   std::string judged(const Case& c, const CaseOutputs& out, const LinearCrossEntropyResult& result,
                      const Yardsticks& y) {
-    if (!needs_16bit_rows(lane())) return judge(c, out, y, standing_of(lane(), c, result));
+    if (!needs_16bit_rows(lane())) return judge(c, out, y, standing_of(lane(), result));
     const Case f = fitted(lane(), c);
-    return judge(f, out, yardsticks(f), standing_of(lane(), f, result));
+    return judge(f, out, yardsticks(f), standing_of(lane(), result));
   }
   // Right against both yardsticks, or declined with a reason where that is allowed.
   void expect_right(const Case& c, const std::string& what = "") {

@@ -64,8 +64,9 @@ Real half_step(DType dtype, Real x);
 // A product must be as near to the truth as eager arithmetic. A yardstick is eager arithmetic in
 // code of its own: within what rounding its logits and their gradient to 16 bits explains.
 // one_term: a product that rounds the gradient of each logit to the inputs' 16 bits before it
-// multiplies, as eager arithmetic does, and as device lanes do with large weights. small_terms: one
-// that does so with what is no more than a 64th of its row, and keeps two terms of the rest.
+// multiplies, as eager arithmetic does, and as device lanes do with large weights or by force.
+// small_terms: one that does so with what is no more than a 64th of its row, and keeps two terms of
+// the rest.
 enum class Standing { product, one_term, small_terms, yardstick };
 
 // Every output the case wants, the exact zeros, and the ranking. Empty: all holds.

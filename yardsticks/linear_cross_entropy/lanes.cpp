@@ -66,17 +66,16 @@ bool is_yardstick_lane(const std::string& lane) { return info(lane).kind == "unf
 
 bool is_reference_lane(const std::string& lane) { return info(lane).kind == "reference"; }
 
-Standing standing_of(const std::string& lane, const Case& c,
-                     const LinearCrossEntropyResult& result) {
-  constexpr int64_t large = int64_t{1} << 17;  // elements: up to so many dz keeps two terms
+Standing standing_of(const std::string& lane, const LinearCrossEntropyResult& result) {
   if (is_yardstick_lane(lane)) return Standing::yardstick;
-  if (is_device_lane(lane))
-    return c.vocab() * c.hidden() > large ? Standing::one_term : Standing::product;
-  const auto rounds = [](const std::string& note) {
-    return note.find("gradient factors rounded to bf16") != std::string::npos;
+  const auto said = [&](const char* words) {
+    return std::any_of(result.notes.begin(), result.notes.end(), [&](const std::string& note) {
+      return note.find(words) != std::string::npos;
+    });
   };
-  const bool some = std::any_of(result.notes.begin(), result.notes.end(), rounds);
-  return some ? Standing::small_terms : Standing::product;
+  if (said("gradient factors rounded once")) return Standing::one_term;
+  return said("gradient factors rounded to bf16, large ones in two terms") ? Standing::small_terms
+                                                                           : Standing::product;
 }
 
 bool needs_16bit_rows(const std::string& lane) { return lane == "sm90"; }

@@ -27,8 +27,7 @@ bool is_yardstick_lane(const std::string& lane);
 // Plain loops, slow on purpose.
 bool is_reference_lane(const std::string& lane);
 // By what the call said that it did.
-Standing standing_of(const std::string& lane, const Case& c,
-                     const LinearCrossEntropyResult& result);
+Standing standing_of(const std::string& lane, const LinearCrossEntropyResult& result);
 
 // Multiplies 16-bit rows of whole 16-byte pieces only.
 bool needs_16bit_rows(const std::string& lane);

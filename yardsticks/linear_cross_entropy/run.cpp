@@ -146,7 +146,7 @@ std::string verify(const std::string& lane, const Case& c, const Yardsticks& y) 
   }
   ++counts()[lane].accepted;
   const Outcome o = run_lane(*place, lane, c);
-  return o.damage + judge(c, o.out, y, standing_of(lane, c, o.result));
+  return o.damage + judge(c, o.out, y, standing_of(lane, o.result));
 }
 
 std::string verify(const std::string& lane, const Case& c) {

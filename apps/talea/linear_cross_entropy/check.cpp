@@ -161,9 +161,8 @@ struct Run {
     } else {
       try {
         const auto ran = run_subject(subject, c, flags, world);
-        o.complaint =
-            ran.damage +
-            testing::judge(c, ran.out, y, testing::standing_of(subject.lane, c, ran.result));
+        o.complaint = ran.damage +
+                      testing::judge(c, ran.out, y, testing::standing_of(subject.lane, ran.result));
         errors = figures(ran.out, y, subject.lane, o.complaint.empty());
       } catch (const Error& e) {
         // A lost rank ends the check: those that are left could only wait for it again.

@@ -155,7 +155,9 @@ namespace {
 
 std::string product_path(const Problem& p, const Plan& plan) {
   if (plan.native_bf16)
-    return "native bf16 (AVX512-BF16), summed in fp32; gradient factors rounded to bf16";
+    return "native bf16 (AVX512-BF16), summed in fp32; gradient factors rounded to bf16, large "
+           "ones in "
+           "two terms";
   const bool widened = is_16bit(p.hidden_dtype) || is_16bit(p.weight_dtype);
   return widened ? "16-bit tensors widened to fp32" : "fp32";
 }

@@ -89,6 +89,9 @@ void report(const Call& call, const Plan& plan, const Buffers& b, int64_t chunks
     r.merges += fmt::format(", ranks (all_gather of row states, {})", call.vocab.engine());
   r.denominator = NAN;
   if (plan.over_limit) r.notes.push_back(over_limit(p, plan));
+  if (p.backward() && is_16bit(plan.compute))
+    r.notes.push_back(plan.two_terms ? "gradient factors in two 16-bit terms"
+                                     : "gradient factors rounded once");
   if (plan.copies_weight)
     r.notes.push_back(fmt::format(
         "weight: strides {}, {} suit no product; a dense copy was made in the workspace",

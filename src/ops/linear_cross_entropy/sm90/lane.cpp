@@ -42,7 +42,11 @@ void report(const Run& r) {
                        : "exact vector, applied per row in the same pass";
   const std::string slices =
       r.c.by_slices() ? fmt::format(", {} words a slice", r.c.slice_words) : "";
-  said.notes.push_back(fmt::format("{}{}; predicted {:.4g} ms", schedule_of(r.c), slices, r.c.ms));
+  const char* factors = !r.p.backward() ? ""
+                        : r.c.two_terms ? "; gradient factors in two 16-bit terms"
+                                        : "; gradient factors rounded once";
+  said.notes.push_back(
+      fmt::format("{}{}{}; predicted {:.4g} ms", schedule_of(r.c), slices, factors, r.c.ms));
   said.merges = r.exchanged() ? "partial sums on the device, ranks by all_gather of the row states"
                               : "partial sums merged in a fixed order on the device";
   if (r.c.by_slices() && !r.c.from_saved())  // the logits twice

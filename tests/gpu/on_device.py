@@ -7,7 +7,7 @@ Never: takes a case that did not run for one that passed; starts where a pattern
 everything under the sanitizers: a sanitised kernel is a hundred times slower.
 
 usage, in the project's root on a machine with a GPU, after `make cuda`:
-  tests/gpu/on_device.py [--gpus 0,1] [--beside 2] [--jobs 16] [--limit SECONDS] [--no-forced]
+  tests/gpu/on_device.py [--gpus 0,1] [--beside 2] [--jobs 16] [--limit SECONDS] [--each SECONDS] [--no-forced]
                          [--no-sanitizers | --sanitizers-alone] [--only 'PATTERN,PATTERN'] [build/cuda/bin] [receipts/h200/tests.json]
 """
 
@@ -102,8 +102,9 @@ class Runner:
     """A queue of (kind, program, case); kind is "case", "force=WAY", a tool of compute-sanitizer, or
     such a tool and a way."""
 
-    def __init__(self, folder, gpus, beside, limit, keep, keep_s):
+    def __init__(self, folder, gpus, beside, limit, each, keep, keep_s):
         self.folder, self.gpus, self.end = folder, gpus, time.monotonic() + limit
+        self.each = each  # seconds of a run under a tool
         self.beside = beside  # seen after the others, for cases that need two devices
         self.done, self.lock = {}, threading.Lock()
         self.keep, self.keep_s = keep, keep_s
@@ -144,7 +145,8 @@ class Runner:
         said = Path(self.folder) / f"{number}.json"
         said.unlink(missing_ok=True)
         command = [program, f"--gtest_filter={case}", f"--gtest_output=json:{said}"]
-        command += [f"--{word}" for word in kind.split() if word.startswith("force=")]
+        ways = [word for word in kind.split() if word.startswith("force=")]
+        command += [f"--force={way}" for word in ways for way in word[6:].split(",")]
         tool = kind.split()[0]
         if tool in TOOLS:
             command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9", *command]
@@ -156,7 +158,7 @@ class Runner:
                 capture_output=True,
                 text=True,
                 errors="replace",
-                timeout=left,
+                timeout=min(left, self.each) if tool in TOOLS else left,
                 env=os.environ | environment,
             )
         except subprocess.TimeoutExpired:
@@ -233,14 +235,15 @@ def listed(folder):
 
 
 def sanitised_jobs(jobs):
-    """Those of `jobs` that run under the tools: cases by the lane's own choice, one on each way besides."""
+    """Those of `jobs` that run under the tools: cases by the lane's own choice; besides one on each way, all
+    ways in one process, since a tool takes longer to rewrite the kernels than they take to run."""
     for tool in TOOLS:
         for kind, program, case in jobs:
             if kind == "case" and matches(case, SANITISED):
                 yield tool, program, case
             for lane, ways in FORCED.items():
                 if kind == "case" and fnmatch(case, SANITISED_FORCED + lane):
-                    yield from ((f"{tool} force={way}", program, case) for way in ways)
+                    yield f"{tool} force={','.join(ways)}", program, case
 
 
 def summary(done, planned, seconds, finished):
@@ -281,6 +284,7 @@ def main():
     parser.add_argument("--beside", default="", help="GPUs that are visible, and never the first")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--limit", type=float, default=1800, help="seconds for everything")
+    parser.add_argument("--each", type=float, default=600, help="seconds of a run under a tool")
     parser.add_argument("--keep", type=float, default=10, help="seconds between two writings")
     part = parser.add_mutually_exclusive_group()
     part.add_argument("--no-sanitizers", action="store_true")
@@ -319,7 +323,9 @@ def main():
 
     with tempfile.TemporaryDirectory() as folder:
         beside = [gpu for gpu in args.beside.split(",") if gpu]
-        runner = Runner(folder, args.gpus.split(","), beside, args.limit, keep, args.keep)
+        runner = Runner(
+            folder, args.gpus.split(","), beside, args.limit, args.each, keep, args.keep
+        )
         keep({})  # in place of what an earlier run left
         runner.run(alone, 1)
         runner.run(together, args.jobs)

@@ -69,6 +69,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=0.1, help="of each point")
     parser.add_argument("--shapes", help="tokens x hidden x vocabulary, as 8192x4096x128256;...")
+    parser.add_argument("--limits", help="auto or MiB, parted by ';' (default: all)")
     parser.add_argument("--kinds", help="names, parted by ';' (default: all)")
     parser.add_argument("--receipt", help="where to write it, .json")
     args = parser.parse_args()
@@ -77,7 +78,9 @@ def main():
         return 3
     start, device, runs, not_run = now(), torch.device("cuda", 0), [], {}
     torch.manual_seed(1)
-    shapes, kinds = SHAPES, KINDS
+    shapes, kinds, limits = SHAPES, KINDS, LIMITS
+    if args.limits:
+        limits = [n if n == "auto" else int(n) for n in args.limits.split(";")]
     if args.shapes:
         shapes = [tuple(int(n) for n in s.split("x")) for s in args.shapes.split(";")]
     if args.kinds:
@@ -94,7 +97,7 @@ def main():
         del work
         torch.cuda.empty_cache()
         for kind, how in kinds.items():
-            for limit in LIMITS:
+            for limit in limits:
                 name = f"{kind}, {limit}" + ("" if limit == "auto" else " MiB")
                 try:
                     made = point(x, w, y, main, limit, how, args.seconds)

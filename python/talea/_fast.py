@@ -27,6 +27,23 @@ def empty_strided() -> dict:
     return {device: way for device, way in ways.items() if way is not None}
 
 
+def tensor_guard(*tensors):
+    """The same number of tensors -> whether each is like the one given, by one look in C++.
+
+    Alike: class, dtype, device, shape, strides, requires_grad, and whatever mode or transform of
+    PyTorch is on. None: there is no such look.
+    """
+    guards = _private("_dynamo.guards.TensorGuards")
+    if guards is None:
+        return None
+    sizes = [list(t.shape) for t in tensors]
+    strides = [list(t.stride()) for t in tensors]
+    try:
+        return guards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
+    except TypeError:  # made in another way by this release
+        return None
+
+
 def _public_stream(index: int) -> int:
     return torch.cuda.current_stream(index).cuda_stream
 

@@ -49,6 +49,11 @@ void log(int32_t level, std::string_view text) noexcept {
   }
 }
 
+bool anybody_reads_the_log() noexcept {
+  const std::lock_guard lock(the_log().mutex);
+  return the_log().callback != nullptr;
+}
+
 talea_status status_of_current_exception() noexcept {
   talea_status status = TALEA_RUNTIME;
   try {

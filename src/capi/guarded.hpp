@@ -12,6 +12,7 @@ namespace talea::capi {
 
 void set_last_error(std::string_view text) noexcept;
 void log(int32_t level, std::string_view text) noexcept;
+bool anybody_reads_the_log() noexcept;
 
 // The status of the exception in flight; keeps its text. Call only inside a catch.
 talea_status status_of_current_exception() noexcept;

@@ -5,8 +5,13 @@
 #include "capi/phases.hpp"
 #include "capi/result.hpp"
 #include "capi/tensor.hpp"
+#include "ops/linear_cross_entropy/again.hpp"
 #include "ops/linear_cross_entropy/fields.hpp"
 #include "ops/linear_cross_entropy/receipt.hpp"
+
+struct talea_linear_cross_entropy_prepared {
+  talea::lce::Again call;
+};
 
 namespace talea::capi {
 namespace {
@@ -145,9 +150,10 @@ talea_status talea_linear_cross_entropy(const talea_linear_cross_entropy_args* a
   return capi::guarded([&] {
     const capi::Arguments a = capi::read(args, capi::Purpose::call);
     auto done = capi::run(a, a.ranks);
-    capi::log_lanes(
-        capi::name, done.lane, done.declined,
-        fmt::format("{} workspace bytes, {} chunks", done.workspace_bytes, done.chunks));
+    if (capi::anybody_reads_the_log())
+      capi::log_lanes(
+          capi::name, done.lane, done.declined,
+          fmt::format("{} workspace bytes, {} chunks", done.workspace_bytes, done.chunks));
     if (result) *result = capi::result_of(std::move(done));
   });
 }
@@ -178,6 +184,35 @@ talea_status talea_linear_cross_entropy_phases_begin(const talea_linear_cross_en
                              return capi::result_of(capi::run(*a, ranks));
                            });
   });
+}
+
+talea_status talea_linear_cross_entropy_prepare(const talea_linear_cross_entropy_args* args,
+                                                talea_linear_cross_entropy_prepared** prepared) {
+  if (prepared) *prepared = nullptr;
+  return capi::guarded([&] {
+    require(prepared, ErrorKind::usage, "prepared: null pointer");
+    const capi::Arguments a = capi::read(args, capi::Purpose::question);
+    require(!args->ranks, ErrorKind::usage, "ranks: a call of several ranks is not prepared");
+    *prepared = new talea_linear_cross_entropy_prepared{
+        {a.inputs, a.outputs, a.options, a.workspace.bytes}};
+  });
+}
+
+talea_status talea_linear_cross_entropy_again(const talea_linear_cross_entropy_prepared* prepared,
+                                              const talea_linear_cross_entropy_places* places) {
+  return capi::guarded([&] {
+    require(prepared, ErrorKind::usage, "prepared: null pointer");
+    capi::check_size("places", places);
+    require(places->count == static_cast<int64_t>(prepared->call.tensors()), ErrorKind::usage,
+            "places: {} addresses for {} tensors", places->count, prepared->call.tensors());
+    prepared->call.run({places->data, prepared->call.tensors()}, places->workspace, places->stream);
+    if (capi::anybody_reads_the_log())
+      capi::log_lanes(capi::name, prepared->call.lane(), {}, "as prepared");
+  });
+}
+
+void talea_linear_cross_entropy_prepared_free(talea_linear_cross_entropy_prepared* prepared) {
+  delete prepared;
 }
 
 const char* talea_linear_cross_entropy_lanes(void) {

@@ -38,9 +38,14 @@ Tensor tensor(const char* name, const talea_tensor& from, MadeUpAddresses& addre
   constexpr auto usage = ErrorKind::usage;
   Tensor t;
   if (!from.present) return t;
-  t.dtype = checked_enum<DType>(fmt::format("{}: dtype", name).c_str(), from.dtype, TALEA_U8);
-  t.device =
-      checked_enum<DeviceKind>(fmt::format("{}: device", name).c_str(), from.device, TALEA_CUDA);
+  const auto within = [&](const char* field, int32_t value, int32_t last) {
+    require(value >= 0 && value <= last, usage, "{}: {} = {}: must lie in [0, {}]", name, field,
+            value, last);
+  };
+  within("dtype", from.dtype, TALEA_U8);
+  within("device", from.device, TALEA_CUDA);
+  t.dtype = static_cast<DType>(from.dtype);
+  t.device = static_cast<DeviceKind>(from.device);
   require(from.rank >= 0 && from.rank <= max_rank, usage, "{}: rank = {}: must lie in [0, {}]",
           name, from.rank, max_rank);
   require(from.reserved == 0, usage, "{}: reserved = {}: must be 0", name, from.reserved);

@@ -104,30 +104,22 @@ std::string shape_of(const Tensor& t) {
 
 void check_shape(const char* name, const Tensor& t, std::initializer_list<int64_t> want) {
   if (!t) return;
-  bool same = t.rank == static_cast<int>(want.size());
-  int i = 0;
-  std::string expected = "[";
-  for (int64_t extent : want) {
-    same = same && t.shape[i] == extent;
-    expected += fmt::format("{}{}", i ? ", " : "", extent);
-    ++i;
-  }
-  require(same, data_error, "{}: shape {} where {}] is needed", name, shape_of(t), expected);
-  require(t.data || t.elements() == 0, data_error, "{}: null pointer with shape {}", name,
-          shape_of(t));
+  const auto have = std::span(t.shape).first(static_cast<size_t>(t.rank));
+  if (!std::ranges::equal(have, want))
+    fail(data_error, "{}: shape {} where [{}] is needed", name, shape_of(t),
+         fmt::join(want.begin(), want.end(), ", "));
+  if (!t.data && t.elements() > 0)
+    fail(data_error, "{}: null pointer with shape {}", name, shape_of(t));
 }
 
 void check_dtype(const char* name, const Tensor& t, std::initializer_list<DType> allowed) {
-  if (!t) return;
+  if (!t || std::ranges::find(allowed, t.dtype) != allowed.end()) return;
   std::string list;
-  bool found = false;
   for (const DType one : allowed) {
     const std::string text = name_of(one);
-    found = found || t.dtype == one;
     if (list.find(text) == std::string::npos) list += (list.empty() ? "" : ", ") + text;
   }
-  require(found, data_error, "{}: dtype {} is not supported here; one of {}", name,
-          name_of(t.dtype), list);
+  fail(data_error, "{}: dtype {} is not supported here; one of {}", name, name_of(t.dtype), list);
 }
 
 void check_views(std::span<const NamedTensor> tensors) { for_present(tensors, check_view); }

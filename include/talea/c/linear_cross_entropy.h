@@ -190,6 +190,28 @@ talea_linear_cross_entropy_late(const talea_linear_cross_entropy_late_args* args
 TALEA_API talea_status talea_linear_cross_entropy(const talea_linear_cross_entropy_args* args,
                                                   talea_result** result);
 
+/* A call that is made again with other addresses: checked and planned once. */
+typedef struct talea_linear_cross_entropy_prepared talea_linear_cross_entropy_prepared;
+/* `args` are copied, and hold no ranks; addresses may be null, workspace_bytes counts. */
+TALEA_API talea_status talea_linear_cross_entropy_prepare(
+    const talea_linear_cross_entropy_args* args, talea_linear_cross_entropy_prepared** prepared);
+
+/* Where the tensors of one call lie. */
+typedef struct talea_linear_cross_entropy_places {
+  int64_t struct_bytes;
+  void* workspace; /* workspace_bytes of the prepared args */
+  void* stream;
+  int64_t count;  /* of the addresses */
+  void* data[28]; /* of the tensors present: inputs, then outputs, in the order of their structs */
+} talea_linear_cross_entropy_places;
+/* What talea_linear_cross_entropy() does, without a result. Several threads may share `prepared`.
+ */
+TALEA_API talea_status
+talea_linear_cross_entropy_again(const talea_linear_cross_entropy_prepared* prepared,
+                                 const talea_linear_cross_entropy_places* places);
+TALEA_API void talea_linear_cross_entropy_prepared_free(
+    talea_linear_cross_entropy_prepared* prepared);
+
 /* Lane names, best first, parted by commas; a constant. */
 TALEA_API const char* talea_linear_cross_entropy_lanes(void);
 

@@ -112,6 +112,16 @@ class Args(c.Structure):
     ]
 
 
+class Places(c.Structure):
+    _fields_ = [
+        ("struct_bytes", c.c_int64),
+        ("workspace", c.c_void_p),
+        ("stream", c.c_void_p),
+        ("count", c.c_int64),
+        ("data", c.c_void_p * 28),
+    ]
+
+
 LATE_NAMES = ("factor", "expected", "dx", "dw", "dx_sum", "dw_sum", "dx_rest", "dw_rest")
 
 
@@ -130,6 +140,9 @@ def _declare(lib: c.CDLL) -> None:
     lib.talea_linear_cross_entropy_rest_bytes.argtypes = [args, number]
     lib.talea_linear_cross_entropy_phases_begin.argtypes = [args, handle]
     lib.talea_linear_cross_entropy_options_init.argtypes = [c.POINTER(Options), c.c_int64]
+    lib.talea_linear_cross_entropy_prepare.argtypes = [args, handle]
+    lib.talea_linear_cross_entropy_prepared_free.argtypes = [c.c_void_p]
+    lib.talea_linear_cross_entropy_prepared_free.restype = None
     lib.talea_linear_cross_entropy_late.argtypes = [c.POINTER(Late)]
     explain = [args, c.c_int32, c.c_char_p, c.c_int64, number]
     lib.talea_linear_cross_entropy_explain.argtypes = explain

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import ctypes as c
 import json
+import struct
+from functools import partial
 
 from .. import _abi
 from .._call import Receipt
@@ -16,6 +18,8 @@ from ._settings import options_of
 # Of its own: checking both arguments against their types takes longer than the call itself.
 operate = _abi.lib["talea_linear_cross_entropy"]
 operate.restype = c.c_int32
+operate_again = _abi.lib["talea_linear_cross_entropy_again"]
+operate_again.restype = c.c_int32
 
 
 def explained(args) -> dict:
@@ -27,6 +31,24 @@ def explained(args) -> dict:
     return json.loads(text.value)
 
 
+class _Prepared:
+    """The library's half of a call that is made again: nothing is left to check but addresses."""
+
+    __slots__ = ("handle", "places", "put", "ref")
+
+    def __init__(self, args, tensors: int) -> None:
+        self.handle = c.c_void_p()
+        _abi.check(_abi.lib.talea_linear_cross_entropy_prepare(args, c.byref(self.handle)))
+        self.places = _c.Places(c.sizeof(_c.Places), None, None, tensors)
+        self.ref = c.byref(self.places)
+        # Workspace, stream, count and addresses, one behind the other: in one go.
+        self.put = partial(struct.Struct(f"3Q{tensors}Q").pack_into, self.places, 8)
+
+    def __del__(self, free=_abi.lib.talea_linear_cross_entropy_prepared_free) -> None:
+        if self.handle:
+            free(self.handle)
+
+
 class Plan:
     """A call described once. Every struct is filled; only the addresses change from call to call.
 
@@ -34,16 +56,16 @@ class Plan:
     dw_rest among them is described by its bytes, which the library says: `rest_bytes`.
     """
 
-    __slots__ = ("_args", "_keep", "_slots", "ref", "rest_bytes", "workspace_bytes")
+    __slots__ = ("_args", "_keep", "_prepared", "_slots", "ref", "rest_bytes", "workspace_bytes")
 
     def __init__(
         self, config, inputs: dict, outputs: dict, fill, *, accumulate_dw=False, ranks=None,
         late=False,
     ):  # fmt: skip
         c_in, c_out, args = _c.Inputs(), _c.Outputs(), _c.Args()
-        for struct in (c_in, c_out, args):
-            struct.struct_bytes = c.sizeof(struct)
-        self._slots = []
+        for made in (c_in, c_out, args):
+            made.struct_bytes = c.sizeof(made)
+        self._slots, self._prepared = [], None
         for c_side, arrays in ((c_in, inputs), (c_out, outputs)):
             for name, array in arrays.items():
                 slot = getattr(c_side, name)
@@ -86,15 +108,16 @@ class Plan:
 
     def run(self, addresses, workspace: int, stream=None, receipt=True) -> Receipt | None:
         """Runs the operator on tensors of the described shapes. Not for two threads at once."""
-        for slot, address in zip(self._slots, addresses):  # noqa: B905  (place(), without a call)
-            slot.data = address
-        self._args.workspace = workspace
-        self._args.stream = stream
         if not receipt:
-            status = operate(self.ref, None)
+            prepared = self._prepared
+            if prepared is None:
+                prepared = self._prepared = _Prepared(self.ref, len(self._slots))
+            prepared.put(workspace, stream or 0, len(addresses), *addresses)
+            status = operate_again(prepared.handle, prepared.ref)
             if status:
                 _abi.check(status)
             return None
+        self.place(addresses, workspace, stream)
         handle = c.c_void_p()
         _abi.check(operate(self.ref, c.byref(handle)))
         return Receipt(handle.value)

@@ -18,7 +18,16 @@ from .._abi import UsageError
 from .._torch import refuse_negated, settled
 from . import _late as _late_gradients
 from ._settings import Config
-from ._tensors import GRADIENTS, NO_GRADIENT, PER_TOKEN, call, results_of, wide
+from ._tensors import (
+    GRADIENTS,
+    NO_GRADIENT,
+    PER_TOKEN,
+    Described,
+    call,
+    described_as,
+    results_of,
+    wide,
+)
 
 TENSORS = (
     "hidden",
@@ -292,6 +301,16 @@ def apply(config: Config, hidden, weight, bias, rest: tuple, extras: Extras = NO
         return found if type(found) is tuple else (found,)
     tensors = (hidden, weight, bias, *rest)
     return tuple(call(config, tensors, NO_GRADIENT, receipts=extras.receipts))
+
+
+def described_before(config: Config, tensors, need) -> Described | None:
+    """The description by which apply() just made such a call, where it was known before."""
+    more = (need, "forward") if any(need) else (NO_GRADIENT, False)
+    described = described_as(config, tensors, more)
+    if described is None:
+        return None
+    described.served += 1
+    return described if described.served > 1 else None
 
 
 def _refuse_transforms(*tensors) -> None:

@@ -92,7 +92,7 @@ class Described:
 
     __slots__ = (
         "again", "config", "device_index", "fresh", "late", "makers", "names", "plan", "ranks",
-        "stream", "workspace",
+        "served", "stream", "workspace",
     )  # fmt: skip
 
     def __init__(
@@ -101,6 +101,7 @@ class Described:
         """waits: the gradients made in fp32 and the rests that are kept; see _late.py."""
         device = inputs[0].device
         self.config, self.late, self.again = config, waits, None  # again: see _late.py
+        self.served = 0  # calls that might have been found by their tensors alone: see _again.py
         wide_gradients, rests = waits or ((), ())
         makers = recipe(config, inputs, need, given or (), wide_gradients)
         if "dx_rest" in rests:
@@ -225,6 +226,12 @@ def kept_under(key, bits: int) -> Described | None:
     if described is not None and described.ranks is not None and not described.ranks.current():
         return None
     return described
+
+
+def described_as(config: Config, inputs, more: tuple) -> Described | None:
+    """What is kept for such a call."""
+    key, _, bits = _key_of(config, inputs, more)
+    return kept_under(key, bits)
 
 
 def keep(key, bits: int, described: Described) -> None:

@@ -175,12 +175,13 @@ Problem describe(const Inputs& in, const Outputs& out, const Options& options, c
   const auto inputs = tensors_of(in, input_fields), outputs = tensors_of(out, output_fields);
   check_views(inputs);
   check_views(outputs);
-  require(in.hidden && in.hidden.rank == 2, data_error,
-          "hidden: needed, with shape [tokens, hidden]{}",
-          in.hidden ? fmt::format(", not {}", shape_of(in.hidden)) : "");
-  require(in.weight && in.weight.rank == 2, data_error,
-          "weight: needed, with shape [vocab, hidden]{}",
-          in.weight ? fmt::format(", not {}", shape_of(in.weight)) : "");
+  const auto needs_matrix = [](const char* name, const Tensor& t, const char* shape) {
+    if (t && t.rank == 2) return;
+    fail(data_error, "{}: needed, with shape {}{}", name, shape,
+         t ? fmt::format(", not {}", shape_of(t)) : "");
+  };
+  needs_matrix("hidden", in.hidden, "[tokens, hidden]");
+  needs_matrix("weight", in.weight, "[vocab, hidden]");
   Problem p;
   p.options = options;
   p.world = ranks.vocab ? ranks.vocab->size() : 1;

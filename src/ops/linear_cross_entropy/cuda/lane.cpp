@@ -29,7 +29,8 @@ class Run {
     if (p_.options.target_check == TargetCheck::checked) check_data();
     for (int64_t i = 0; i < chunks_; ++i) chunk(i);
     finish();
-    report(c_, plan_, b_, chunks_, counted_);
+    if (!c_.result.lane.empty())  // one without a lane is read by nobody
+      report(c_, plan_, b_, chunks_, counted_);
   }
 
  private:

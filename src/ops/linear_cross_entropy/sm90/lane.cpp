@@ -77,7 +77,7 @@ void run(const Call& call, const Planned& planned) {
     device::check(cudaMemsetAsync(static_cast<char*>(call.workspace.data) + call.workspace.bytes, 1,
                                   1, r.stream),
                   "a byte too far");
-  report(r);
+  if (!call.result.lane.empty()) report(r);  // one without a lane is read by nobody
 }
 
 Planned plan(const Problem& p, const DeviceFacts& device) {

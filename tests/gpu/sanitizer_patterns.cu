@@ -1,10 +1,10 @@
-// What: the ways in which these kernels hand shared memory from warp to warp, each alone: right, right in
-// a form that racecheck follows, and wrong.
-// Why: racecheck reports pairs of accesses between which a barrier stands; what it can follow shows here.
+// What: the ways in which these kernels hand shared memory from warp to warp and wait, each alone: right,
+// right in a form that the tools follow, and wrong.
+// Why: racecheck and synccheck report kernels that are right; what they can follow shows here.
 // Never: uses a kernel of the library.
 //
-// usage: compute-sanitizer --tool racecheck talea_racecheck_patterns PATTERN   (no PATTERN: lists
-// them)
+// usage: compute-sanitizer --tool racecheck|synccheck talea_sanitizer_patterns PATTERN   (none:
+// lists them)
 #include <cstdio>
 #include <cstring>
 
@@ -78,6 +78,36 @@ __global__ void named_kernel(int* out) {
   out[thread] = sum;
 }
 
+// Two warpgroups wait for each other at one instruction, or each at one of its own, as roles do
+// that meet. In a block of more threads a third takes no part.
+enum class Meeting { one_place, two_places };
+
+template <Meeting kMeeting>
+__global__ void meeting_kernel(int* out) {
+  __shared__ int seen[256];
+  const int thread = static_cast<int>(threadIdx.x), group = thread / 128;
+  if (group == 2) return;
+  int sum = 0;
+  for (int round = 0; round < kRounds; ++round) {
+    seen[thread] = round * 256 + thread;
+    if (kMeeting == Meeting::one_place) {
+      ptx::named_barrier_sync(1, 256);
+    } else if (group == 0) {
+      ptx::named_barrier_sync(1, 256);
+      sum += 1;
+      __threadfence_block();
+    } else {
+      ptx::named_barrier_sync(1, 256);
+      sum -= 1;
+      __threadfence();
+    }
+    sum += *const_cast<volatile int*>(&seen[255 - thread]);
+    ptx::named_barrier_sync(2, 256);
+  }
+  if (kMeeting == Meeting::two_places) sum += group == 0 ? -kRounds : kRounds;
+  out[255 - thread] = sum;
+}
+
 struct Pattern {
   const char* name;
   void (*kernel)(int*);
@@ -93,6 +123,10 @@ const Pattern patterns[] = {
     {"named_others_arrive", named_kernel<Other::arrives>, 512, 256},
     {"named_others_wait", named_kernel<Other::waits>, 512, 256},
     {"named_no_barrier", named_kernel<Other::no_barrier>, 512, 256},
+    {"meeting_at_one_place", meeting_kernel<Meeting::one_place>, 256, 256},
+    {"meeting_at_two_places", meeting_kernel<Meeting::two_places>, 256, 256},
+    {"meeting_at_one_place_of_three", meeting_kernel<Meeting::one_place>, 384, 256},
+    {"meeting_at_two_places_of_three", meeting_kernel<Meeting::two_places>, 384, 256},
 };
 
 }  // namespace
@@ -110,7 +144,7 @@ int main(int argc, char** argv) {
     p.kernel<<<1, p.threads>>>(out);
     if (cudaMemcpy(sums, out, sizeof(sums), cudaMemcpyDeviceToHost) != cudaSuccess) return 1;
     int wrong = 0;
-    const int readers = p.threads == 512 ? 512 : kReaders;
+    const int readers = p.threads == 512 ? 512 : p.threads == kReaders + kRows ? kReaders : 256;
     for (int i = 0; i < readers; ++i)
       wrong += sums[i] != kRounds * (kRounds - 1) / 2 * p.rows + kRounds * (i % p.rows);
     std::printf("%s: %d of %d sums are wrong\n", p.name, wrong, readers);

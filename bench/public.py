@@ -229,7 +229,7 @@ def show(runs):
               f"{r['sm_mhz']} MHz {r['plan']}")  # fmt: skip
 
 
-def arguments(about, seconds):
+def parser_of(about, seconds):
     parser = argparse.ArgumentParser(description=about.splitlines()[0])
     parser.add_argument("--tokens", type=int, default=8192)
     parser.add_argument("--hidden", type=int, default=4096)
@@ -237,7 +237,7 @@ def arguments(about, seconds):
     parser.add_argument("--seconds", type=float, default=seconds, help="of each sustained run")
     parser.add_argument("--modes", help="names, parted by ';' (default: all)")
     parser.add_argument("--receipt", help="where to write it, .json")
-    return parser.parse_args()
+    return parser
 
 
 def drawn(args, device):
@@ -252,7 +252,7 @@ def drawn(args, device):
 
 
 def main():
-    args = arguments(__doc__, seconds=2.0)
+    args = parser_of(__doc__, seconds=2.0).parse_args()
     if not torch.cuda.is_available():
         print("unavailable: no CUDA device", file=sys.stderr)
         return 3

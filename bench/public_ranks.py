@@ -6,18 +6,24 @@ usage: TALEA_LIBRARY=build/cuda/lib/libtalea.so PYTHONPATH=python torchrun --npr
        bench/public_ranks.py --receipt receipts/h200/public_ranks_2_8192x4096x128256.json
 
 The limit of a row is the same rank's share of the three plain products and the sum of dX in bf16;
-"unfused" is cross-entropy over local logits with an exchange of the maxima, sums and targets.
+"unfused" is cross-entropy over local logits with an exchange of the maxima, sums and targets; "the
+shard alone" the same call on this rank's words as if there were no others. Each step of the bench has
+--step-limit seconds: where one takes longer, every rank says where it stands and ends, and what was
+measured is written. A run takes some 3 s a mode and round, and 20 s to start on a bare machine.
 """
 
+import faulthandler
 import os
 import statistics
 import sys
+import threading
+import time
 
 import talea
 import torch
 import torch.distributed as dist
 from peer_truth import relative_l2
-from public import MIB, WARM_SECONDS, arguments, drawn
+from public import MIB, drawn, parser_of
 from talea._receipt import now, write_receipt
 
 # name -> options of the call, and whether an fp32 main gradient or a share of the tokens goes in
@@ -25,13 +31,49 @@ MODES = {
     "default": {},
     "2100 MiB": {"workspace_limit": 2100 * MIB},
     "700 MiB": {"workspace_limit": 700 * MIB},
+    "default, group of 4 multiprocessors": {"most": 4},
+    "default, group of 8 multiprocessors": {"most": 8},
     "default, dx_sum=bf16": {"dx_sum": "bf16"},
     "main_grad, 530 MiB": {"workspace_limit": 530 * MIB, "grad_scale": 1.0, "main": True},
     "main_grad, default": {"grad_scale": 1.0, "main": True},
     "sequence parallel": {"sequence_parallel": True},
     "uneven shards": {"uneven": True},
     "loss only": {"loss_only": True},
+    "the shard alone": {"alone": True},
 }
+
+
+class Watch:
+    """Ends a run in which a step takes too long, and says which step it was."""
+
+    def __init__(self, limit, ended):
+        self.limit, self.ended, self.begin = limit, ended, time.perf_counter()
+        self.said, self.due = "start", time.perf_counter() + 3 * limit  # libraries are loaded, too
+        threading.Thread(target=self.watch, daemon=True).start()
+
+    def step(self, what):
+        """Of every rank; rank 0 says so."""
+        self.said, self.due = what, time.perf_counter() + self.limit
+        if dist.get_rank() == 0:
+            print(f"{time.perf_counter() - self.begin:6.1f} s  {what}", flush=True)
+
+    def watch(self):
+        while time.perf_counter() < self.due:
+            time.sleep(0.2)
+        rank = os.environ.get("RANK", "?")
+        print(f"rank {rank}: {self.said}: did not end in time", file=sys.stderr, flush=True)
+        faulthandler.dump_traceback()
+        self.ended(self.said)
+        os._exit(4)
+
+
+def group_of(most):
+    """All ranks; the kernels of their exchanges take at most so many multiprocessors."""
+    options = dist.ProcessGroupNCCL.Options()
+    options.config.max_ctas = most
+    options.config.cga_cluster_size = 2
+    options.is_high_priority_stream = True
+    return dist.new_group(backend="nccl", pg_options=options)
 
 
 class LocalLogits(torch.autograd.Function):
@@ -99,8 +141,13 @@ class Mode:
         self.w = w[self.begin : self.end].detach().requires_grad_(not self.loss_only)
         self.y = y
         self.main = torch.zeros(self.w.shape, device=w.device) if how.pop("main", False) else None
-        self.options = {**how, "tp_group": dist.group.WORLD, "vocab": w.shape[0],
-                        "vocab_begin": self.begin}  # fmt: skip
+        self.alone = how.pop("alone", False)
+        if self.alone:
+            self.y = y % self.w.shape[0]
+            self.options = how
+            return
+        group = group_of(how.pop("most")) if "most" in how else dist.group.WORLD
+        self.options = {**how, "tp_group": group, "vocab": w.shape[0], "vocab_begin": self.begin}
         if self.main is not None:
             self.options["main_grad"] = self.main
 
@@ -124,7 +171,7 @@ class Mode:
                        for t in (self.x, self.w) if t.grad is not None)  # fmt: skip
         facts = {"extra_mib": (torch.cuda.max_memory_allocated() - before - returned) / MIB,
                  "loss_error": abs(float(loss.detach()) - truth[0])}  # fmt: skip
-        if not self.loss_only:
+        if not (self.loss_only or self.alone):
             facts["dx_relative_l2"] = relative_l2(self.x.grad, truth[1][self.rows])
             dw = self.w.grad if self.main is None else self.main
             facts["dw_relative_l2"] = relative_l2(dw, truth[2][self.begin : self.end])
@@ -153,12 +200,12 @@ def timed(work, steps):
     return slowest(begin.elapsed_time(end) / steps)
 
 
-def sustained(work, seconds):
-    """ms a step of the slowest rank, back to back after WARM_SECONDS of the same."""
+def sustained(work, args):
+    """ms a step of the slowest rank, back to back after args.warm seconds of the same."""
     work()
     each = timed(work, 3)
-    timed(work, max(3, int(WARM_SECONDS * 1000 / each)))
-    return timed(work, max(5, int(seconds * 1000 / each)))
+    timed(work, max(3, int(args.warm * 1000 / each)))
+    return timed(work, max(5, int(args.seconds * 1000 / each)))
 
 
 def plain_steps(x, w, y, rank, size):
@@ -184,73 +231,116 @@ def plain_steps(x, w, y, rank, size):
     return {"local products and sum of dX": products, "unfused local logits": unfused}
 
 
-def main():
-    args = arguments(__doc__, seconds=1.0)
-    if not torch.cuda.is_available():
-        print("unavailable: no CUDA device", file=sys.stderr)
-        return 3
-    start, device = now(), torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-    torch.cuda.set_device(device)
-    dist.init_process_group("nccl", device_id=device)
-    rank, size = dist.get_rank(), dist.get_world_size()
-    x, w, y, truth = drawn(args, device)
-    modes, facts, not_run = [], {}, {}
-    for name in args.modes.split(";") if args.modes else list(MODES):
-        mode = Mode(name, x, w, y)
-        try:
-            mode.step()
-            facts[name] = mode.examine(truth)
-            modes.append(mode)
-            if rank == 0:
-                print(f"{name}: {facts[name]}", flush=True)
-        except talea.Error as error:  # on every rank alike, or the next exchange names the absent
-            not_run[name] = str(error).splitlines()[0]
-    del truth
-    plain = plain_steps(x, w, y, rank, size)
-    rounds = []
-    for order in (modes, modes[::-1]):
-        found = {name: sustained(work, args.seconds) for name, work in plain.items()}
-        for mode in order:
-            found[mode.name] = sustained(mode.step, args.seconds)
-            if rank == 0:
-                print(f"{mode.name}: {found[mode.name]:.2f} ms", flush=True)
-        again = {name: sustained(work, args.seconds) for name, work in plain.items()}
-        rounds.append(found | {name: (found[name] + again[name]) / 2 for name in plain})
-    talea.require_clean()
-    case, limit = f"{args.tokens}x{args.hidden}x{args.vocab}, {size} ranks", next(iter(plain))
+def runs_of(rounds, facts, case, size, limit):
+    """Of every name that each round has."""
     runs = []
-    for name in rounds[0]:
+    for name in (n for n in rounds[0] if all(n in r for r in rounds)):
         times = sorted(r[name] for r in rounds)
         runs.append({
             "name": name, "case": case, "ranks": size, **facts.get(name, {}),
             "sustained_ratio": statistics.mean(r[name] / r[limit] for r in rounds),
-            "time": {"median_ms": sum(times) / 2, "p20_ms": times[0], "p80_ms": times[1], "n": 2},
+            "time": {"median_ms": statistics.mean(times), "p20_ms": times[0], "p80_ms": times[-1],
+                     "n": len(times)},
         })  # fmt: skip
-    if rank == 0:
-        for r in runs:
-            more = {k: r[k] for k in ("extra_mib", "products", "dx_relative_l2", "dw_relative_l2",
-                                      "lane", "plan") if k in r}  # fmt: skip
-            print(
-                f"{r['name']:30s} {r['time']['median_ms']:8.2f} ms {r['sustained_ratio']:.3f} {more}"
+    return runs
+
+
+def show(runs, not_run):
+    for r in runs:
+        more = {k: r[k] for k in ("extra_mib", "products", "dx_relative_l2", "dw_relative_l2",
+                                  "lane", "plan") if k in r}  # fmt: skip
+        print(f"{r['name']:36s} {r['time']['median_ms']:8.2f} ms {r['sustained_ratio']:.3f} {more}")
+    for name, why in not_run.items():
+        print(f"{name}: {why}")
+
+
+class Bench:
+    """What was measured so far, and how it is written."""
+
+    def __init__(self, args):
+        self.args, self.start = args, now()
+        self.facts, self.not_run, self.rounds, self.limit = {}, {}, [], None
+
+    def write(self, unfinished=None):
+        if os.environ.get("RANK", "0") != "0" or not (self.rounds and self.limit):
+            return
+        whole = [r for r in self.rounds if self.limit in r and self.facts.keys() <= r.keys()]
+        rounds = whole or [r for r in self.rounds[:1] if self.limit in r]
+        if not rounds:
+            return
+        args, size = self.args, int(os.environ.get("WORLD_SIZE", "1"))
+        if unfinished:
+            self.not_run[unfinished] = (
+                f"did not end within {args.step_limit:g} s: the run was ended"
             )
-        for name, why in not_run.items():
-            print(f"{name}: {why}")
-        if args.receipt:
-            sections = {
-                "bench": {"limit": f"{limit}, sustained, of the slowest rank", "runs": runs,
-                          "not_run": not_run},
-                "notes": ["two rounds, the second in reverse order; ratios are their mean",
-                          "truth: fp32 products of the bf16 inputs"],
-            }  # fmt: skip
-            argv = [
-                "torchrun",
-                "--nproc-per-node",
-                str(size),
-                "bench/public_ranks.py",
-                *sys.argv[1:],
-            ]
-            title = f"The public Python call over {size} ranks, {case}, bf16"
-            write_receipt(args.receipt, "bench", title, None, sections, start, argv)
+        case = f"{args.tokens}x{args.hidden}x{args.vocab}, {size} ranks"
+        runs = runs_of(rounds, self.facts, case, size, self.limit)
+        show(runs, self.not_run)
+        if not args.receipt:
+            return
+        sections = {
+            "bench": {"limit": f"{self.limit}, sustained, of the slowest rank", "runs": runs,
+                      "not_run": self.not_run},
+            "notes": [f"{len(rounds)} rounds, every second one in reverse order; ratios are their mean",
+                      "truth: fp32 products of the bf16 inputs"],
+        }  # fmt: skip
+        argv = ["torchrun", "--nproc-per-node", str(size), "bench/public_ranks.py", *sys.argv[1:]]
+        title = f"The public Python call over {size} ranks, {case}, bf16"
+        write_receipt(args.receipt, "bench", title, None, sections, self.start, argv)
+
+
+def arguments():
+    parser = parser_of(__doc__, seconds=1.0)
+    parser.add_argument("--warm", type=float, default=0.6, help="seconds before each sustained run")
+    parser.add_argument("--step-limit", type=float, default=60, help="seconds a step may take")
+    return parser.parse_args()
+
+
+def main():
+    args = arguments()
+    if not torch.cuda.is_available():
+        print("unavailable: no CUDA device", file=sys.stderr)
+        return 3
+    bench = Bench(args)
+    watch = Watch(args.step_limit, bench.write)
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    torch.cuda.set_device(device)
+    dist.init_process_group("nccl", device_id=device)
+    rank, size = dist.get_rank(), dist.get_world_size()
+    watch.step("inputs and truth")
+    x, w, y, truth = drawn(args, device)
+    modes = []
+    for name in args.modes.split(";") if args.modes else list(MODES):
+        watch.step(f"{name}: first call")
+        mode = Mode(name, x, w, y)
+        try:
+            mode.step()
+            bench.facts[name] = mode.examine(truth)
+            modes.append(mode)
+            if rank == 0:
+                print(f"{name}: {bench.facts[name]}", flush=True)
+        except talea.Error as error:  # on every rank alike, or the next exchange names the absent
+            bench.not_run[name] = str(error).splitlines()[0]
+    del truth
+    plain = plain_steps(x, w, y, rank, size)
+    bench.limit = next(iter(plain))
+    for order in (modes, modes[::-1]):
+        found = {}
+        bench.rounds.append(found)
+        for name, work in plain.items():
+            watch.step(name)
+            found[name] = sustained(work, args)
+        for mode in order:
+            watch.step(mode.name)
+            found[mode.name] = sustained(mode.step, args)
+            if rank == 0:
+                print(f"{mode.name}: {found[mode.name]:.2f} ms", flush=True)
+        for name, work in plain.items():
+            watch.step(name)
+            found[name] = (found[name] + sustained(work, args)) / 2
+    watch.step("end")
+    talea.require_clean()
+    bench.write()
     dist.barrier()
     dist.destroy_process_group()
     return 0

@@ -12,14 +12,25 @@
 
 namespace talea {
 
-enum class ExchangeKind : int32_t { all_gather = 1, all_reduce_sum = 2, reduce_scatter_sum = 3 };
+// begun_...: as the one without; what follows may run beside it until `join`, which waits for all
+// that was begun in its group and moves nothing itself. Only groups that say how many
+// multiprocessors an exchange takes meet them.
+enum class ExchangeKind : int32_t {
+  all_gather = 1,
+  all_reduce_sum = 2,
+  reduce_scatter_sum = 3,
+  begun_all_gather = 4,
+  begun_all_reduce_sum = 5,
+  begun_reduce_scatter_sum = 6,
+  join = 7
+};
 
 // Which ranks exchange: those that share the vocabulary, the batch, the heads or the sequence.
 enum class ExchangeGroup : int32_t { vocab = 0, batch = 1, heads = 2, sequence = 3 };
 
 // What the caller must do before the next phase. As the calls of Communicator: `send` may lie
-// inside `recv`; all_reduce_sum is in place (send == recv). There is always something to move. On
-// a device the work may be queued on `stream` and need not have run.
+// inside `recv`; all_reduce_sum is in place (send == recv). There is always something to move, but
+// for a join. On a device the work may be queued on `stream` and need not have run.
 struct Exchange {
   ExchangeKind kind = ExchangeKind::all_gather;
   ExchangeGroup group = ExchangeGroup::vocab;
@@ -37,6 +48,7 @@ struct PhaseGroup {
   DeviceKind device = DeviceKind::cpu;
   const char* engine = "phases";  // for the receipt: who communicates
   ExchangeGroup group = ExchangeGroup::vocab;
+  int multiprocessors_beside = 0;  // as Communicator's; 0: every exchange comes before what follows
 };
 
 // A call in progress. The body is any code that takes communicators, such as one call of an

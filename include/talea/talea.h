@@ -77,8 +77,11 @@ typedef struct talea_communicator {
   int32_t rank;
   int32_t size;
   int32_t device;
-  int32_t reserved; /* 0 */
-  void* user;       /* handed to every callback */
+  /* With phases, on a device: multiprocessors that an exchange takes which is begun beside a
+   * product. The product then leaves as many free, and the TALEA_EXCHANGE_BEGUN_... come. 0: none
+   * is begun. With callbacks 0. */
+  int32_t multiprocessors_beside;
+  void* user; /* handed to every callback */
   /* `bytes` bytes (> 0) of every rank, in rank order, into recv (size * bytes); may be in place. */
   int32_t (*all_gather)(void* user, const void* send, void* recv, int64_t bytes, void* stream);
   /* In place; dtype F32, F64 or I64 (BF16 also on a device). */
@@ -130,7 +133,13 @@ enum {                          /* kind of an exchange */
        TALEA_EXCHANGE_NONE = 0, /* the call has ended */
        TALEA_EXCHANGE_ALL_GATHER = 1,
        TALEA_EXCHANGE_ALL_REDUCE_SUM = 2,
-       TALEA_EXCHANGE_REDUCE_SCATTER_SUM = 3
+       TALEA_EXCHANGE_REDUCE_SCATTER_SUM = 3,
+       /* The same, to be begun behind what `stream` holds; what is queued there later need not
+        * wait, until the group's JOIN, behind which `stream` waits for all that was begun. */
+       TALEA_EXCHANGE_BEGUN_ALL_GATHER = 4,
+       TALEA_EXCHANGE_BEGUN_ALL_REDUCE_SUM = 5,
+       TALEA_EXCHANGE_BEGUN_REDUCE_SCATTER_SUM = 6,
+       TALEA_EXCHANGE_JOIN = 7
 };
 enum { /* group of an exchange; each operator says which of them it has */
        TALEA_GROUP_VOCAB = 0,

@@ -70,7 +70,7 @@ class Communicator(c.Structure):
         ("rank", c.c_int32),
         ("size", c.c_int32),
         ("device", c.c_int32),
-        ("reserved", c.c_int32),
+        ("multiprocessors_beside", c.c_int32),
         ("user", c.c_void_p),
         ("all_gather", c.c_void_p),
         ("all_reduce_sum", c.c_void_p),
@@ -79,7 +79,8 @@ class Communicator(c.Structure):
     ]
 
 
-EXCHANGE_NONE, EXCHANGE_ALL_GATHER, _, EXCHANGE_REDUCE_SCATTER_SUM = range(4)
+EXCHANGE_NONE, EXCHANGE_ALL_GATHER, EXCHANGE_ALL_REDUCE_SUM, EXCHANGE_REDUCE_SCATTER_SUM = range(4)
+EXCHANGE_TO_BEGUN, EXCHANGE_JOIN = 3, 7  # what a begun exchange's kind is above the plain one's
 
 
 class Exchange(c.Structure):

@@ -22,6 +22,23 @@ _DTYPES = {
 }
 
 
+_MOST_BESIDE = 32  # a product that leaves more free than that loses more than a sum takes
+
+
+def multiprocessors_of(group, device: torch.device) -> int:
+    """At most so many multiprocessors of the device run the group's NCCL kernels; 0: nobody said.
+
+    Who makes a group says so: ProcessGroupNCCL.Options().config.max_ctas.
+    """
+    if device.type != "cuda" or dist.get_backend(group) != "nccl":
+        return 0
+    try:
+        most = group._get_backend(device).options.config.max_ctas
+    except (AttributeError, RuntimeError):  # of this PyTorch's own
+        return 0
+    return most if 0 < most <= _MOST_BESIDE else 0
+
+
 class Groups:
     """The process groups of one call: `groups` by the number of an exchange's group, on `device`."""
 
@@ -33,6 +50,7 @@ class Groups:
         side.engine = f"torch.distributed {dist.get_backend(group)}".encode()
         side.rank, side.size = dist.get_rank(group), dist.get_world_size(group)
         side.device = _abi.CUDA if self.device.type == "cuda" else _abi.CPU
+        side.multiprocessors_beside = multiprocessors_of(group, self.device)
         return side
 
     def through_phases(self, begin) -> Receipt:
@@ -60,20 +78,32 @@ class Groups:
         return torch.frombuffer(memory, dtype=torch.uint8).view(dtype)
 
     def _do(self, e: _abi.Exchange) -> None:
+        begun = self.__dict__.setdefault("begun", {})  # by group: what nobody has waited for
+        if e.kind == _abi.EXCHANGE_JOIN:  # the stream waits, not the host
+            for work in begun.pop(e.group, ()):
+                work.wait()
+            return
         group, device = self.groups[e.group], e.device == _abi.CUDA
         size, rank = dist.get_world_size(group), dist.get_rank(group)
-        gather = e.kind == _abi.EXCHANGE_ALL_GATHER
+        begins = e.kind > _abi.EXCHANGE_REDUCE_SCATTER_SUM
+        kind = e.kind - _abi.EXCHANGE_TO_BEGUN if begins else e.kind
+        gather = kind == _abi.EXCHANGE_ALL_GATHER
         dtype = torch.uint8 if gather else _DTYPES[e.dtype]
-        blocks = size if e.kind == _abi.EXCHANGE_REDUCE_SCATTER_SUM else 1
+        blocks = size if kind == _abi.EXCHANGE_REDUCE_SCATTER_SUM else 1
         mine = self._view(e.send, e.bytes * blocks, device, dtype)
         out = self._view(e.recv, e.bytes * (size if gather else 1), device, dtype)
         backend = dist.get_backend(group)
         if backend == "nccl" and device:  # where it lies, in stream order
+            how = {"group": group, "async_op": begins}
             if gather:
-                return dist.all_gather_into_tensor(out, mine, group=group)
-            if blocks == 1:
-                return dist.all_reduce(out, group=group)
-            return dist.reduce_scatter_tensor(out, mine, group=group)
+                work = dist.all_gather_into_tensor(out, mine, **how)
+            elif blocks == 1:
+                work = dist.all_reduce(out, **how)
+            else:
+                work = dist.reduce_scatter_tensor(out, mine, **how)
+            if begins:
+                begun.setdefault(e.group, []).append(work)
+            return
         # NCCL moves device memory alone, and the handshake lies on the host; gloo moves host memory.
         away = {"nccl": self.device, "gloo": torch.device("cpu")}.get(backend, mine.device)
         sent = mine.clone() if mine.device == away else mine.to(away)

@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from conftest import DEVICES, close, eager
+from talea import _ranks
 
 
 class Tiny(torch.nn.Module):
@@ -63,7 +64,7 @@ def _tokens_disagree(rank, device):
         )  # fmt: skip
 
 
-def _shards(rank, device):
+def _shards(rank, device, group=None):
     torch.manual_seed(0)
     begin, end = (0, 23) if rank == 0 else (23, 50)
     for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 1e-2)):
@@ -82,9 +83,9 @@ def _shards(rank, device):
                 hidden, shard = x[part].clone(), w[begin:end].clone()
                 hidden.requires_grad_(), shard.requires_grad_()
                 out = talea.linear_cross_entropy(
-                    hidden, shard, y, tp_group=dist.group.WORLD, vocab=50, vocab_begin=begin,
-                    sequence_parallel=sequence, label_smoothing=0.1, reduction=reduction,
-                    outputs=("loss",),
+                    hidden, shard, y, tp_group=group or dist.group.WORLD, vocab=50,
+                    vocab_begin=begin, sequence_parallel=sequence, label_smoothing=0.1,
+                    reduction=reduction, outputs=("loss",),
                 )  # fmt: skip
                 out.loss.backward(up)
                 where = f"{device} {dtype} {reduction} sequence_parallel={sequence}"
@@ -141,13 +142,50 @@ def test_two_ranks(tmp_path):
     mp.spawn(_world, args=(tmp_path / "store",), nprocs=2)
 
 
+def _begun_sums(rank, device):
+    """A group that says how many multiprocessors it takes sums dX beside dW: the same bits.
+
+    Of two ranks a sum has one order. What was begun is waited for: calls follow each other at once.
+    """
+    options = dist.ProcessGroupNCCL.Options()
+    options.config.max_ctas = 4
+    options.is_high_priority_stream = True
+    limited = dist.new_group(backend="nccl", pg_options=options)
+    assert _ranks.multiprocessors_of(limited, torch.device(device)) == 4
+    assert _ranks.multiprocessors_of(dist.group.WORLD, torch.device(device)) == 0
+    _shards(rank, device, limited)
+    torch.manual_seed(0)
+    x = torch.randn(2048, 512, device=device).bfloat16()
+    w = (torch.randn(8192, 512, device=device) / 16).bfloat16()[4096 * rank : 4096 * (rank + 1)]
+    y = torch.randint(0, 8192, (2048,), device=device)
+    for more in (
+        {},
+        {"dx_sum": "bf16"},
+        {"workspace_limit": 24 << 20},
+        {"sequence_parallel": True},
+    ):
+        found = {}
+        part = slice(1024 * rank, 1024 * (rank + 1)) if "sequence_parallel" in more else slice(None)
+        for name, group in (("plain", dist.group.WORLD), ("begun", limited)):
+            made = []
+            for _ in range(4):
+                hidden, shard = x[part].clone().requires_grad_(), w.clone().requires_grad_()
+                talea.linear_cross_entropy(
+                    hidden, shard, y, tp_group=group, vocab=8192, vocab_begin=4096 * rank, **more
+                ).backward()
+                made += [hidden.grad, shard.grad]
+            found[name] = made
+        for a, b in zip(found["plain"], found["begun"], strict=True):
+            assert torch.equal(a, b), f"{more}: {(a != b).sum()} elements differ"
+
+
 def _nccl_world(rank, path):
     torch.cuda.set_device(rank)
     dist.init_process_group(
         "nccl", init_method=f"file://{path}", rank=rank, world_size=2,
         device_id=torch.device("cuda", rank),
     )  # fmt: skip
-    for test in (_shards, _global_denominator, _ranks_disagree):
+    for test in (_shards, _global_denominator, _ranks_disagree, _begun_sums):
         test(rank, f"cuda:{rank}")
     torch.cuda.synchronize()
     dist.destroy_process_group()

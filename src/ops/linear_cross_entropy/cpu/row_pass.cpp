@@ -117,23 +117,39 @@ void Sums(const TilePanel& t, V max, V& others, V& shifted) {
   shifted = hn::Add(hn::Add(moment[0], moment[1]), hn::Add(moment[2], moment[3]));
 }
 
+// A sum and what its roundings left: equal terms round alike, and a mean over the words would
+// drift.
+struct ExactSum {
+  V sum, rest;
+
+  HWY_INLINE void Add(V x) {
+    const V all = hn::Add(sum, x), part = hn::Sub(all, sum);
+    rest = hn::Add(rest, hn::Add(hn::Sub(sum, hn::Sub(all, part)), hn::Sub(x, part)));
+    sum = all;
+  }
+  HWY_INLINE void Store(float* to) const {  // an infinite sum leaves NaN
+    hn::StoreU(hn::IfThenElse(hn::IsNaN(rest), sum, hn::Add(sum, rest)), D(), to);
+  }
+};
+
 void WeightedSums(const TilePanel& t, const ForwardPass& f) {
   const D d;
-  V class_sum = hn::Zero(d), soft_sum = hn::Zero(d), soft_mass = hn::Zero(d);
+  const V zero = hn::Zero(d);
+  ExactSum class_sum = {zero, zero}, soft_sum = class_sum, soft_mass = class_sum;
   for (int64_t v = 0; v < t.columns; ++v) {
     const V z = hn::LoadU(d, t.z + v * width);
     const V c = hn::Set(d, t.class_weight ? t.class_weight[v] : 1.0f);
-    if (f.wants_class_sum) class_sum = hn::MulAdd(c, z, class_sum);
+    if (f.wants_class_sum) class_sum.Add(hn::Mul(c, z));
     if (t.soft) {
       const V mass = hn::Mul(c, hn::LoadU(d, t.soft + v * width));
-      soft_sum = hn::MulAdd(mass, z, soft_sum);
-      soft_mass = hn::Add(soft_mass, mass);
+      soft_sum.Add(hn::Mul(mass, z));
+      soft_mass.Add(mass);
     }
   }
-  if (f.wants_class_sum) hn::StoreU(class_sum, d, f.class_sum);
+  if (f.wants_class_sum) class_sum.Store(f.class_sum);
   if (!t.soft) return;
-  hn::StoreU(soft_sum, d, f.soft_sum);
-  hn::StoreU(soft_mass, d, f.soft_mass);
+  soft_sum.Store(f.soft_sum);
+  soft_mass.Store(f.soft_mass);
 }
 
 void Forward(const TilePanel& panel, const ForwardPass& f) {

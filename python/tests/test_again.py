@@ -79,6 +79,31 @@ def test_one_wanted_gradient(device, found):
     assert found == [False, False, True] * 2
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("reduction", ("mean", "none"))
+def test_tokens_of_more_dimensions(device, reduction, found):
+    x, w, y, _ = problem(n=12, d=24, v=64, device=device)
+    flat = talea.linear_cross_entropy(x, w, y, reduction=reduction)
+    up = torch.rand_like(flat)
+    want = [flat, *gradients(flat, x, w, upstream=up)]
+    for _ in range(4):
+        cube = x.detach().view(3, 4, 24).requires_grad_()
+        loss = talea.linear_cross_entropy(cube, w, y.view(3, 4), reduction=reduction)
+        assert loss.shape == ((3, 4) if reduction == "none" else ())
+        for _ in range(2):
+            dx, dw = gradients(loss, cube, w, upstream=up.view(loss.shape))
+            assert dx.shape == cube.shape and dx.is_contiguous()
+            made = (loss.reshape(flat.shape), dx.view(x.shape), dw)
+            assert all(close(a, b, 5e-6) for a, b in zip(made, want, strict=True))
+        frozen = talea.linear_cross_entropy(cube, w.detach(), y.view(3, 4), reduction=reduction)
+        (dx,) = gradients(frozen, cube, upstream=up.view(loss.shape))
+        assert close(dx.view(x.shape), want[1], 5e-6)
+    assert sum(found) >= 4
+    other = x.detach().view(4, 3, 24).requires_grad_()
+    with pytest.raises(talea.DataError, match="beside"):
+        talea.linear_cross_entropy(other, w, y.view(3, 4), reduction=reduction)
+
+
 def test_what_differs_is_not_found(found):
     x, w, y, _ = problem(n=9, d=24, v=64)
     for _ in range(3):

@@ -170,10 +170,13 @@ class Operator(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *upstream):
-        # Grad mode is off unless the graph of this backward is wanted, which there is none of.
-        if torch.is_grad_enabled():
-            return _without_derivative(ctx, *upstream)
-        return _backward(ctx, *upstream)
+        return form_late(ctx.waiting, ctx.saved_tensors, upstream)
+
+
+def form_late(waiting: _Waiting, tensors, upstream) -> tuple:
+    # Grad mode is off unless the graph of this backward is wanted, which there is none of.
+    way = _without_derivative if torch.is_grad_enabled() else _backward
+    return way(waiting, tensors, upstream)
 
 
 def _form(waiting: _Waiting, tensors) -> dict:
@@ -221,12 +224,10 @@ def _form_with(waiting: _Waiting, tensors, scale) -> dict:
     return made
 
 
-def _backward(ctx, *upstream):
-    waiting = ctx.waiting
+def _backward(waiting: _Waiting, tensors, upstream) -> tuple:
     if all(g is None for g in upstream):
         return (None,) * 6
     upstream = tuple(settled(g) for g in upstream)
-    tensors = ctx.saved_tensors
     tensors += (None,) * (len(TENSORS) - len(tensors))
     kept, said = waiting.kept, waiting.said
     waiting.kept, waiting.said = {}, None  # handed out once, so that nothing is scaled twice
@@ -253,18 +254,18 @@ def _backward(ctx, *upstream):
     return (*found, None, None, None)
 
 
-def _without_derivative(ctx, *upstream):
+def _without_derivative(waiting: _Waiting, tensors, upstream) -> tuple:
     """Gradients that raise when they are differentiated, whatever the upstream gradient was.
 
     once_differentiable lets them pass as constants where the upstream gradient requires none, and
     that is every plain loss: a gradient penalty would add nothing, and nobody would be told.
     """
     with torch.no_grad():
-        found = _backward(ctx, *upstream)
+        found = _backward(waiting, tensors, upstream)
     formed = [g for g in found if g is not None]
     if not formed:
         return found
-    made = iter(_Constant.apply(len(formed), *formed, *ctx.saved_tensors[:3], *upstream))
+    made = iter(_Constant.apply(len(formed), *formed, *tensors[:3], *upstream))
     return tuple(None if g is None else next(made) for g in found)
 
 

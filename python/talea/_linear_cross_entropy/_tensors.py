@@ -258,12 +258,17 @@ def _key_of(config: Config, inputs, more: tuple) -> tuple[tuple, list[int], int]
     return tuple(key), addresses, bits
 
 
-def run(described: Described, inputs, given, addresses, receipts=None) -> list[torch.Tensor]:
-    """A described call on tensors like those it was described by."""
-    index, wanted = described.device_index, receipts is not None
-    if described.fresh is None or (index is not None and index != _fast.current_device()):
+def run(
+    described: Described, inputs, given, addresses, receipts=None, fresh=None
+) -> list[torch.Tensor]:
+    """A described call on tensors like those it was described by.
+
+    fresh: makes the outputs, where they have another shape than described.
+    """
+    index, wanted, fresh = described.device_index, receipts is not None, fresh or described.fresh
+    if fresh is None or (index is not None and index != _fast.current_device()):
         return _run(described, inputs, given, addresses, receipts)
-    outputs = [make() for make in described.fresh]
+    outputs = [make() for make in fresh]
     addresses += [t.data_ptr() for t in outputs]
     plan = described.plan
     if index is None:

@@ -283,8 +283,8 @@ def linear_cross_entropy(
         if plain_rest:
             rest = (targets,)  # what is not there costs time, too
         found = _operator.apply(config, hidden, linear_weight, linear_bias, rest, extras)
-        if alone and hidden is input and targets is target is not None:
-            _again.remember(settings, config, hidden, linear_weight, targets)
+        if alone and targets is not None:
+            _again.remember(settings, config, input, linear_weight, target, (hidden, targets))
     if plain and reduction != "none":
         return found[0]
     rows = input.shape[:-1] if targets is None else target.shape

@@ -104,6 +104,24 @@ def test_tokens_of_more_dimensions(device, reduction, found):
         talea.linear_cross_entropy(other, w, y.view(3, 4), reduction=reduction)
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
+def test_addresses_go_in_the_order_of_the_structs(device, dtype):
+    """Beside a bias and a main gradient Python names the outputs in another order than C."""
+    x, w, y, b = problem(n=256, d=64, v=4096, dtype=dtype, device=device, bias=True)
+    want = gradients(eager(x.float(), w.float(), y, bias=b.float()), x, w, b)
+    bound = 5e-6 if dtype == torch.float32 else 2e-2
+    for _ in range(3):
+        loss = talea.linear_cross_entropy(x, w, y, linear_bias=b)
+        for got, true in zip(gradients(loss, x, w, b), want, strict=True):
+            assert close(got.float(), true.float(), bound)
+        main = torch.zeros(w.shape, device=device)
+        loss = talea.linear_cross_entropy(x, w, y, linear_bias=b, main_grad=main, grad_scale=1.0)
+        dx, db = gradients(loss, x, b)
+        for got, true in zip((dx, main, db), want, strict=True):
+            assert close(got.float(), true.float(), bound)
+
+
 def test_what_differs_is_not_found(found):
     x, w, y, _ = problem(n=9, d=24, v=64)
     for _ in range(3):

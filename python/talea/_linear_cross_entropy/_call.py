@@ -22,6 +22,12 @@ operate_again = _abi.lib["talea_linear_cross_entropy_again"]
 operate_again.restype = c.c_int32
 
 
+# Of a tensor's name, an output's or not: its place in the C structs, inputs first.
+_ORDER = {(name, False): i for i, name in enumerate(_c.INPUT_NAMES)} | {
+    (name, True): len(_c.INPUT_NAMES) + i for i, name in enumerate(_c.OUTPUT_NAMES)
+}
+
+
 def explained(args) -> dict:
     """What the library says of a call before it is made."""
     explain, needed = _abi.lib.talea_linear_cross_entropy_explain, c.c_int64()
@@ -56,7 +62,9 @@ class Plan:
     dw_rest among them is described by its bytes, which the library says: `rest_bytes`.
     """
 
-    __slots__ = ("_args", "_keep", "_prepared", "_slots", "ref", "rest_bytes", "workspace_bytes")
+    __slots__ = (
+        "_args", "_keep", "_order", "_prepared", "_slots", "ref", "rest_bytes", "workspace_bytes",
+    )  # fmt: skip
 
     def __init__(
         self, config, inputs: dict, outputs: dict, fill, *, accumulate_dw=False, ranks=None,
@@ -71,6 +79,10 @@ class Plan:
                 slot = getattr(c_side, name)
                 fill(slot, array, name)
                 self._slots.append(slot)
+        # The library takes addresses in the order of its structs, whatever the order here.
+        names = [*inputs, *outputs]
+        order = sorted(range(len(names)), key=lambda i: _ORDER[names[i], i >= len(inputs)])
+        self._order = None if order == list(range(len(names))) else tuple(order)
         c_out.accumulate_dw, c_out.late_factor = int(accumulate_dw), int(late)
         args.abi_version = _abi.ABI_VERSION
         args.inputs, args.outputs = c.pointer(c_in), c.pointer(c_out)
@@ -112,6 +124,8 @@ class Plan:
             prepared = self._prepared
             if prepared is None:
                 prepared = self._prepared = _Prepared(self.ref, len(self._slots))
+            if self._order is not None:
+                addresses = [addresses[i] for i in self._order]
             prepared.put(workspace, stream or 0, len(addresses), *addresses)
             status = operate_again(prepared.handle, prepared.ref)
             if status:

@@ -204,11 +204,18 @@ TEST(AttentionSm90Config, ChunksOfBackwardKeepTheLimit) {
   p.options.dkv_sum = DkvSum::atomic;
   EXPECT_EQ(cut(p).chunk_lists, 198);  // three turns of 66 queries
   EXPECT_LE(bytes_of(p), p.options.workspace_limit_bytes);
-  p.options.workspace_limit_bytes = int64_t{100} << 20;
-  EXPECT_EQ(cut(p).chunk_lists, 66);
-  p.options.workspace_limit_bytes = 1;
-  EXPECT_EQ(cut(p).chunk_lists, 1);  // what it takes at least
+  EXPECT_FALSE(cut(p).adds);
+  p.options.workspace_limit_bytes = int64_t{160} << 20;
+  EXPECT_EQ(cut(p).chunk_lists, 132);
+  for (const int64_t limit : {int64_t{100} << 20, int64_t{1}}) {  // no chunks
+    p.options.workspace_limit_bytes = limit;
+    EXPECT_TRUE(cut(p).adds);
+    EXPECT_EQ(cut(p).chunk_lists, 4096);
+    EXPECT_LT(bytes_of(p), 4 * (4096 * 128 + 8192 * 576) + 1024);  // Delta, dkv in fp32
+  }
   p.options.dkv_sum = DkvSum::deterministic;
+  EXPECT_FALSE(cut(p).adds);
+  EXPECT_EQ(cut(p).chunk_lists, 1);  // what it takes at least
   for (const int64_t limit : {int64_t{64} << 20, int64_t{256} << 20, int64_t{5} << 29}) {
     p.options.workspace_limit_bytes = limit;
     EXPECT_LE(bytes_of(p), limit);
@@ -217,6 +224,22 @@ TEST(AttentionSm90Config, ChunksOfBackwardKeepTheLimit) {
   p.wants_dkv = false;  // dq alone: Delta
   EXPECT_LT(bytes_of(p), 4 * 4096 * 128 + 1024);
   EXPECT_EQ(cut(p).chunk_lists, 4096);
+}
+
+TEST(AttentionSm90Config, BlocksAddUpDkvWhereTheyHoldAllTheirHeads) {
+  Problem p = backward(576, 512, 64);
+  EXPECT_FALSE(cut(p).adds);  // deterministic
+  p.options.dkv_sum = DkvSum::atomic;
+  EXPECT_TRUE(cut(p).adds);
+  EXPECT_LT(bytes_of(p), 4 * (4096 * 64 + 8192 * 576) + 1024);
+  p.dkv_dtype = DType::f32;
+  p.dkv_stride = {0, 576, 0};
+  EXPECT_LT(bytes_of(p), 4 * 4096 * 64 + 1024);  // Delta alone
+  p = backward(576, 512, 192);                   // three tiles: one at a time either way
+  p.options.dkv_sum = DkvSum::atomic;
+  EXPECT_TRUE(cut(p).adds);
+  p.wants_dkv = false;
+  EXPECT_FALSE(cut(p).adds);
 }
 
 TEST(AttentionSm90Config, ThePowerOfTwoNextToTheScale) {

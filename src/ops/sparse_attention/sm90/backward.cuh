@@ -19,7 +19,7 @@ __device__ inline void begin_barriers(BackwardBeside& b) {
   ptx::barrier_init_fence();
 }
 
-template <int kFirst, int kSecond, bool kF16>
+template <int kFirst, int kSecond, bool kF16, bool kAdds>
 __global__ __launch_bounds__(threads, 1) void backward_kernel(const __grid_constant__ Backward p) {
   extern __shared__ __align__(1024) char shared[];
   const BackwardTiles<kFirst, kSecond> tiles{shared};
@@ -30,26 +30,32 @@ __global__ __launch_bounds__(threads, 1) void backward_kernel(const __grid_const
   __syncthreads();
   if (group == 0) {
     ptx::raise_registers<224>();
-    BackwardConsumer<kFirst, kSecond, kF16, 0>{p, tiles, beside, thread}.run();
+    BackwardConsumer<kFirst, kSecond, kF16, 0, kAdds>{p, tiles, beside, thread}.run();
   } else if (group == 1) {
     ptx::raise_registers<224>();
-    BackwardConsumer<kFirst, kSecond, kF16, 1>{p, tiles, beside, thread}.run();
+    BackwardConsumer<kFirst, kSecond, kF16, 1, kAdds>{p, tiles, beside, thread}.run();
   } else {
     ptx::lower_registers<56>();
     produce_backward<kFirst, kSecond>(p, tiles, beside, thread);
   }
 }
 
-template <int kWidth, bool kF16>
+template <int kWidth, bool kF16, bool kAdds>
 void launch_width(const Backward& p, unsigned blocks, cudaStream_t stream) {
   constexpr BackwardChunks chunks = backward_chunks[kWidth];
-  auto* kernel = backward_kernel<chunks.first, chunks.second, kF16>;
+  auto* kernel = backward_kernel<chunks.first, chunks.second, kF16, kAdds>;
   const auto bytes = static_cast<size_t>(backward_shared_bytes(p.f.dim));
   device::check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                      static_cast<int>(bytes)),
                 "sparse_attention: shared memory of backward");
   kernel<<<blocks, threads, bytes, stream>>>(p);
   device::check_launch("sparse_attention: backward");
+}
+
+template <int kWidth, bool kF16>
+void launch_width(const Backward& p, unsigned blocks, cudaStream_t stream) {
+  p.adds ? launch_width<kWidth, kF16, true>(p, blocks, stream)
+         : launch_width<kWidth, kF16, false>(p, blocks, stream);
 }
 
 template <bool kF16>

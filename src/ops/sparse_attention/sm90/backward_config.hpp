@@ -25,6 +25,7 @@ struct BackwardConfig {
   bool counts = false;        // foreign indices
   bool contributes = false;   // dkv in a fixed order: slots leave rows of their own
   bool converts_dkv = false;  // dkv is summed in fp32 in the workspace
+  bool adds = false;          // dkv is added by the kernel that forms dq: no chunks, no P and dS
   float exponent = 0;         // of the power of two next to |scale|
 };
 

@@ -8,6 +8,7 @@
 #pragma once
 
 #include "device/sm90/wgmma.cuh"
+#include "ops/sparse_attention/sm90/backward_give.cuh"
 #include "ops/sparse_attention/sm90/backward_work.cuh"
 #include "ops/sparse_attention/sm90/store.cuh"
 
@@ -26,7 +27,8 @@ __device__ inline float2 unpacked(uint32_t bits) {
 // Named barriers of the two warpgroups.
 enum BackwardBarrier : int { tiles_free = 1, weights_there, weights_read, slopes_there };
 
-template <int kFirst, int kSecond, bool kF16, int kGroup>
+// kAdds: dkv of a block's heads is added to its rows here.
+template <int kFirst, int kSecond, bool kF16, int kGroup, bool kAdds>
 struct BackwardConsumer {
   static constexpr int own = kGroup == 0 ? kFirst : kSecond;
   static constexpr int begin = kGroup == 0 ? 0 : kFirst;  // the first of its chunks
@@ -260,10 +262,10 @@ struct BackwardConsumer {
       ptx::named_barrier_sync(slopes_there, consumer_threads);
     } else {
       compare<tiles.columns>(s, tiles.queries());
-      if (thread == 0) ptx::store_wait_read<0>();
+      if (!kAdds && thread == 0) ptx::store_wait_read<0>();
       form_weights(s);
       ptx::named_barrier_sync(slopes_there, consumer_threads);
-      if (thread == 0 && p.wants_dkv) {
+      if (!kAdds && thread == 0 && p.wants_dkv) {
         ptx::store_bytes(p.weights + weights_at(p, number, tile), tiles.weights(), weights_bytes);
         ptx::store_commit();
       }
@@ -276,6 +278,42 @@ struct BackwardConsumer {
       }
     }
     add_dq(ds);
+    if constexpr (kAdds) add_dkv();
+  }
+
+  // dkv of the tile, this warpgroup's columns: dS^T q, and of values + P^T d_o. The next keys are
+  // on their way meanwhile.
+  __device__ void add_dkv() {
+    float* to[2][2];  // as give() takes them
+#pragma unroll
+    for (int e = 0; e < 2; ++e)
+#pragma unroll
+      for (int turn = 0; turn < 2; ++turn) {
+        const int line = thread / 32 * 16 + thread % 32 / 8 * 2 + turn + 8 * e;
+        const int64_t row = *const_cast<volatile int64_t*>(&beside.rows[tiles_done % 2][line]);
+        to[e][turn] = row < 0 ? nullptr : static_cast<float*>(p.sums.data) + row;
+      }
+    const uint64_t ds = ptx::operand_descriptor(tiles.slopes());
+    const uint64_t weights = ptx::operand_descriptor(tiles.weights());
+#pragma unroll 1
+    for (int c = begin; c < begin + own; ++c) {
+      float x[32];
+      const uint64_t q = ptx::operand_descriptor(tiles.queries() + c * chunk_bytes);
+      ptx::warpgroup_arrive();
+      ptx::wgmma_first_n64<1, 1, kF16>(x, ds, q);
+#pragma unroll
+      for (int j = 1; j < 4; ++j) ptx::wgmma_n64<1, 1, kF16>(x, ds + j * step, q + j * step);
+      if (c < tiles.values) {
+        const uint64_t d_o = ptx::operand_descriptor(tiles.upstream() + c * chunk_bytes);
+#pragma unroll
+        for (int j = 0; j < 4; ++j)
+          ptx::wgmma_n64<1, 1, kF16>(x, weights + j * step, d_o + j * step);
+      }
+      ptx::warpgroup_commit();
+      ptx::warpgroup_wait<0>();
+      ptx::hold_registers(x);
+      if (c * chunk_columns < p.f.dim) give(p, thread, x, c, to);
+    }
   }
 
   __device__ void store_dq(const Work& w) {
@@ -318,7 +356,7 @@ struct BackwardConsumer {
         store_dq(w);
       }
     }
-    if (kGroup == 1 && thread == 0) ptx::store_wait_all();
+    if (!kAdds && kGroup == 1 && thread == 0) ptx::store_wait_all();
   }
 };
 

@@ -71,6 +71,7 @@ class Run {
     way_.exponent = c_.exponent;
     way_.grown = std::exp2(c_.exponent);
     way_.wants_dkv = p_.wants_dkv;
+    way_.adds = c_.adds;
   }
 
   void begin_dkv() {
@@ -114,7 +115,7 @@ class Run {
     way_.last_list = first + lists;
     (f16 ? launch_backward_f16 : launch_backward_bf16)(way_, blocks(lists * c_.head_tiles),
                                                        stream_);
-    if (!p_.wants_dkv || p_.heads == 0 || p_.slots == 0 || c_.rows == 0) return;
+    if (!p_.wants_dkv || c_.adds || p_.heads == 0 || p_.slots == 0 || c_.rows == 0) return;
     (f16 ? launch_sums_f16 : launch_sums_bf16)(way_, blocks(lists * c_.sums.sums * c_.sums.groups),
                                                stream_);
     if (!c_.contributes) return;
@@ -162,6 +163,10 @@ std::vector<std::string> backward_details(const Problem& p, const BackwardConfig
       fmt::format("shared memory = {} bytes: q, d_o, a tile of keys, P and dS",
                   backward_shared_bytes(p.dim))};
   if (!p.wants_dkv) return said;
+  if (c.adds) {
+    said.emplace_back("dkv: added by the blocks that form dq, in order of arrival");
+    return said;
+  }
   said.push_back(
       fmt::format("chunk = {} of {} queries: P and dS in the workspace", c.chunk_lists, c.lists));
   said.push_back(fmt::format("dkv: {} heads and {} columns at a time, {} stages",

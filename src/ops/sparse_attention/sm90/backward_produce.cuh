@@ -93,14 +93,17 @@ __device__ void produce_backward(const Backward& p, const BackwardTiles<kFirst, 
     for (int turn = 0; turn < turns || turn == 0; ++turn) {
       const int tile = turn < count ? turn : turn - count;
       if (count > 0) {
-        int64_t row = -1;
+        int64_t row = -1, sum = -1;
         const int line = lane / 4 * 16 + warp * 4 + lane % 4;  // of lanes 0..15
         if (lane < 16) {
           const int64_t list = number / f.head_tiles;
           const KeyRow found = find_slot(f, query, list, tile * tile_keys + line,
                                          f.counters && number % f.head_tiles == 0 && tile == turn);
-          if (found.kind == SlotKind::valid)
+          if (found.kind == SlotKind::valid) {
             row = cuda::offset(f.kv, found.outer, found.inner, list % f.tables.groups);
+            if (p.adds)
+              sum = cuda::offset(p.sums, found.outer, found.inner, list % f.tables.groups);
+          }
         }
         const unsigned valid = __ballot_sync(~0u, row >= 0);
         const char* rows[4];
@@ -109,8 +112,10 @@ __device__ void produce_backward(const Backward& p, const BackwardTiles<kFirst, 
           const int64_t at = __shfl_sync(~0u, row, j * 4 + lane / 8);
           rows[j] = at >= 0 ? static_cast<const char*>(f.kv.data) + 2 * at : nullptr;
         }
-        // With the first part: which slots are valid.
+        // With the first part: which slots are valid, and where their sums lie.
         const auto tell = [&] {
+          if (p.adds && lane < 16) beside.rows[tiles_done % 2][line] = sum;
+          __syncwarp();
           if (lane != 0) return;
           reinterpret_cast<uint16_t*>(&beside.valid[tiles_done % 2])[warp] =
               static_cast<uint16_t>(valid);

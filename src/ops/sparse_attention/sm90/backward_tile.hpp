@@ -38,10 +38,11 @@ inline constexpr int weights_bytes = 2 * chunk_bytes;
 struct BackwardBeside {
   uint64_t q_ready, q_free;
   uint64_t keys_ready[backward_parts], keys_free[backward_parts];
-  uint64_t valid[2];        // [tile % 2]: a bit a slot
-  int tiles, far;           // of keys; whether an lse of the work lies far from 0
-  float share[tile_heads];  // of the keys beside the sink, where one does
-  QueryRule query[4];       // of each warp that copies
+  uint64_t valid[2];           // [tile % 2]: a bit a slot
+  int tiles, far;              // of keys; whether an lse of the work lies far from 0
+  float share[tile_heads];     // of the keys beside the sink, where one does
+  QueryRule query[4];          // of each warp that copies
+  int64_t rows[2][tile_keys];  // [tile % 2]: where a slot's row of dkv begins; -1: absent
 };
 
 constexpr int64_t backward_shared_bytes(int64_t dim) {
@@ -66,6 +67,7 @@ struct Backward {
   // P and dS enter products times 2^-exponent and scale * 2^-exponent; results times 2^exponent.
   float exponent = 0, grown = 1;
   bool wants_dkv = false, dq_words = false;
+  bool adds = false;  // dkv within the kernel that forms dq, a block's heads each
 };
 
 // Bytes from `weights` to those of a work and tile of keys.

@@ -393,7 +393,7 @@ TEST(CpuLane, ANanRowLeavesTheOthersAlone) {
   }
 }
 
-// The mean over the words of equal logits is that logit: their fp32 sum would be off by fifty
+// The mean over the words of equal logits is that logit: their fp32 sum would be off by forty
 // roundings.
 TEST(CpuLane, SmoothingOverEqualLogitsKeepsItsDigits) {
   std::vector<float> x = {1}, w(250, 29.9f);

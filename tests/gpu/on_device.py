@@ -46,7 +46,7 @@ TOOLS = ("racecheck", "memcheck", "initcheck", "synccheck")  # the slowest first
 # Ways through a lane that sizes decide; these cases are judged on each of them once more.
 FORCED = {
     "cuda": ("one_term", "two_terms"),
-    "sm90": ("folded", "transformed", "wide", "slices", "chunks", "not_ahead"),
+    "sm90": ("folded", "transformed", "wide", "slices", "chunks", "codes", "not_ahead"),
 }
 # Those whose cases are drawn, and so can be drawn at a size that the way is for; and two of few words.
 FORCED_SUITES = [f"*{s}.*/" for s in ("Options", "Properties")]

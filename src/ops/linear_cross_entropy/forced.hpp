@@ -17,6 +17,7 @@ struct Forced {
   std::optional<bool> slices;     // lane sm90: gradients by slices of the vocabulary, or by chunks
   std::optional<bool> ahead;      // lane sm90: the next chunk's logits beside dW; never by force
   std::optional<bool> narrow;     // lane sm90: dX of few tiles in smaller ones; never by force
+  std::optional<bool> codes;      // lane sm90: a bf16 dW is summed in codes, in the shortest chunks
   std::optional<bool> slow;       // lane sm90: dW that logits follow has two blocks: what does not
                                   // wait for it overtakes it
   bool operator==(const Forced&) const = default;
@@ -41,6 +42,8 @@ inline bool force(std::string_view name) {
     forced.slices = false, forced.two_terms = false;
   else if (name == "not_ahead")
     forced.ahead = false, forced.two_terms = false;
+  else if (name == "codes")
+    forced.codes = true, forced.two_terms = false;
   else if (name == "not_narrow")
     forced.narrow = false, forced.two_terms = false;
   else

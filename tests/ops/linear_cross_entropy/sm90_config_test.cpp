@@ -140,11 +140,22 @@ TEST(Sm90Config, AnySumOfDwGoesBySlicesWhereChunksAreShort) {
 
 // A rest of dW is kept where the chunks beside it are worth their time.
 TEST(Sm90Config, NoRestWhereFormingTheLogitsAgainIsFaster) {
-  Problem p = training(8192, 2304, 256000, 700);
+  Problem p = training(8192, 2304, 256000, 400);
   p.dw_dtype = DType::bf16, p.late_factor = p.wants_dx_rest = p.wants_rest = true;
   EXPECT_GT(sm90_lane().plan(p, hopper()).kept_bytes, 0);
-  p.options.workspace_limit_bytes = int64_t{440} << 20;  // beside the rest: 256 rows
+  p.options.workspace_limit_bytes = int64_t{200} << 20;  // 256 rows
   EXPECT_EQ(sm90_lane().plan(p, hopper()).kept_bytes, 0);
+}
+
+// What a late factor multiplies says by its bytes what it is.
+TEST(Sm90Config, ARestIsKnownByItsBytes) {
+  for (const int64_t vocab : {1, 17, 1000, 128256})
+    for (const int64_t hidden : {8, 64, 72, 4096}) {
+      const int64_t eight = Rest::bytes(vocab, hidden, 8), four = Rest::bytes(vocab, hidden, 4),
+                    exponents = Rest::bytes(vocab, hidden, Rest::kExponents);
+      EXPECT_TRUE(eight % 32 == 16 && four % 32 == 0 && exponents % 16 == 4);
+      EXPECT_TRUE(exponents < four && four < eight && exponents % 4 == 0);
+    }
 }
 
 // The least plan of one token cuts the vocabulary into 84 slices; half of its logits are 250 KiB.
@@ -272,14 +283,37 @@ TEST(Sm90Config, Bf16DwKeepsMoreBitsBesideItWhereTheyHaveRoom) {
   EXPECT_TRUE(c.dw == DwOutput::split && c.rest_bits == 0);
 }
 
-TEST(Sm90Config, Bf16DwUnderASmallLimitGoesBySlices) {
-  Problem p = training(8192, 4096, 128256, 256);
+// Codes need no memory of dW's size; a factor that comes later is one more pass over dW.
+TEST(Sm90Config, Bf16DwUnderASmallLimitIsSummedInCodes) {
+  for (const bool late : {false, true})
+    for (const int64_t mib : {200, 265, 530, 700}) {
+      Problem p = training(8192, 4096, 128256, mib);
+      p.dw_dtype = DType::bf16, p.late_factor = p.wants_dx_rest = p.wants_rest = late;
+      const auto c = sm90::config(p, hopper());
+      EXPECT_TRUE(c.sums_in_codes()) << mib;
+      const Planned plan = sm90_lane().plan(p, hopper());
+      EXPECT_LE(plan.workspace_bytes + plan.kept_bytes + (late ? p.tokens * p.hidden : 0),
+                mib << 20);
+      EXPECT_EQ(plan.kept_bytes, late ? Rest::bytes(128256, 4096, Rest::kExponents) : 0);
+    }
+  // Not where one chunk takes all rows, nor where there are so many that their roundings would
+  // show.
+  Problem p = training(256, 4096, 128256, 265);
+  p.dw_dtype = DType::bf16;
+  EXPECT_FALSE(sm90::config(p, hopper()).sums_in_codes());
+  p = training(65536, 4096, 128256, 265);
+  p.dw_dtype = DType::bf16;
+  EXPECT_FALSE(sm90::config(p, hopper()).sums_in_codes());
+}
+
+TEST(Sm90Config, Bf16DwUnderTheSmallestLimitsGoesBySlices) {
+  Problem p = training(8192, 2304, 256000, 135);
   p.dw_dtype = DType::bf16;
   const auto c = sm90::config(p, hopper());
   EXPECT_TRUE(c.by_slices() && c.dw == DwOutput::direct && c.x_in_dx &&
               c.dw != DwOutput::workspace && !c.from_saved());
   EXPECT_EQ(c.slice_words % 384, 0);
-  EXPECT_LE(workspace(p), int64_t{256} << 20);
+  EXPECT_LE(workspace(p), int64_t{135} << 20);
   // Neither among ranks, nor for the best words, nor in fp16: there an fp32 sum is rounded.
   Problem words = p, ranks = p, half = p;
   words.top_k = 5;

@@ -355,7 +355,8 @@ void dw_of(const Run& r, const Chunk& k, bool first) {
   q.dx_pairs = r.c.dx_blocks / 2;
   q.early = r.c.dw_early, q.head_start = r.c.dw_head_start, q.tickets = r.b.tickets;
   if (r.c.rank_one()) q.smooth_row = r.b.smooth_row, q.class_weight = r.b.class_weight;
-  q.rest = r.rest(), q.ends = is_last(r, k.begin);
+  q.rest = r.rest();
+  q.ends = is_last(r, k.begin) && !(r.c.sums_in_codes() && r.p.wants_rest);  // its factor rounds
   Launch launch = r.launch();
   if (is_followed(r, k.begin)) {
     q.read = r.b.dw_read, q.tickets = nullptr;
@@ -391,6 +392,9 @@ void run_chunk(const Run& r, int64_t begin, bool first) {
   if (!r.p.backward()) return;
   if (r.c.by_slices()) return run_slices(r);
   if (followed) gather(r, at(begin + r.c.chunk_rows));
+  // Every row's share is known, and codes take it before the last product rounds them.
+  if (r.c.sums_in_codes() && is_last(r, begin) && r.multiplies() && r.b.sorted)
+    add_targets_to_split(r);
   if (r.c.exchange_dx)
     exchange_dx_of(r, k);
   else if (r.p.wants_dx)

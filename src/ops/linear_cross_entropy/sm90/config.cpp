@@ -215,19 +215,42 @@ Config in_one_chunk(const Problem& p, const DeviceFacts& device, Config c) {
   return c;
 }
 
+// A code is rounded by each chunk to 2^-14 of itself where bf16 is to 2^-9, by all of kMostCodes to
+// a 32nd of its square: what L2 has to spare (docs/decisions/0013). One chunk has nothing to sum.
+constexpr int64_t kMostCodes = 64;
+bool codes_can(const Problem& p, const Config& c) {
+  const int64_t chunks = (p.tokens + c.chunk_rows - 1) / c.chunk_rows;
+  return chunks > 1 && chunks <= kMostCodes;
+}
+
+Config in_codes(const Problem& p, const DeviceFacts& device, Config c, int64_t rows) {
+  c.dw = DwOutput::split, c.rest_bits = Rest::kExponents;
+  c.chunk_rows = c.state_rows = rows;
+  c.ms = cost(p, device, c, rows);
+  return c;
+}
+
 // The ways to the problem's gradients by chunks of rows. A 16-bit dW is rounded once: by the
 // product itself, from a sum that keeps more bits beside it, or from an fp32 sum in the workspace.
 std::vector<Config> ways_by_chunks(const Problem& p, const DeviceFacts& device, const Config& c) {
   if (!p.wants_dw || !is_16bit(p.dw_dtype)) return {by_chunks(p, device, c)};
   std::vector<Config> ways;
   Config way = c;
+  if (forced.codes.value_or(false) && !c.f16 && p.options.dw_sum == DType::f32) {
+    way = in_codes(p, device, c, kPairRows);
+    if (codes_can(p, way) && within_limit(p, way) && p.rest_bytes <= kept_rest(p, way))
+      return {way};
+    way = c;
+  }
   if (!c.f16) {
     way.dw = DwOutput::split;
-    for (const int bits : {8, 4, 0}) {
+    for (const int bits : {8, 4, Rest::kExponents, 0}) {
       if ((bits == 0) != (p.options.dw_sum != DType::f32)) continue;
       way.rest_bits = bits;
-      if (p.rest_bytes == 0 || p.rest_bytes == kept_rest(p, way))
-        ways.push_back(by_chunks(p, device, way));
+      if (p.rest_bytes != 0 && p.rest_bytes != kept_rest(p, way)) continue;
+      const Config made = by_chunks(p, device, way);
+      if (made.sums_in_codes() && !codes_can(p, made)) continue;
+      ways.push_back(made);
     }
   }
   if (p.wants_rest) return ways;
@@ -245,7 +268,7 @@ void choose_schedule(const Problem& p, const DeviceFacts& device, Config& c) {
   // Where neither dW nor the states ask for slices, dX keeps its bits over all limits unless much
   // is to be gained.
   const bool gains = kLeastSliced <= p.vocab_local * p.hidden;
-  if (slices_can(p, c) && !p.wants_rest &&
+  if (slices_can(p, c) && !p.wants_rest && !forced.codes.value_or(false) &&
       ((rounds && p.options.dw_sum == DType::f32) || saved_are_enough(p) || gains)) {
     ways.push_back(by_slices(p, device, c));
     if (forced.slices.value_or(false) && within_limit(p, ways.back())) {
@@ -326,7 +349,7 @@ static Problem planned(Problem p) {
   if (p.world == 1) return p;
   const int64_t own = p.vocab_local;
   p.vocab_local = (p.vocab + p.world - 1) / p.world;
-  for (const int bits : {8, 4, 0})
+  for (const int bits : {8, 4, Rest::kExponents, 0})
     if (p.rest_bytes > 0 && p.rest_bytes == Rest::bytes(own, p.hidden, bits))
       p.rest_bytes = Rest::bytes(p.vocab_local, p.hidden, bits);
   return p;

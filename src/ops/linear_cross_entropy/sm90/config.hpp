@@ -9,6 +9,7 @@
 #include "ops/linear_cross_entropy/lane.hpp"
 #include "ops/linear_cross_entropy/sm90/dx_tile.hpp"
 #include "ops/linear_cross_entropy/sm90/rows.hpp"
+#include "ops/linear_cross_entropy/sm90/split.hpp"
 
 namespace talea::lce {
 struct BatchFacts;
@@ -43,7 +44,7 @@ enum class DwOutput {
   in_place,   // fp32, and the products add to it; or there is none
   direct,     // 16 bits: one product covers every row and leaves it rounded
   workspace,  // 16 bits: summed in fp32 in the workspace, rounded once at the end
-  split       // 16 bits: summed in place, with rest_bits more beside it
+  split       // 16 bits: summed in place, with rest_bits more beside it, or an exponent for 64
 };
 // Where the logits' sum that smoothing needs comes from.
 enum class Smoothing {
@@ -93,6 +94,7 @@ struct Config {
   bool is_transformed() const { return path == Path::transformed; }
   bool runs_ahead() const { return schedule == Schedule::chunks_ahead; }
   bool by_slices() const { return schedule == Schedule::slices || from_saved(); }
+  bool sums_in_codes() const { return dw == DwOutput::split && rest_bits == Rest::kExponents; }
   bool from_saved() const { return schedule == Schedule::slices_saved; }
   bool sums_weight() const { return smoothing != Smoothing::per_logit; }
   bool rank_one() const { return smoothing == Smoothing::rank_one; }

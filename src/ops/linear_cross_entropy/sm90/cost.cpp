@@ -17,7 +17,10 @@ constexpr double kNarrow = 1.04;          // the time of two narrow tiles, in sq
 
 double bytes_added(const Problem& p, const Config& c, bool first) {
   if (c.dw == DwOutput::direct || p.dw_dtype == DType::f16) return 2;
-  if (c.dw == DwOutput::split) return (2 + c.rest_bits / 8.0) * (first ? 1 : 2);
+  if (c.dw == DwOutput::split)
+    return (2 +
+            static_cast<double>(Rest::piece_bytes(c.rest_bits)) / (Rest::kRows * Rest::kColumns)) *
+           (first ? 1 : 2);
   return first && !p.accumulate_dw ? 4 : 8;
 }
 
@@ -105,6 +108,8 @@ double cost(const Problem& p, const DeviceFacts& device, const Config& c, int64_
   const int64_t full = p.tokens / rows, rest = p.tokens % rows;
   const double dv = static_cast<double>(p.hidden) * static_cast<double>(p.vocab_local);
   double ms = c.dw == DwOutput::workspace ? 6 * dv / kRates.bytes : 0.0;
+  if (c.sums_in_codes() && p.wants_rest)
+    ms += 4 * dv / kRates.bytes;  // read once more, by its factor
   if (rest > 0) ms += chunk_ms(p, device, c, rest, full == 0);
   if (full > 0) ms += chunk_ms(p, device, c, rows, true);
   if (full > 1) ms += static_cast<double>(full - 1) * chunk_ms(p, device, c, rows, false);

@@ -20,16 +20,20 @@ void end_dx(const Run& r) {
   scatter_rows(s, r.stream);
 }
 
+ScatterParams targets_of(const Run& r) {
+  return {r.b.sorted, r.p.tokens,      r.p.hidden,        r.b.facts,
+          r.b.rows,   r.hidden().data, r.hidden().stride, r.c.f16};
+}
+
 void end_dw(const Run& r) {
   const Outputs& out = r.call.out;
   if (r.multiplies()) {
     const Matrix dw = r.dw();
-    const ScatterParams targets = {r.b.sorted, r.p.tokens,      r.p.hidden,        r.b.facts,
-                                   r.b.rows,   r.hidden().data, r.hidden().stride, r.c.f16};
-    if (r.c.dw == DwOutput::split && r.b.sorted)
-      scatter_targets(
-          SplitScatterParams{targets, static_cast<uint16_t*>(dw.data), dw.stride, r.rest()},
-          r.stream);
+    const ScatterParams targets = targets_of(r);
+    if (r.c.sums_in_codes()) {
+      // Added before the last chunk, which rounds.
+    } else if (r.c.dw == DwOutput::split && r.b.sorted)
+      add_targets_to_split(r);
     else if (r.c.dw != DwOutput::direct && r.b.sorted)
       scatter_targets(to_fp32(targets, dw), r.stream);
     if (r.c.dw == DwOutput::workspace)
@@ -60,6 +64,13 @@ void end_db(const Run& r) {
 }
 
 }  // namespace
+
+void add_targets_to_split(const Run& r) {
+  const Matrix dw = r.dw();
+  scatter_targets(
+      SplitScatterParams{targets_of(r), static_cast<uint16_t*>(dw.data), dw.stride, r.rest()},
+      r.stream);
+}
 
 ReduceParams reduce_params(const Run& r) {
   const Outputs& out = r.call.out;

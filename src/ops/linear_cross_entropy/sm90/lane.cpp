@@ -29,10 +29,11 @@ void report(const Run& r) {
                                         : "fp32, rounded once";
   said.accumulator_dw =
       r.c.dw == DwOutput::split && r.c.rest_bits == 0 ? "bf16, rounded by each chunk (dw_sum)"
-      : r.c.dw == DwOutput::split                     ? fmt::format(
-                                                            "bf16 and {} bits beside it, added in fp32, "
-                                                                                "rounded once",
-                                                            r.c.rest_bits)
+      : r.c.sums_in_codes() ? "16 bits and an exponent for 64 of them, added in fp32, rounded once"
+      : r.c.dw == DwOutput::split ? fmt::format(
+                                        "bf16 and {} bits beside it, added in fp32, "
+                                        "rounded once",
+                                        r.c.rest_bits)
       : r.c.dw == DwOutput::workspace ? "fp32 workspace, rounded once"
       : r.c.dw == DwOutput::direct    ? "fp32, rounded once"
                                       : "fp32, added in place";
@@ -99,7 +100,8 @@ std::vector<std::string> details(const Problem& p, const Planned& planned) {
           fmt::format("slice_words = {}", c.slice_words),
           fmt::format("state_rows = {}", c.state_rows),
           fmt::format("predicted = {:.3g} ms (of an H200, to compare plans)", c.ms),
-          fmt::format("dw sum = {}", c.dw == DwOutput::split
+          fmt::format("dw sum = {}", c.sums_in_codes() ? "16 bits and an exponent for 64"
+                                     : c.dw == DwOutput::split
                                          ? fmt::format("bf16 and {} bits", c.rest_bits)
                                      : c.dw == DwOutput::workspace ? "fp32 in the workspace"
                                      : c.dw == DwOutput::direct    ? "in registers"

@@ -17,8 +17,9 @@ struct RestRows {
 };
 
 static RestRows rest_of(void* data, int64_t bytes, int64_t hidden) {
-  const int bits = bytes % 32 == 16 ? 8 : 4;
-  const int64_t row_of_pieces = Rest::pieces(hidden) * 128 * bits, body = bytes / 32 * 32;
+  const int bits = bytes % 16 == 4 ? Rest::kExponents : bytes % 32 == 16 ? 8 : 4;
+  const int64_t row_of_pieces = Rest::pieces(hidden) * Rest::piece_bytes(bits),
+                body = bytes - Rest::tail(bits);
   require(body > 0 && row_of_pieces > 0 && body % row_of_pieces == 0, ErrorKind::invalid_data,
           "dw_rest: {} bytes belong to no dw with {} columns", bytes, hidden);
   return {{data, bits, hidden}, body / row_of_pieces * Rest::kRows};

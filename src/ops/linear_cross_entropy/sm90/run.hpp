@@ -87,6 +87,7 @@ void end_dx_sum(const Run& r, int64_t begin);
 // slices.cpp: the gradients of every row, a slice of the vocabulary at a time.
 void run_slices(const Run& r);
 // end.cpp: dW's last pieces, db, the scalars.
+void add_targets_to_split(const Run& r);
 ReduceParams reduce_params(const Run& r);
 void end(const Run& r);
 

@@ -3,6 +3,7 @@
 // Never: adds in an order that timing could change.
 #include "device/common/cuda_check.hpp"
 #include "ops/linear_cross_entropy/rows/tokens.cuh"
+#include "ops/linear_cross_entropy/sm90/block_float.hpp"
 #include "ops/linear_cross_entropy/sm90/pair.cuh"
 #include "ops/linear_cross_entropy/sm90/runs.cuh"
 
@@ -76,6 +77,32 @@ __global__ void split_scatter_kernel(SplitScatterParams p) {
   if (own.target >= 0) add_to_pair(p, own.target, own.column, own.sum);
 }
 
+__device__ char* exponent_of(const Rest& rest, int64_t row, int64_t column) {
+  const int64_t piece = row / Rest::kRows * Rest::pieces(rest.columns) + column / Rest::kColumns;
+  return static_cast<char*>(rest.data) + piece * Rest::kRows + row % Rest::kRows;
+}
+
+// A warp has a row's block of codes: its exponent changes with its largest sum.
+__global__ void coded_scatter_kernel(SplitScatterParams p) {
+  using sm90::BlockFloat;
+  const Share own = share_of<false>(p.rows);
+  const int64_t target = __shfl_sync(~0u, own.target, 0);
+  if (target < 0) return;
+  const bool inside = own.target >= 0;  // the last columns may end within the block
+  auto* exponent = reinterpret_cast<uint8_t*>(
+      exponent_of(p.rest, target, own.column / Rest::kColumns * Rest::kColumns));
+  auto* both = reinterpret_cast<uint32_t*>(p.dw + target * p.dw_stride + own.column);
+  const BlockFloat::Reader reader(*exponent);
+  float2 x = own.sum;
+  if (inside) x.x += reader.lower(*both), x.y += reader.upper(*both);
+  float most = sm90::larger(sm90::larger(0, x.x), x.y);
+  for (int other = 16; other > 0; other /= 2)
+    most = sm90::larger(most, __shfl_xor_sync(~0u, most, other));
+  const uint32_t now = BlockFloat::exponent(most);
+  if (inside) *both = BlockFloat::Writer(now).pair(x.x, x.y);
+  if (threadIdx.x % 32 == 0) *exponent = static_cast<uint8_t>(now);
+}
+
 // A warp a piece; 1 is no factor, and costs a launch alone.
 template <int kBits>
 __global__ void __launch_bounds__(256) factor_kernel(LateWeightParams p) {
@@ -109,6 +136,26 @@ __global__ void __launch_bounds__(256) factor_kernel(LateWeightParams p) {
         const float2 x = sm90::Pair<kBits>::join(*both, r[0], r[1]);
         *both = pack<false>(x.x * factor, x.y * factor);
       }
+  }
+}
+
+// Codes become bf16, whatever the factor: a thread takes eight at a time.
+__global__ void __launch_bounds__(256) coded_factor_kernel(LateWeightParams p) {
+  using sm90::BlockFloat;
+  const auto factor = static_cast<float>(read(p.factor, 0, 1));
+  const int64_t groups = p.hidden / 8;
+  const int64_t all = p.vocab * groups, step = static_cast<int64_t>(gridDim.x) * blockDim.x;
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < all;
+       i += step) {
+    const int64_t row = i / groups, column = i % groups * 8;
+    const BlockFloat::Reader reader(
+        *reinterpret_cast<const uint8_t*>(exponent_of(p.rest, row, column)));
+    auto* words = reinterpret_cast<uint4*>(p.dw + row * p.dw_stride + column);
+    const uint4 codes = *words;
+    const auto times = [&](uint32_t both) {
+      return pack<false>(reader.lower(both) * factor, reader.upper(both) * factor);
+    };
+    *words = {times(codes.x), times(codes.y), times(codes.z), times(codes.w)};
   }
 }
 
@@ -151,13 +198,15 @@ void scatter_targets(const ScatterParams& p, cudaStream_t stream) {
 
 void scatter_targets(const SplitScatterParams& p, cudaStream_t stream) {
   if (p.rows.tokens == 0) return;
-  split_scatter_kernel<<<grid_of(p.rows), 128, 0, stream>>>(p);
+  auto* kernel = p.rest.is_coded() ? coded_scatter_kernel : split_scatter_kernel;
+  kernel<<<grid_of(p.rows), 128, 0, stream>>>(p);
   device::check_launch("scatter_targets");
 }
 
 void multiply_split(const LateWeightParams& p, cudaStream_t stream) {
   if (p.vocab == 0 || p.hidden == 0) return;
-  auto* kernel = p.rest.bits == 8   ? factor_kernel<8>
+  auto* kernel = p.rest.is_coded()  ? coded_factor_kernel
+                 : p.rest.bits == 8 ? factor_kernel<8>
                  : p.rest.bits == 4 ? factor_kernel<4>
                                     : factor_kernel<0>;
   kernel<<<1056, 256, 0, stream>>>(p);

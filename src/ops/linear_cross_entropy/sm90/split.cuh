@@ -6,7 +6,10 @@
 //     shared <- dW (bf16) and rest, while the product or the piece before is at work
 //     sum = join(dW, rest) + accumulator;  dW = bf16(sum);  rest = sum - dW
 //     dW, rest <- shared
+//   where the rest is an exponent for the 64 elements of a row, dW their codes: the exponent is
+//   that of the largest sum of the row's, which four lanes hold
 #pragma once
+#include "ops/linear_cross_entropy/sm90/block_float.hpp"
 #include "ops/linear_cross_entropy/sm90/gradients.cuh"
 
 namespace talea::lce::sm90 {
@@ -29,9 +32,11 @@ template <int kBits>
 struct SplitEpilogue {
   using Params = SplitParams;
   using Filter = SplitFilter;
+  static constexpr bool kCoded = kBits == Rest::kExponents;
   // Staging memory of a warp: pieces of dW, as many of the rest, their barriers.
   static constexpr int kBuffers = kBits == 8 ? 2 : 3;
-  static constexpr int kHigh = 2048, kLow = 128 * kBits, kLowRoom = kBits == 8 ? 1024 : 512;
+  static constexpr int kHigh = 2048, kLow = Rest::piece_bytes(kBits),
+                       kLowRoom = kBits == 8 ? 1024 : 512;
   static constexpr int kLowAt = kBuffers * kHigh, kBarriersAt = kLowAt + kBuffers * kLowRoom;
   static constexpr int kStagingBytes = 8192;  // a multiple of 1024, as TMA's swizzle
   static_assert(kBarriersAt + 32 <= kStagingBytes);
@@ -191,6 +196,49 @@ struct SplitEpilogue {
     }
   }
 
+  // The same of codes: all sums of a row's block before the first code, for its exponent.
+  template <bool kAdd, bool kEnds>
+  static __device__ __forceinline__ void add_codes(float* acc, char* high, char* low) {
+    const int lane = threadIdx.x % 32, own = lane / 4;
+    const auto at = [&](int j, int h) {
+      return reinterpret_cast<uint32_t*>(high + 1024 * h + own * 128 + ((j ^ own) * 16) +
+                                         4 * (lane % 4));
+    };
+    auto* exponents = reinterpret_cast<uint8_t*>(low) + own;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      if constexpr (kAdd) {
+        const BlockFloat::Reader reader(exponents[8 * h]);
+        uint32_t both[8];
+#pragma unroll
+        for (int j = 0; j < 8; ++j) both[j] = *at(j, h);
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+          acc[4 * j + 2 * h] += reader.lower(both[j]);
+          acc[4 * j + 2 * h + 1] += reader.upper(both[j]);
+        }
+      }
+      if constexpr (kEnds) {
+#pragma unroll
+        for (int j = 0; j < 8; ++j)
+          *at(j, h) = pack<false>(acc[4 * j + 2 * h], acc[4 * j + 2 * h + 1]);
+        continue;
+      }
+      float most = 0;
+#pragma unroll
+      for (int j = 0; j < 8; ++j)
+        most = larger(larger(most, acc[4 * j + 2 * h]), acc[4 * j + 2 * h + 1]);
+      most = larger(most, __shfl_xor_sync(~0u, most, 1));
+      most = larger(most, __shfl_xor_sync(~0u, most, 2));
+      const uint32_t exponent = BlockFloat::exponent(most);
+      const BlockFloat::Writer writer(exponent);
+#pragma unroll
+      for (int j = 0; j < 8; ++j)
+        *at(j, h) = writer.pair(acc[4 * j + 2 * h], acc[4 * j + 2 * h + 1]);
+      if (lane % 4 == 0) exponents[8 * h] = static_cast<uint8_t>(exponent);
+    }
+  }
+
   // The rank-one share of label smoothing.
   static __device__ __forceinline__ void smooth(float* acc, const Params& p, int row, int column) {
     const int u = row + static_cast<int>(threadIdx.x % 32) / 4, l = u + 8;
@@ -232,10 +280,16 @@ struct SplitEpilogue {
       float* own = &acc[i / 2][32 * (i % 2)];
       if (p.smooth_row) smooth(own, p, row, c);
       char *high = staging + buffer * kHigh, *low = staging + kLowAt + buffer * kLowRoom;
-      if (p.add)
+      if constexpr (kCoded) {
+        if (p.add)
+          p.ends ? add_codes<true, true>(own, high, low) : add_codes<true, false>(own, high, low);
+        else
+          add_codes<false, false>(own, high, low);  // one chunk is never all
+      } else if (p.add) {
         p.ends ? add<true, true>(own, high, low) : add<true, false>(own, high, low);
-      else
+      } else {
         p.ends ? add<false, true>(own, high, low) : add<false, false>(own, high, low);
+      }
       fence_async_shared();
       __syncwarp();
       if (lane != 0) continue;

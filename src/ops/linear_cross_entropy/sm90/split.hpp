@@ -1,7 +1,7 @@
-// What: a sum of dW as two numbers: bf16 in the returned gradient, what that rounding left beside
-// it.
-// Why: dW over chunks needs 4 or 8 bits an element of its own, not 32.
-// Never: changes how the returned number reads: it is the sum, rounded to bf16.
+// What: a sum of dW as two numbers: 16 bits in the returned gradient, and what those need beside
+// them.
+// Why: dW over chunks needs 8 or 4 bits an element of its own, or an exponent for 64, not 32 bits.
+// Never: returns codes: dW is the sum, rounded to bf16, once its last chunk or its factor has come.
 #pragma once
 #include <cuda_runtime.h>
 
@@ -9,20 +9,28 @@
 
 namespace talea::lce {
 
-// The rest lies in pieces of 16 rows x 64 columns, in the order of a product's accumulators.
+// The rest lies in pieces of 16 rows x 64 columns, in the order of a product's accumulators; of
+// exponents, a byte a row.
 struct Rest {
   static constexpr int64_t kRows = 16, kColumns = 64;
+  static constexpr int kExponents = 1;  // dW holds codes of a BlockFloat
   void* data = nullptr;
-  int bits = 0;         // 8, 4, or 0: none is kept, each chunk rounds to bf16
+  int bits = 0;         // 8, 4, kExponents, or 0: none is kept, each chunk rounds to bf16
   int64_t columns = 0;  // of the matrix
+
+  bool is_coded() const { return bits == kExponents; }
 
   __host__ __device__ static int64_t pieces(int64_t hidden) {
     return (hidden + kColumns - 1) / kColumns;
   }
-  // A tail of 16 bytes tells 8 bits from 4.
+  __host__ __device__ static constexpr int64_t piece_bytes(int bits) {
+    return bits == kExponents ? kRows : kRows * kColumns * bits / 8;
+  }
+  // A tail tells 8 bits from 4, and exponents from both: their pieces are multiples of 16 bytes.
+  static constexpr int64_t tail(int bits) { return bits == 8 ? 16 : bits == kExponents ? 4 : 0; }
   static int64_t bytes(int64_t vocab, int64_t hidden, int bits) {
     const int64_t blocks = vocab > 0 ? (vocab + kRows - 1) / kRows : 1;
-    return blocks * pieces(hidden) * (kRows * kColumns * bits / 8) + (bits == 8 ? 16 : 0);
+    return blocks * pieces(hidden) * piece_bytes(bits) + tail(bits);
   }
 };
 

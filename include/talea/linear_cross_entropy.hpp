@@ -107,8 +107,9 @@ struct LinearCrossEntropyOutputs {
   Tensor db;                   // [vocab_stored] dtype of bias, or fp32
   bool accumulate_dw = false;  // add into dw (fp32 main_grad) instead of overwriting it
   bool accumulate_db = false;
-  // What rounding left of a 16-bit dw, so that a late factor can multiply it as if it had not been
-  // rounded: i32, [rest_bytes() / 4], of the lane's own layout. Absent: nothing is kept.
+  // What a 16-bit dw has no room for, so that a late factor can multiply it as if it had not been
+  // rounded: i32, [rest_bytes() / 4], of the lane's own layout. With it dw is the gradient once
+  // linear_cross_entropy_late() has run. Absent: nothing is kept.
   Tensor dw_rest = {};
   // The gradients wait for a factor that is known only later: what they take beyond their dtype
   // when returned (an fp32 dx or dw of a 16-bit input, dw_rest) counts against the workspace limit.

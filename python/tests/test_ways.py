@@ -234,6 +234,25 @@ def test_dw_of_several_chunks_in_the_dtype_of_the_weight(lane, mib):
     assert error <= 1.25 * bound
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="a way of lane sm90")
+@pytest.mark.parametrize("factor", [1.0, 0.25, 1 / 3])
+def test_dw_of_several_chunks_in_codes(factor):
+    g = torch.Generator().manual_seed(5)
+    x = torch.randn(2048, 512, generator=g)
+    x[:, ::100] *= 30
+    x = x.to("cuda", torch.bfloat16).requires_grad_()
+    w = (torch.randn(16000, 512, generator=g) / 60).to("cuda", torch.bfloat16).requires_grad_()
+    y = torch.randint(16000, (2048,), generator=g).cuda()
+
+    def backward(loss):
+        (loss * factor).backward()
+
+    receipt = step(x, w, y, backward, workspace_limit=20 * MIB, lane="sm90")
+    assert receipt["accumulators"]["dw"].startswith("16 bits and an exponent"), receipt
+    assert receipt["chunks"] > 2 and round(receipt["products"], 2) == 3
+    check((x.grad, w.grad), (x, w, y), backward)
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="blocks of a device, many tiles each")
 @pytest.mark.parametrize("limit", [48, 64, 100, 160, 400])
 def test_many_tiles_a_block(limit):

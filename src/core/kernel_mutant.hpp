@@ -25,6 +25,7 @@ namespace talea {
   X(stage_released_early, "device: a stage is loaded again while it is being multiplied")    \
   X(target_row_missed, "device: the target's own row of the weight is left out of dX")       \
   X(ahead_wait_left_out, "device: the next chunk's logits do not wait for dW to have read")  \
+  X(exponent_of_a_lane, "device: a block of dW has the exponent of one lane's share")        \
   X(slice_wait_left_out, "device: the next slice's logits do not wait for dW to have read")
 
 enum class KernelMutant : int32_t {

@@ -59,7 +59,8 @@ typedef struct talea_linear_cross_entropy_outputs {
   talea_tensor dx;             /* [tokens, hidden] */
   talea_tensor dw;             /* [vocab_stored, hidden] */
   talea_tensor dx_rest;        /* U8 [tokens, hidden]: what rounding left of a BF16 dx */
-  talea_tensor dw_rest;        /* I32 [..._rest_bytes() / 4]: what rounding left of a 16-bit dw */
+  talea_tensor dw_rest;        /* I32 [..._rest_bytes() / 4]: what a 16-bit dw has no room for; dw is
+                                * the gradient once talea_linear_cross_entropy_late() has run */
   talea_tensor db;             /* [vocab_stored] */
   int32_t accumulate_dw;       /* add into dw (an F32 main gradient) instead of overwriting it */
   int32_t accumulate_db;

@@ -114,8 +114,8 @@ struct LinearCrossEntropyOutputs {
   // The gradients wait for a factor that is known only later: what they take beyond their dtype
   // when returned (an fp32 dx or dw of a 16-bit input, dw_rest) counts against the workspace limit.
   bool late_factor = false;
-  // The same of a bf16 dx: u8 [tokens, hidden]. Where the lane keeps none, an error: fp32 dx
-  // serves.
+  // The same of a bf16 dx: u8 [tokens, hidden / 64, rounded up]. Where the lane keeps none, an
+  // error: fp32 dx serves.
   Tensor dx_rest = {};
 };
 

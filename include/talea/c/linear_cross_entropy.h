@@ -58,11 +58,12 @@ typedef struct talea_linear_cross_entropy_outputs {
   talea_tensor topk_logprobs;  /* [tokens, k] */
   talea_tensor dx;             /* [tokens, hidden] */
   talea_tensor dw;             /* [vocab_stored, hidden] */
-  talea_tensor dx_rest;        /* U8 [tokens, hidden]: what rounding left of a BF16 dx */
-  talea_tensor dw_rest;        /* I32 [..._rest_bytes() / 4]: what a 16-bit dw has no room for; dw is
-                                * the gradient once talea_linear_cross_entropy_late() has run */
-  talea_tensor db;             /* [vocab_stored] */
-  int32_t accumulate_dw;       /* add into dw (an F32 main gradient) instead of overwriting it */
+  /* What a 16-bit dx and dw have no room for; with them they are the gradients once
+   * talea_linear_cross_entropy_late() has run. */
+  talea_tensor dx_rest;  /* U8 [tokens, hidden / 64, rounded up], beside a BF16 dx */
+  talea_tensor dw_rest;  /* I32 [..._rest_bytes() / 4] */
+  talea_tensor db;       /* [vocab_stored] */
+  int32_t accumulate_dw; /* add into dw (an F32 main gradient) instead of overwriting it */
   int32_t accumulate_db;
   /* 1: the gradients wait for talea_linear_cross_entropy_late(): what they take beyond the dtype of
    * hidden and weight (an F32 dx of BF16 hidden, dw_rest) counts against the workspace limit. */

@@ -105,7 +105,8 @@ class Described:
         wide_gradients, rests = waits or ((), ())
         makers = recipe(config, inputs, need, given or (), wide_gradients)
         if "dx_rest" in rests:
-            makers["dx_rest"] = _new(inputs[0].shape, torch.uint8, device)
+            rows, columns = inputs[0].shape
+            makers["dx_rest"] = _new((rows, -(-columns // 64)), torch.uint8, device)
         if "dw_rest" in rests:
             makers["dw_rest"] = _new((0,), torch.int32, device)
         outputs = dict(zip(makers, allocate(makers.values(), inputs, given), strict=True))

@@ -8,6 +8,7 @@
 #include "core/fail.hpp"
 #include "ops/linear_cross_entropy/contract.hpp"
 #include "ops/linear_cross_entropy/fields.hpp"
+#include "ops/linear_cross_entropy/late.hpp"
 
 namespace talea::lce {
 namespace {
@@ -105,7 +106,7 @@ void check_shapes(const Problem& p, const Inputs& in, const Outputs& out) {
         NamedTensor{"topk_logprobs", &out.topk_logprobs}})
     check_shape(t.name, *t.tensor, {n, p.top_k});
   check_shape("dx", out.dx, {rows, p.hidden});
-  check_shape("dx_rest", out.dx_rest, {rows, p.hidden});
+  check_shape("dx_rest", out.dx_rest, {rows, dx_rest_columns(p.hidden)});
   check_shape("dw", out.dw, {p.vocab_stored, p.hidden});
   check_shape("db", out.db, {p.vocab_stored});
 }

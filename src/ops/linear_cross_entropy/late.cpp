@@ -31,6 +31,9 @@ void check(const LinearCrossEntropyLate& l) {
   require(!l.dx_rest || (l.dx && l.dx.dtype == DType::bf16 && l.dx_rest.dtype == DType::u8 &&
                          l.dx.stride[1] == 1 && l.dx_rest.stride[1] == 1),
           data, "dx_rest: u8 beside a bf16 dx is needed, both with column stride 1");
+  require(!l.dx_rest || (l.dx_rest.shape[0] == l.dx.shape[0] &&
+                         l.dx_rest.shape[1] == lce::dx_rest_columns(l.dx.shape[1])),
+          data, "dx_rest: not of a call with this dx");
   for (const Tensor* t : {&l.expected, &l.dx, &l.dw, &l.dx_sum, &l.dw_sum, &l.dw_rest, &l.dx_rest})
     require(!*t || (t->device == l.factor.device && t->device_index == l.factor.device_index), data,
             "factor: lies on another device than the gradients");

@@ -7,6 +7,9 @@
 
 namespace talea::lce {
 
+// Columns of dx_rest: a byte, the exponent that 64 elements of dx share.
+constexpr int64_t dx_rest_columns(int64_t hidden) { return (hidden + 63) / 64; }
+
 // What a device found after the call had returned; read by the host without waiting.
 struct Fault {
   volatile int32_t raised = 0;

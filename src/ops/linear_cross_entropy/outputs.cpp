@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "core/half.hpp"
+#include "ops/linear_cross_entropy/late.hpp"
 
 namespace talea::lce {
 
@@ -42,7 +43,7 @@ void write_scalars(const Problem& p, const Outputs& out, const TargetFacts& fact
 int64_t kept_beside(const Problem& p) {
   if (!p.late_factor) return 0;
   int64_t bytes = p.rest_bytes;
-  if (p.wants_dx_rest) bytes += p.tokens * p.hidden;
+  if (p.wants_dx_rest) bytes += p.tokens * dx_rest_columns(p.hidden);
   const int64_t rows = p.tokens / (p.sequence_parallel ? p.world : 1);
   if (p.wants_dx) bytes += rows * p.hidden * (size_of(p.dx_dtype) - size_of(p.hidden_dtype));
   if (p.wants_dw && !p.accumulate_dw)

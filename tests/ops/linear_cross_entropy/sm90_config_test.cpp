@@ -9,6 +9,7 @@
 #include <tuple>
 
 #include "ops/linear_cross_entropy/forced.hpp"
+#include "ops/linear_cross_entropy/late.hpp"
 #include "ops/linear_cross_entropy/sm90/config.hpp"
 
 namespace talea::lce {
@@ -127,7 +128,7 @@ TEST(Sm90Config, EvenChunksWhereTheNextWholeOneIsTooLarge) {
   p.dw_dtype = p.options.dw_sum = DType::bf16, p.late_factor = p.wants_dx_rest = true;
   const auto c = sm90::config(p, hopper());
   EXPECT_EQ(c.chunk_rows, 480);  // 18 of them; 17 would have 482 rows
-  EXPECT_LE(workspace(p) + p.tokens * p.hidden, int64_t{265} << 20);
+  EXPECT_LE(workspace(p) + p.tokens * dx_rest_columns(p.hidden), int64_t{265} << 20);
 }
 
 // Summed in bf16 or not: where chunks would be short, slices cost one product more, and less time.
@@ -135,7 +136,7 @@ TEST(Sm90Config, AnySumOfDwGoesBySlicesWhereChunksAreShort) {
   Problem p = training(8192, 2304, 256000, 200);
   p.dw_dtype = p.options.dw_sum = DType::bf16, p.late_factor = p.wants_dx_rest = true;
   EXPECT_TRUE(sm90::config(p, hopper()).by_slices());
-  EXPECT_LE(workspace(p) + p.tokens * p.hidden, int64_t{200} << 20);
+  EXPECT_LE(workspace(p) + p.tokens * dx_rest_columns(p.hidden), int64_t{200} << 20);
 }
 
 // A rest of dW is kept where the chunks beside it are worth their time.
@@ -202,7 +203,7 @@ TEST(Sm90Config, DxAloneGoesBySlicesWhereChunksAreShort) {
   const Problem p = frozen(2304, 256000, 200);
   const auto c = sm90::config(p, hopper());
   EXPECT_GT(c.slice_words, 0);
-  EXPECT_LE(workspace(p) + p.tokens * p.hidden, int64_t{200} << 20);
+  EXPECT_LE(workspace(p) + p.tokens * dx_rest_columns(p.hidden), int64_t{200} << 20);
 }
 
 TEST(Sm90Config, ChunksOf512RowsRunTheNextLogitsBesideDw) {
@@ -292,7 +293,8 @@ TEST(Sm90Config, Bf16DwUnderASmallLimitIsSummedInCodes) {
       const auto c = sm90::config(p, hopper());
       EXPECT_TRUE(c.sums_in_codes()) << mib;
       const Planned plan = sm90_lane().plan(p, hopper());
-      EXPECT_LE(plan.workspace_bytes + plan.kept_bytes + (late ? p.tokens * p.hidden : 0),
+      EXPECT_LE(plan.workspace_bytes + plan.kept_bytes +
+                    (late ? p.tokens * dx_rest_columns(p.hidden) : 0),
                 mib << 20);
       EXPECT_EQ(plan.kept_bytes, late ? Rest::bytes(128256, 4096, Rest::kExponents) : 0);
     }

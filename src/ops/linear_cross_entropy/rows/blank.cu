@@ -21,6 +21,9 @@ __global__ void __launch_bounds__(128) blank_kernel(BlankParams p) {
   if (!p.dx) return;
   const double dx = p.poison_dx ? x : 0.0;
   for (int64_t d = threadIdx.x; d < p.hidden; d += blockDim.x) p.dx.store(t, d, dx);
+  if (!p.dx_exponents) return;
+  for (int64_t b = threadIdx.x; b < p.dx_blocks; b += blockDim.x)
+    p.dx_exponents[t * p.dx_blocks + b] = p.plain;
 }
 
 }  // namespace

@@ -82,6 +82,10 @@ struct BlankParams {
   View dx;
   int64_t hidden = 0;
   bool poison_dx = true;
+  // Of a dx in codes, dense: what is written here is plain bf16, which this byte says.
+  uint8_t* dx_exponents = nullptr;
+  int64_t dx_blocks = 0;
+  uint8_t plain = 0;
 };
 void blank_tokens(const BlankParams& p, cudaStream_t stream);
 

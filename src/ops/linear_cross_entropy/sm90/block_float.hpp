@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <cstring>
 #ifdef __CUDACC__
+#include "core/kernel_mutant.hpp"
 #include "ops/linear_cross_entropy/sm90/pack.cuh"
 #endif
 
@@ -22,7 +23,9 @@ namespace talea::lce::sm90 {
 #endif
 
 struct BlockFloat {
+  static constexpr int kElements = 64;
   static constexpr uint32_t kBf16 = 255;
+  static constexpr int64_t blocks(int64_t columns) { return (columns + kElements - 1) / kElements; }
   static constexpr uint32_t kSign = 0x80000000u;
   static constexpr int kShift = 6;  // from where fp32 has its exponent's last two bits
   static constexpr float kDown = 0x1p-124f, kUp = 0x1p124f;  // the code's largest exponent is 3
@@ -88,6 +91,16 @@ struct BlockFloat {
 #ifdef __CUDACC__
 __device__ __forceinline__ float larger(float most, float x) {  // of magnitudes; NaN, if one is
   asm("max.NaN.f32 %0, %1, %2;" : "=f"(most) : "f"(most), "f"(fabsf(x)));
+  return most;
+}
+__device__ __forceinline__ float largest_of_quad(float most) {  // four lanes have a row's block
+  if (mutant(KernelMutant::exponent_of_a_lane)) return most;
+  most = larger(most, __shfl_xor_sync(~0u, most, 1));
+  return larger(most, __shfl_xor_sync(~0u, most, 2));
+}
+__device__ __forceinline__ float largest_of_warp(float most) {
+  for (int other = 16; other > 0; other /= 2)
+    most = larger(most, __shfl_xor_sync(~0u, most, other));
   return most;
 }
 #endif

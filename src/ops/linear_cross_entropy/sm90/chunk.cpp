@@ -281,7 +281,7 @@ void dx_of(const Run& r, const Chunk& k, int blocks) {
   }
   if (r.c.rank_one()) q.smooth_row = r.b.weight_sum, q.smooth_factor = r.b.row_smooth + k.begin;
   q.overlaps = !r.exchanged();
-  q.rest = r.dx_rest();
+  q.exponents = r.dx_exponents();
   if (is_followed(r, k.begin)) q.read = r.b.dx_read;
   if (r.multiplies())
     dx_product(q, {r.stream, blocks});

@@ -27,7 +27,7 @@ void run(const DxCall& c, const Launch& launch) {
   p.smooth_row = c.smooth_row;
   p.smooth_factor = c.smooth_factor;
   p.read = c.read;
-  p.rest = c.rest;
+  p.exponents = c.exponents;
   Extents e;
   e.m = c.chunk.capacity;
   e.n = p.hidden;

@@ -6,13 +6,15 @@
 //   E [rows, vocab]: the chunk's buffer; f [rows]: factors; u [hidden]: rank-one term of smoothing
 //   dX, tile of 128 rows, 256 columns, the words are K:
 //     x = f[row] (E W) + target_factor[row] W[target[row]] - smooth[row] u
-//     dX [index[row]] = x, rounded once;  rest [index[row]] = what the rounding left, where kept
+//     dX [index[row]] = x, rounded once; or, where a factor comes later, its code, and a byte for
+//     64 of them the exponent that these share
 //   dW, tile of 192 words, 128 columns, the rows are K:
 //     w = E^T X, X multiplied by f beforehand;  w -= c[word] u'
 //     kDirect: w += sum of target_factor x over the rows of this target;  dW = w, rounded once
 //     else:    dW += w in fp32, by TMA's reduction
 #pragma once
 #include "device/sm90/gemm.cuh"
+#include "ops/linear_cross_entropy/sm90/block_float.hpp"
 #include "ops/linear_cross_entropy/sm90/pair.cuh"
 
 namespace talea::lce::sm90 {
@@ -30,7 +32,7 @@ struct DxParams {
   const float* smooth_row = nullptr;     // [hidden]: sum_v c_v w_v, or null
   const float* smooth_factor = nullptr;  // per compacted row
   int* read = nullptr;                   // counts the tiles whose operands were read, or null
-  uint8_t* rest = nullptr;               // what rounding left of dx, dense, or null
+  uint8_t* exponents = nullptr;          // of dx in codes, a byte for 64, dense; or null
 };
 
 template <bool kF16, bool kF32Out>
@@ -41,8 +43,7 @@ struct DxEpilogue : WaitsFirst {
   struct Row {
     float factor = 0, target_factor = 0, smooth = 0;
     int64_t target_row = -1;  // first element of the target's row of the weight
-    int64_t to = 0;           // first element of the row of dX
-    int64_t rest = -1;        // of its rest; -1: none
+    int place = -1;           // of the row in dX; -1: none
   };
 
   static __device__ __forceinline__ Row begin(const Params& p, int row, int rows) {
@@ -54,9 +55,7 @@ struct DxEpilogue : WaitsFirst {
     if (target >= 0 && !mutant(KernelMutant::target_row_missed))
       r.target_row = target * p.weight_stride;
     if (p.smooth_row) r.smooth = p.smooth_factor[row];
-    const int64_t place = p.index ? p.index[row] : row;
-    r.to = place * p.dx_stride;
-    if (p.rest) r.rest = place * p.hidden;
+    r.place = p.index ? p.index[row] : row;
     return r;
   }
 
@@ -79,30 +78,49 @@ struct DxEpilogue : WaitsFirst {
     return {a, b};
   }
 
-  // The pair as dX has it; its rest goes out at once.
-  static __device__ __forceinline__ uint32_t store(const Params& p, const Row& r, float2 x, int c) {
-    if (kF16 || r.rest < 0 || c >= p.hidden) return pack<kF16>(x.x, x.y);
-    uint32_t low, high;
-    const uint32_t both = Pair<8>::part(x, low, high);
-    *reinterpret_cast<uint16_t*>(p.rest + r.rest + c) = Pair<8>::bytes(low, high);
-    return both;
+  // The row's 64 sums of a group as codes: its exponent goes out at once.
+  static __device__ __forceinline__ BlockFloat::Writer coder(const Params& p, const Row& r,
+                                                             const float* acc, int column) {
+    float most = 0;
+#pragma unroll
+    for (int j = 0; j < 8; ++j) most = larger(larger(most, acc[4 * j]), acc[4 * j + 1]);
+    most = largest_of_quad(most);
+    const uint32_t exponent = BlockFloat::exponent(most);
+    if (threadIdx.x % 4 == 0 && r.place >= 0 && column < p.hidden)
+      p.exponents[int64_t{r.place} * BlockFloat::blocks(p.hidden) +
+                  column / BlockFloat::kElements] = static_cast<uint8_t>(exponent);
+    return BlockFloat::Writer(exponent);
   }
 
   // 64 columns of 16 rows: through shared memory so that every row is written in whole sectors.
   template <class S>
-  static __device__ __forceinline__ void group(const float (&acc)[S::kBlockN / 2], const Params& p,
+  static __device__ __forceinline__ void group(float (&acc)[S::kBlockN / 2], const Params& p,
                                                const Row& upper, const Row& lower, int g, int row,
                                                int rows, int column, char* staging) {
     const int lane = threadIdx.x % 32, own = lane / 4;
     __syncwarp();
 #pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      const float* a = &acc[4 * (8 * g + j)];
-      const int c = column + 64 * g + 8 * j + 2 * (lane % 4);
-      const int at = own * 128 + ((j ^ own) * 16) + 4 * (lane % 4);
-      const float2 u = value(p, upper, a[0], a[1], c), l = value(p, lower, a[2], a[3], c);
-      *reinterpret_cast<uint32_t*>(staging + at) = store(p, upper, u, c);
-      *reinterpret_cast<uint32_t*>(staging + 1024 + at) = store(p, lower, l, c);
+    for (int half = 0; half < 2; ++half) {
+      float* sums = &acc[32 * g + 2 * half];
+      const Row& r = half ? lower : upper;
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        float* a = sums + 4 * j;
+        const float2 x = value(p, r, a[0], a[1], column + 64 * g + 8 * j + 2 * (lane % 4));
+        a[0] = x.x, a[1] = x.y;
+      }
+      const auto put = [&](int j, uint32_t both) {
+        *reinterpret_cast<uint32_t*>(staging + 1024 * half + own * 128 + ((j ^ own) * 16) +
+                                     4 * (lane % 4)) = both;
+      };
+      if (!kF16 && p.exponents) {
+        const BlockFloat::Writer writer = coder(p, r, sums, column + 64 * g);
+#pragma unroll
+        for (int j = 0; j < 8; ++j) put(j, writer.pair(sums[4 * j], sums[4 * j + 1]));
+      } else {
+#pragma unroll
+        for (int j = 0; j < 8; ++j) put(j, pack<kF16>(sums[4 * j], sums[4 * j + 1]));
+      }
     }
     __syncwarp();
 #pragma unroll
@@ -129,9 +147,11 @@ struct DxEpilogue : WaitsFirst {
       const int c = column + 64 * g + 8 * j + 2 * (lane % 4);
       if (c >= p.hidden) continue;
       if (own < rows)
-        *reinterpret_cast<float2*>(dx + upper.to + c) = value(p, upper, a[0], a[1], c);
+        *reinterpret_cast<float2*>(dx + upper.place * p.dx_stride + c) =
+            value(p, upper, a[0], a[1], c);
       if (own + 8 < rows)
-        *reinterpret_cast<float2*>(dx + lower.to + c) = value(p, lower, a[2], a[3], c);
+        *reinterpret_cast<float2*>(dx + lower.place * p.dx_stride + c) =
+            value(p, lower, a[2], a[3], c);
     }
   }
 

@@ -4,8 +4,8 @@
 // Never: changes the order of the rows.
 #include "core/kernel_mutant.hpp"
 #include "device/sm90/follow.cuh"
+#include "ops/linear_cross_entropy/sm90/block_float.hpp"
 #include "ops/linear_cross_entropy/sm90/pack.cuh"
-#include "ops/linear_cross_entropy/sm90/pair.cuh"
 #include "ops/linear_cross_entropy/sm90/row_kernels.hpp"
 
 namespace talea::lce {
@@ -99,27 +99,37 @@ __global__ void scatter_rows_kernel(ScatterRowsParams p) {
 }
 
 __global__ void end_rows_kernel(EndRowsParams p) {
+  using sm90::BlockFloat;
   const int64_t row = blockIdx.x;
   if (row >= p.range.count()) return;
   const int target = p.rows.target[row];
   const float factor = p.rows.target_factor[row];
   const int64_t to = p.rows.index[row] * p.to.stride0, word = target * p.weight_stride;
-  for (int64_t d = 2 * threadIdx.x; d < p.hidden; d += 2 * blockDim.x) {
-    float2 x = *reinterpret_cast<const float2*>(p.sum + row * p.hidden + d);
-    if (target >= 0) {
-      const float2 w = load_pair<false>(p.weight, word + d);
-      x.x = fmaf(factor, w.x, x.x), x.y = fmaf(factor, w.y, x.y);
+  const int lane = threadIdx.x % 32;  // a warp has a block of codes at once
+  for (int64_t first = threadIdx.x / 32 * 64; first < p.hidden; first += 2 * blockDim.x) {
+    const int64_t d = first + 2 * lane;
+    float2 x{0, 0};
+    if (d < p.hidden) {
+      x = *reinterpret_cast<const float2*>(p.sum + row * p.hidden + d);
+      if (target >= 0) {
+        const float2 w = load_pair<false>(p.weight, word + d);
+        x.x = fmaf(factor, w.x, x.x), x.y = fmaf(factor, w.y, x.y);
+      }
     }
-    if (p.to.dtype == DType::f32) {
+    uint32_t both = pack<false>(x.x, x.y);
+    if (p.exponents) {
+      const float most = sm90::largest_of_warp(sm90::larger(sm90::larger(0, x.x), x.y));
+      const uint32_t exponent = BlockFloat::exponent(most);
+      both = BlockFloat::Writer(exponent).pair(x.x, x.y);
+      if (lane == 0)
+        p.exponents[p.rows.index[row] * BlockFloat::blocks(p.hidden) + first / 64] =
+            static_cast<uint8_t>(exponent);
+    }
+    if (d >= p.hidden) continue;
+    if (p.to.dtype == DType::f32)
       *reinterpret_cast<float2*>(static_cast<float*>(p.to.data) + to + d) = x;
-      continue;
-    }
-    uint32_t low, high;
-    *reinterpret_cast<uint32_t*>(static_cast<uint16_t*>(p.to.data) + to + d) =
-        sm90::Pair<8>::part(x, low, high);
-    if (p.rest)
-      *reinterpret_cast<uint16_t*>(p.rest + p.rows.index[row] * p.hidden + d) =
-          sm90::Pair<8>::bytes(low, high);
+    else
+      *reinterpret_cast<uint32_t*>(static_cast<uint16_t*>(p.to.data) + to + d) = both;
   }
 }
 

@@ -1,5 +1,5 @@
 // What: two neighbouring elements as bf16 and what that rounding left.
-// Why: every kernel that keeps a rest of dX or dW agrees on its digits.
+// Why: every kernel that keeps a rest of dW agrees on its digits.
 // Never: loses a digit that it keeps.
 #pragma once
 #include "ops/linear_cross_entropy/sm90/pack.cuh"
@@ -42,12 +42,6 @@ struct Pair {
   static __device__ __forceinline__ uint32_t placed(uint32_t rest, int at) {
     const int place = at * kBits % 32;
     return place < kShift ? (rest & kMask) >> (kShift - place) : (rest & kMask) << (place - kShift);
-  }
-
-  // What part() left, as a byte each: how dX keeps it.
-  static __device__ __forceinline__ uint16_t bytes(uint32_t low, uint32_t high) {
-    static_assert(kBits == 8);
-    return static_cast<uint16_t>(low >> 8 | (high & 0xff00u));
   }
 
  private:

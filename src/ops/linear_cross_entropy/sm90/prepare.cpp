@@ -1,6 +1,7 @@
 // What: what comes before the first chunk: targets, denominator, blanks, fp32 vectors, shifts.
 // Why: the chunks see compacted rows and local vectors only.
 // Never: synchronises, except under TargetCheck::checked: once.
+#include "ops/linear_cross_entropy/sm90/block_float.hpp"
 #include "ops/linear_cross_entropy/sm90/run.hpp"
 
 namespace talea::lce::sm90 {
@@ -80,6 +81,8 @@ void blank(const Run& r) {
   q.out = token_outputs(r.call);
   q.dx = r.dx(), q.hidden = r.p.hidden;
   q.poison_dx = !r.c.gather_tokens || r.p.rank == 0;  // the ranks' rows are summed
+  q.dx_exponents = r.dx_exponents(), q.dx_blocks = BlockFloat::blocks(r.p.hidden);
+  q.plain = BlockFloat::kBf16;
   blank_tokens(q, r.stream);
 }
 

@@ -87,9 +87,9 @@ struct DxCall {
   RowBuffers rows;
   const float* smooth_row = nullptr;
   const float* smooth_factor = nullptr;
-  bool overlaps = false;    // launched ahead of the end of the kernel before it
-  int* read = nullptr;      // counts its tiles, or null
-  uint8_t* rest = nullptr;  // of a bf16 dx, [tokens, hidden], or null
+  bool overlaps = false;         // launched ahead of the end of the kernel before it
+  int* read = nullptr;           // counts its tiles, or null
+  uint8_t* exponents = nullptr;  // of a bf16 dx in codes, [tokens, blocks], or null
 };
 void dx_product(const DxCall& call, const Launch& launch);
 

@@ -111,8 +111,8 @@ struct EndRowsParams {
   RowRange range;
   const void* weight = nullptr;  // bf16
   int64_t weight_stride = 0;
-  View to;                  // bf16 or fp32, column stride 1
-  uint8_t* rest = nullptr;  // of a bf16 dX, [tokens, hidden], or null
+  View to;                       // bf16 or fp32, column stride 1
+  uint8_t* exponents = nullptr;  // of a bf16 dX in codes, [tokens, blocks], or null
 };
 void end_rows(const EndRowsParams& p, cudaStream_t stream);
 

@@ -55,8 +55,8 @@ struct Run {
     if (c.dw != DwOutput::split) return {};
     return {p.wants_rest ? call.out.dw_rest.data : b.rest, c.rest_bits, p.hidden};
   }
-  // What rounding a bf16 dX leaves; null: nobody keeps it.
-  uint8_t* dx_rest() const {
+  // Of a bf16 dX whose factor comes later: it is in codes. Null: it is rounded.
+  uint8_t* dx_exponents() const {
     return p.wants_dx_rest ? static_cast<uint8_t*>(call.out.dx_rest.data) : nullptr;
   }
   // Where blanks and rows of dX go: the caller's, or, sequence parallel, all ranks' in fp32.

@@ -76,7 +76,7 @@ void run_slices(const Run& r) {
   }
   if (!r.p.wants_dx) return;
   end_rows({r.b.dx_part, r.p.hidden, r.b.rows, r.range(0, r.p.tokens), r.weight().data,
-            r.weight().stride, View(r.call.out.dx), r.dx_rest()},
+            r.weight().stride, View(r.call.out.dx), r.dx_exponents()},
            r.stream);
 }
 

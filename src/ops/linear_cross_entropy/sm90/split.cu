@@ -95,9 +95,7 @@ __global__ void coded_scatter_kernel(SplitScatterParams p) {
   const BlockFloat::Reader reader(*exponent);
   float2 x = own.sum;
   if (inside) x.x += reader.lower(*both), x.y += reader.upper(*both);
-  float most = sm90::larger(sm90::larger(0, x.x), x.y);
-  for (int other = 16; other > 0; other /= 2)
-    most = sm90::larger(most, __shfl_xor_sync(~0u, most, other));
+  const float most = sm90::largest_of_warp(sm90::larger(sm90::larger(0, x.x), x.y));
   const uint32_t now = BlockFloat::exponent(most);
   if (inside) *both = BlockFloat::Writer(now).pair(x.x, x.y);
   if (threadIdx.x % 32 == 0) *exponent = static_cast<uint8_t>(now);
@@ -139,40 +137,35 @@ __global__ void __launch_bounds__(256) factor_kernel(LateWeightParams p) {
   }
 }
 
-// Codes become bf16, whatever the factor: a thread takes eight at a time.
+// Eight codes become bf16, whatever the factor. Rows that were never formed are 0 and stay so.
+__device__ void finish_codes(uint4* words, uint32_t exponent, float factor) {
+  const sm90::BlockFloat::Reader reader(exponent);
+  const auto times = [&](uint32_t both) {
+    const float x = reader.lower(both), y = reader.upper(both);
+    return pack<false>(x == 0 ? 0 : x * factor, y == 0 ? 0 : y * factor);
+  };
+  const uint4 codes = *words;
+  *words = {times(codes.x), times(codes.y), times(codes.z), times(codes.w)};
+}
+
 __global__ void __launch_bounds__(256) coded_factor_kernel(LateWeightParams p) {
-  using sm90::BlockFloat;
   const auto factor = static_cast<float>(read(p.factor, 0, 1));
   const int64_t groups = p.hidden / 8;
   const int64_t all = p.vocab * groups, step = static_cast<int64_t>(gridDim.x) * blockDim.x;
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < all;
        i += step) {
     const int64_t row = i / groups, column = i % groups * 8;
-    const BlockFloat::Reader reader(
-        *reinterpret_cast<const uint8_t*>(exponent_of(p.rest, row, column)));
-    auto* words = reinterpret_cast<uint4*>(p.dw + row * p.dw_stride + column);
-    const uint4 codes = *words;
-    const auto times = [&](uint32_t both) {
-      return pack<false>(reader.lower(both) * factor, reader.upper(both) * factor);
-    };
-    *words = {times(codes.x), times(codes.y), times(codes.z), times(codes.w)};
+    finish_codes(reinterpret_cast<uint4*>(p.dw + row * p.dw_stride + column),
+                 *reinterpret_cast<const uint8_t*>(exponent_of(p.rest, row, column)), factor);
   }
 }
 
 __global__ void __launch_bounds__(256) row_factor_kernel(LateRowsParams p) {
-  if (p.factor.stride0 == 0 && static_cast<float>(read(p.factor, 0, 1)) == 1.f) return;
   for (int64_t i = blockIdx.x; i < p.rows; i += gridDim.x) {
     const auto factor = static_cast<float>(read(p.factor, i, 1));
-    for (int64_t j = 2 * threadIdx.x; j < p.hidden; j += 2 * blockDim.x) {
-      auto* both = reinterpret_cast<uint32_t*>(p.dx + i * p.dx_stride + j);
-      const uint8_t* rest = p.rest + i * p.rest_stride + j;
-      const uint32_t had = *both;
-      float2 x = sm90::Pair<8>::join(had, uint32_t{rest[0]} << 8, uint32_t{rest[1]} << 8);
-      // Rows that were never formed are 0, and have no rest.
-      x.x = (had & 0x7fffu) == 0 ? 0.f : x.x * factor;
-      x.y = (had & 0x7fff0000u) == 0 ? 0.f : x.y * factor;
-      *both = pack<false>(x.x, x.y);
-    }
+    for (int64_t j = 8 * threadIdx.x; j < p.hidden; j += 8 * blockDim.x)
+      finish_codes(reinterpret_cast<uint4*>(p.dx + i * p.dx_stride + j),
+                   p.exponents[i * p.exponents_stride + j / sm90::BlockFloat::kElements], factor);
   }
 }
 

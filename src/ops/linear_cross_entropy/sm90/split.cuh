@@ -228,11 +228,7 @@ struct SplitEpilogue {
 #pragma unroll
       for (int j = 0; j < 8; ++j)
         most = larger(larger(most, acc[4 * j + 2 * h]), acc[4 * j + 2 * h + 1]);
-      if (!mutant(KernelMutant::exponent_of_a_lane)) {
-        most = larger(most, __shfl_xor_sync(~0u, most, 1));
-        most = larger(most, __shfl_xor_sync(~0u, most, 2));
-      }
-      const uint32_t exponent = BlockFloat::exponent(most);
+      const uint32_t exponent = BlockFloat::exponent(largest_of_quad(most));
       const BlockFloat::Writer writer(exponent);
 #pragma unroll
       for (int j = 0; j < 8; ++j)

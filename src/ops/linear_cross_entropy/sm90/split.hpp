@@ -52,12 +52,12 @@ struct LateWeightParams {
 };
 void multiply_split(const LateWeightParams& p, cudaStream_t stream);
 
-// dX *= factor, of the row or of all; the rest lies in rows as dX does, 8 bits an element.
+// dX = its codes * factor, of the row or of all, rounded once.
 struct LateRowsParams {
   View factor;
   uint16_t* dx = nullptr;
-  const uint8_t* rest = nullptr;
-  int64_t rows = 0, hidden = 0, dx_stride = 0, rest_stride = 0;
+  const uint8_t* exponents = nullptr;
+  int64_t rows = 0, hidden = 0, dx_stride = 0, exponents_stride = 0;
 };
 void multiply_split_rows(const LateRowsParams& p, cudaStream_t stream);
 

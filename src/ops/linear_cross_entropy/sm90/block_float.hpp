@@ -1,12 +1,13 @@
-// What: 64 sums of a row of dW in 16 bits each, under one exponent for all of them.
-// Why: between chunks bf16 would lose 5 digits of each sum, for no digit of the exponent it needs.
+// What: 64 numbers of a row of dW or dX in 16 bits each, under one exponent for all of them.
+// Why: between chunks bf16 would lose digits of each sum, for an exponent that neighbours share.
 // Never: loses Inf or NaN: a block that holds one is kept as bf16.
 //
 //   exponent e (a byte, biased as that of fp32): the largest magnitude lies below 2^(e - 126)
-//   code: sign, 2 bits of an exponent below e, 13 of the fraction; lowest exponent: a fixed point
-//   error: 2^-14 of an element within an eighth of the block's largest, 2^-17 of that beyond
+//   code u: x = (u - 2^15) 2^(e - 141); error: at most 2^-16 of 2^(e - 126)
 //   e = 255: the codes are bf16
+//   By fp32 alone: 2^23 + u, which an addition forms and rounds, has the code in its lower half.
 #pragma once
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #ifdef __CUDACC__
@@ -26,9 +27,8 @@ struct BlockFloat {
   static constexpr int kElements = 64;
   static constexpr uint32_t kBf16 = 255;
   static constexpr int64_t blocks(int64_t columns) { return (columns + kElements - 1) / kElements; }
-  static constexpr uint32_t kSign = 0x80000000u;
-  static constexpr int kShift = 6;  // from where fp32 has its exponent's last two bits
-  static constexpr float kDown = 0x1p-124f, kUp = 0x1p124f;  // the code's largest exponent is 3
+  static constexpr uint32_t kLeast = 15;      // so that 2^(e - 141) is a normal number
+  static constexpr float kZero = 0x1.01p23f;  // the code of 0
 
   static TALEA_BOTH uint32_t bits(float x) {
     uint32_t b;
@@ -42,50 +42,34 @@ struct BlockFloat {
   }
 
   // Of a block by its largest magnitude, NaN where one is; a step more where that would be rounded
-  // up to the next power of two.
+  // out of it.
   static TALEA_BOTH uint32_t exponent(float largest) {
     const uint32_t e = bits(largest * (1 + 0x1p-12f)) >> 23 & 0xffu;
-    return e >= 254 ? kBf16 : e == 0 ? 1 : e;
+    return e < kLeast ? kLeast : e >= 254 ? kBf16 : e;
   }
 
-  // A row's block being read: no branch tells bf16 from codes.
-  struct Reader {
-    uint32_t mask;
-    int shift;
-    float up, scale;
-    explicit TALEA_BOTH Reader(uint32_t exponent) {
-      const bool bf16 = exponent == kBf16;
-      mask = bf16 ? 0xffff0000u : 0x81fffc00u;
-      shift = bf16 ? 0 : kShift;
-      up = bf16 ? 1.f : kUp;
-      scale = bf16 ? 1.f : number(exponent << 23);
-    }
-    // code: in the upper half of the word, whatever the lower holds.
-    TALEA_BOTH float value(uint32_t code) const {
-      const auto spread = static_cast<uint32_t>(static_cast<int32_t>(code) >> shift);
-      return number(spread & mask) * up * scale;
-    }
-    TALEA_BOTH float lower(uint32_t both) const { return value(both << 16); }
-    TALEA_BOTH float upper(uint32_t both) const { return value(both); }
-  };
-
-  struct Writer {
-    bool bf16;
-    float scale;
-    explicit TALEA_BOTH Writer(uint32_t exponent)
-        : bf16(exponent == kBf16), scale(number((254 - exponent) << 23)) {}
-    // In the upper half, with digits below it that are no part.
-    TALEA_BOTH uint32_t code(float x) const {
-      const uint32_t b = bits(x * scale * kDown);
-      return (((b << kShift) + 0x8000u) & ~kSign) | (b & kSign);
-    }
+  static TALEA_BOTH float unit(uint32_t exponent) { return number((exponent - 14) << 23); }
+  // code: in the lower half. Not of a block of bf16.
+  static TALEA_BOTH float steps(uint32_t code) {
+    return number(0x4b000000u | (code & 0xffffu)) - kZero;
+  }
+  static TALEA_BOTH float value(uint32_t code, uint32_t exponent) {
+    return exponent == kBf16 ? number(code << 16) : steps(code) * unit(exponent);
+  }
+  // With 2^23's digits above it.
+  static TALEA_BOTH uint32_t code(float x, uint32_t exponent) {
+    return bits(fmaf(x, number((268 - exponent) << 23), kZero));
+  }
 #ifdef __CUDACC__
-    __device__ __forceinline__ uint32_t pair(float lower, float upper) const {
-      const uint32_t codes = __byte_perm(code(lower), code(upper), 0x7632);
-      return bf16 ? pack<false>(lower, upper) : codes;
-    }
+  // Two codes in a word.
+  static __device__ __forceinline__ float2 values(uint32_t both, uint32_t exponent) {
+    return {value(both & 0xffffu, exponent), value(both >> 16, exponent)};
+  }
+  static __device__ __forceinline__ uint32_t pair(float2 x, uint32_t exponent) {
+    return exponent == kBf16 ? pack<false>(x.x, x.y)
+                             : __byte_perm(code(x.x, exponent), code(x.y, exponent), 0x5410);
+  }
 #endif
-  };
 };
 
 #ifdef __CUDACC__

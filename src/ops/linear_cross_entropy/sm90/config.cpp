@@ -126,12 +126,12 @@ void run_ahead(const Problem& p, Config& c) {
 }
 
 // Sets the chunk and how many of its rows form their states at once: all, or where that makes room
-// for the chunk 1024 or 512, which fill the device as well. Says whether the workspace fits.
+// for the chunk 1024, 512 or 256, which fill the device nearly as well. Says whether the workspace fits.
 bool fits(const Problem& p, Config& c, int64_t rows) {
   c.chunk_rows = c.state_rows = rows;
   if (within_limit(p, c)) return true;
   if (c.is_wide() || c.exp_stride == 0 || p.world > 1) return false;
-  for (const int64_t part : {1024, 512}) {
+  for (const int64_t part : {1024, 512, 256}) {
     if (part >= rows) continue;
     c.state_rows = part;
     if (within_limit(p, c)) return true;
@@ -215,9 +215,9 @@ Config in_one_chunk(const Problem& p, const DeviceFacts& device, Config c) {
   return c;
 }
 
-// A code is rounded by each chunk to 2^-14 of itself where bf16 is to 2^-9, by all of kMostCodes to
-// a 32nd of its square: what L2 has to spare (docs/decisions/0013). One chunk has nothing to sum.
-constexpr int64_t kMostCodes = 64;
+// Each chunk rounds a code: by so many as the relative L2 has to spare (docs/decisions/0013). One
+// chunk has nothing to sum.
+constexpr int64_t kMostCodes = 16;
 bool codes_can(const Problem& p, const Config& c) {
   const int64_t chunks = (p.tokens + c.chunk_rows - 1) / c.chunk_rows;
   return chunks > 1 && chunks <= kMostCodes;

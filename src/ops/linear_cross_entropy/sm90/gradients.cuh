@@ -78,9 +78,9 @@ struct DxEpilogue : WaitsFirst {
     return {a, b};
   }
 
-  // The row's 64 sums of a group as codes: its exponent goes out at once.
-  static __device__ __forceinline__ BlockFloat::Writer coder(const Params& p, const Row& r,
-                                                             const float* acc, int column) {
+  // Of the row's 64 sums of a group, and out it goes.
+  static __device__ __forceinline__ uint32_t exponent_of(const Params& p, const Row& r,
+                                                         const float* acc, int column) {
     float most = 0;
 #pragma unroll
     for (int j = 0; j < 8; ++j) most = larger(larger(most, acc[4 * j]), acc[4 * j + 1]);
@@ -89,7 +89,7 @@ struct DxEpilogue : WaitsFirst {
     if (threadIdx.x % 4 == 0 && r.place >= 0 && column < p.hidden)
       p.exponents[int64_t{r.place} * BlockFloat::blocks(p.hidden) +
                   column / BlockFloat::kElements] = static_cast<uint8_t>(exponent);
-    return BlockFloat::Writer(exponent);
+    return exponent;
   }
 
   // 64 columns of 16 rows: through shared memory so that every row is written in whole sectors.
@@ -114,9 +114,10 @@ struct DxEpilogue : WaitsFirst {
                                      4 * (lane % 4)) = both;
       };
       if (!kF16 && p.exponents) {
-        const BlockFloat::Writer writer = coder(p, r, sums, column + 64 * g);
+        const uint32_t exponent = exponent_of(p, r, sums, column + 64 * g);
 #pragma unroll
-        for (int j = 0; j < 8; ++j) put(j, writer.pair(sums[4 * j], sums[4 * j + 1]));
+        for (int j = 0; j < 8; ++j)
+          put(j, BlockFloat::pair({sums[4 * j], sums[4 * j + 1]}, exponent));
       } else {
 #pragma unroll
         for (int j = 0; j < 8; ++j) put(j, pack<kF16>(sums[4 * j], sums[4 * j + 1]));

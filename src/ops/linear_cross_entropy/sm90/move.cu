@@ -120,7 +120,7 @@ __global__ void end_rows_kernel(EndRowsParams p) {
     if (p.exponents) {
       const float most = sm90::largest_of_warp(sm90::larger(sm90::larger(0, x.x), x.y));
       const uint32_t exponent = BlockFloat::exponent(most);
-      both = BlockFloat::Writer(exponent).pair(x.x, x.y);
+      both = BlockFloat::pair(x, exponent);
       if (lane == 0)
         p.exponents[p.rows.index[row] * BlockFloat::blocks(p.hidden) + first / 64] =
             static_cast<uint8_t>(exponent);

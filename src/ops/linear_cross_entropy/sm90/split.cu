@@ -92,12 +92,14 @@ __global__ void coded_scatter_kernel(SplitScatterParams p) {
   auto* exponent = reinterpret_cast<uint8_t*>(
       exponent_of(p.rest, target, own.column / Rest::kColumns * Rest::kColumns));
   auto* both = reinterpret_cast<uint32_t*>(p.dw + target * p.dw_stride + own.column);
-  const BlockFloat::Reader reader(*exponent);
   float2 x = own.sum;
-  if (inside) x.x += reader.lower(*both), x.y += reader.upper(*both);
+  if (inside) {
+    const float2 old = BlockFloat::values(*both, *exponent);
+    x.x += old.x, x.y += old.y;
+  }
   const float most = sm90::largest_of_warp(sm90::larger(sm90::larger(0, x.x), x.y));
   const uint32_t now = BlockFloat::exponent(most);
-  if (inside) *both = BlockFloat::Writer(now).pair(x.x, x.y);
+  if (inside) *both = BlockFloat::pair(x, now);
   if (threadIdx.x % 32 == 0) *exponent = static_cast<uint8_t>(now);
 }
 
@@ -139,10 +141,9 @@ __global__ void __launch_bounds__(256) factor_kernel(LateWeightParams p) {
 
 // Eight codes become bf16, whatever the factor. Rows that were never formed are 0 and stay so.
 __device__ void finish_codes(uint4* words, uint32_t exponent, float factor) {
-  const sm90::BlockFloat::Reader reader(exponent);
   const auto times = [&](uint32_t both) {
-    const float x = reader.lower(both), y = reader.upper(both);
-    return pack<false>(x == 0 ? 0 : x * factor, y == 0 ? 0 : y * factor);
+    const float2 x = sm90::BlockFloat::values(both, exponent);
+    return pack<false>(x.x == 0 ? 0 : x.x * factor, x.y == 0 ? 0 : x.y * factor);
   };
   const uint4 codes = *words;
   *words = {times(codes.x), times(codes.y), times(codes.z), times(codes.w)};

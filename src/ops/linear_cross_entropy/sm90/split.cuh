@@ -196,7 +196,8 @@ struct SplitEpilogue {
     }
   }
 
-  // The same of codes: all sums of a row's block before the first code, for its exponent.
+  // The same of codes: all sums of a row's block before the first code, for its exponent. A row
+  // that holds Inf or NaN is rare, and a branch of the whole warp.
   template <bool kAdd, bool kEnds>
   static __device__ __forceinline__ void add_codes(float* acc, char* high, char* low) {
     const int lane = threadIdx.x % 32, own = lane / 4;
@@ -205,36 +206,59 @@ struct SplitEpilogue {
                                          4 * (lane % 4));
     };
     auto* exponents = reinterpret_cast<uint8_t*>(low) + own;
+    if constexpr (kAdd) {
+      const uint32_t had[2] = {exponents[0], exponents[8]};
+      const float unit[2] = {BlockFloat::unit(had[0]), BlockFloat::unit(had[1])};
+      const bool plain =
+          __any_sync(~0u, had[0] == BlockFloat::kBf16 || had[1] == BlockFloat::kBf16);
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      if constexpr (kAdd) {
-        const BlockFloat::Reader reader(exponents[8 * h]);
+      for (int part = 0; part < 16; part += 8) {
         uint32_t both[8];
 #pragma unroll
-        for (int j = 0; j < 8; ++j) both[j] = *at(j, h);
+        for (int i = 0; i < 8; ++i) both[i] = *at((part + i) / 2, i % 2);
+        float* sums = acc + 2 * part;
+        if (plain) {
 #pragma unroll
-        for (int j = 0; j < 8; ++j) {
-          acc[4 * j + 2 * h] += reader.lower(both[j]);
-          acc[4 * j + 2 * h + 1] += reader.upper(both[j]);
+          for (int i = 0; i < 8; ++i) {
+            const float2 old = BlockFloat::values(both[i], had[i % 2]);
+            sums[2 * i] += old.x, sums[2 * i + 1] += old.y;
+          }
+        } else {
+#pragma unroll
+          for (int i = 0; i < 8; ++i) {
+            sums[2 * i] = fmaf(steps(both[i], 0), unit[i % 2], sums[2 * i]);
+            sums[2 * i + 1] = fmaf(steps(both[i], 1), unit[i % 2], sums[2 * i + 1]);
+          }
         }
       }
-      if constexpr (kEnds) {
-#pragma unroll
-        for (int j = 0; j < 8; ++j)
-          *at(j, h) = pack<false>(acc[4 * j + 2 * h], acc[4 * j + 2 * h + 1]);
-        continue;
-      }
-      float most = 0;
-#pragma unroll
-      for (int j = 0; j < 8; ++j)
-        most = larger(larger(most, acc[4 * j + 2 * h]), acc[4 * j + 2 * h + 1]);
-      const uint32_t exponent = BlockFloat::exponent(largest_of_quad(most));
-      const BlockFloat::Writer writer(exponent);
-#pragma unroll
-      for (int j = 0; j < 8; ++j)
-        *at(j, h) = writer.pair(acc[4 * j + 2 * h], acc[4 * j + 2 * h + 1]);
-      if (lane % 4 == 0) exponents[8 * h] = static_cast<uint8_t>(exponent);
     }
+    if constexpr (kEnds) {
+#pragma unroll
+      for (int i = 0; i < 16; ++i) *at(i / 2, i % 2) = pack<false>(acc[2 * i], acc[2 * i + 1]);
+      return;
+    }
+    float most[2] = {0, 0};
+#pragma unroll
+    for (int i = 0; i < 16; ++i)
+      most[i % 2] = larger(larger(most[i % 2], acc[2 * i]), acc[2 * i + 1]);
+    const uint32_t now[2] = {BlockFloat::exponent(largest_of_quad(most[0])),
+                             BlockFloat::exponent(largest_of_quad(most[1]))};
+    if (__any_sync(~0u, now[0] == BlockFloat::kBf16 || now[1] == BlockFloat::kBf16)) {
+#pragma unroll
+      for (int i = 0; i < 16; ++i)
+        *at(i / 2, i % 2) = BlockFloat::pair({acc[2 * i], acc[2 * i + 1]}, now[i % 2]);
+    } else {
+#pragma unroll
+      for (int i = 0; i < 16; ++i)
+        *at(i / 2, i % 2) = __byte_perm(BlockFloat::code(acc[2 * i], now[i % 2]),
+                                        BlockFloat::code(acc[2 * i + 1], now[i % 2]), 0x5410);
+    }
+    if (lane % 4 == 0)
+      exponents[0] = static_cast<uint8_t>(now[0]), exponents[8] = static_cast<uint8_t>(now[1]);
+  }
+  // One byte permutation for the code, one addition: what BlockFloat::steps says.
+  static __device__ __forceinline__ float steps(uint32_t both, int e) {
+    return __uint_as_float(__byte_perm(both, 0x4b000000u, e ? 0x7632 : 0x7610)) - BlockFloat::kZero;
   }
 
   // The rank-one share of label smoothing.

@@ -49,6 +49,7 @@ struct BlockFloat {
   }
 
   static TALEA_BOTH float unit(uint32_t exponent) { return number((exponent - 14) << 23); }
+  static TALEA_BOTH float scale(uint32_t exponent) { return number((268 - exponent) << 23); }
   // code: in the lower half. Not of a block of bf16.
   static TALEA_BOTH float steps(uint32_t code) {
     return number(0x4b000000u | (code & 0xffffu)) - kZero;
@@ -58,7 +59,7 @@ struct BlockFloat {
   }
   // With 2^23's digits above it.
   static TALEA_BOTH uint32_t code(float x, uint32_t exponent) {
-    return bits(fmaf(x, number((268 - exponent) << 23), kZero));
+    return bits(fmaf(x, scale(exponent), kZero));
   }
 #ifdef __CUDACC__
   // Two codes in a word.

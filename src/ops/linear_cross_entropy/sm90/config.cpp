@@ -126,7 +126,8 @@ void run_ahead(const Problem& p, Config& c) {
 }
 
 // Sets the chunk and how many of its rows form their states at once: all, or where that makes room
-// for the chunk 1024, 512 or 256, which fill the device nearly as well. Says whether the workspace fits.
+// for the chunk 1024, 512 or 256, which fill the device nearly as well. Says whether the workspace
+// fits.
 bool fits(const Problem& p, Config& c, int64_t rows) {
   c.chunk_rows = c.state_rows = rows;
   if (within_limit(p, c)) return true;
@@ -220,7 +221,7 @@ Config in_one_chunk(const Problem& p, const DeviceFacts& device, Config c) {
 constexpr int64_t kMostCodes = 16;
 bool codes_can(const Problem& p, const Config& c) {
   const int64_t chunks = (p.tokens + c.chunk_rows - 1) / c.chunk_rows;
-  return chunks > 1 && chunks <= kMostCodes;
+  return chunks > 1 && (chunks <= kMostCodes || p.options.dw_sum != DType::f32);
 }
 
 Config in_codes(const Problem& p, const DeviceFacts& device, Config c, int64_t rows) {
@@ -244,8 +245,9 @@ std::vector<Config> ways_by_chunks(const Problem& p, const DeviceFacts& device, 
   }
   if (!c.f16) {
     way.dw = DwOutput::split;
-    for (const int bits : {8, 4, Rest::kExponents, 0}) {
-      if ((bits == 0) != (p.options.dw_sum != DType::f32)) continue;
+    for (const int bits : {8, 4, Rest::kExponents}) {
+      // dw_sum = the weight's dtype: where memory is scarcest.
+      if (bits != Rest::kExponents && p.options.dw_sum != DType::f32 && !p.wants_rest) continue;
       way.rest_bits = bits;
       if (p.rest_bytes != 0 && p.rest_bytes != kept_rest(p, way)) continue;
       const Config made = by_chunks(p, device, way);
@@ -349,7 +351,7 @@ static Problem planned(Problem p) {
   if (p.world == 1) return p;
   const int64_t own = p.vocab_local;
   p.vocab_local = (p.vocab + p.world - 1) / p.world;
-  for (const int bits : {8, 4, Rest::kExponents, 0})
+  for (const int bits : {8, 4, Rest::kExponents})
     if (p.rest_bytes > 0 && p.rest_bytes == Rest::bytes(own, p.hidden, bits))
       p.rest_bytes = Rest::bytes(p.vocab_local, p.hidden, bits);
   return p;

@@ -18,11 +18,10 @@ struct RestRows {
 
 static RestRows rest_of(void* data, int64_t bytes, int64_t hidden) {
   const int bits = bytes % 16 == 4 ? Rest::kExponents : bytes % 32 == 16 ? 8 : 4;
-  const int64_t row_of_pieces = Rest::pieces(hidden) * Rest::piece_bytes(bits),
-                body = bytes - Rest::tail(bits);
-  require(body > 0 && row_of_pieces > 0 && body % row_of_pieces == 0, ErrorKind::invalid_data,
+  const int64_t group = Rest::group_bytes(hidden, bits), body = bytes - Rest::tail(bits);
+  require(body > 0 && group > 0 && body % group == 0, ErrorKind::invalid_data,
           "dw_rest: {} bytes belong to no dw with {} columns", bytes, hidden);
-  return {{data, bits, hidden}, body / row_of_pieces * Rest::kRows};
+  return {{data, bits, hidden}, body / group * Rest::group_rows(bits)};
 }
 
 void multiply_with_rests(const LinearCrossEntropyLate& l, Stream on) {

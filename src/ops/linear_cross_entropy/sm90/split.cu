@@ -30,14 +30,11 @@ __device__ void add_to_pair(const SplitScatterParams& p, int64_t row, int64_t co
     old = sm90::Pair<8>::join(*both, uint32_t{bytes[0]} << 8, uint32_t{bytes[1]} << 8);
     *both = sm90::Pair<8>::part({old.x + x.x, old.y + x.y}, low, high);
     bytes[0] = static_cast<uint8_t>(low >> 8), bytes[1] = static_cast<uint8_t>(high >> 8);
-  } else if (p.rest.bits == 4) {
+  } else {
     auto* byte = reinterpret_cast<uint8_t*>(rest);
     old = sm90::Pair<4>::join(*both, (*byte & 15u) << 12, (*byte >> 4) << 12);
     *both = sm90::Pair<4>::part({old.x + x.x, old.y + x.y}, low, high);
     *byte = static_cast<uint8_t>(low >> 12 | (high >> 12) << 4);
-  } else {
-    old = unpack<false>(*both);
-    *both = pack<false>(old.x + x.x, old.y + x.y);
   }
 }
 
@@ -77,9 +74,8 @@ __global__ void split_scatter_kernel(SplitScatterParams p) {
   if (own.target >= 0) add_to_pair(p, own.target, own.column, own.sum);
 }
 
-__device__ char* exponent_of(const Rest& rest, int64_t row, int64_t column) {
-  const int64_t piece = row / Rest::kRows * Rest::pieces(rest.columns) + column / Rest::kColumns;
-  return static_cast<char*>(rest.data) + piece * Rest::kRows + row % Rest::kRows;
+__device__ uint8_t* exponent_of(const Rest& rest, int64_t row, int64_t column) {
+  return static_cast<uint8_t*>(rest.data) + Rest::exponent_at(row, column, rest.columns);
 }
 
 // A warp has a row's block of codes: its exponent changes with its largest sum.
@@ -89,8 +85,7 @@ __global__ void coded_scatter_kernel(SplitScatterParams p) {
   const int64_t target = __shfl_sync(~0u, own.target, 0);
   if (target < 0) return;
   const bool inside = own.target >= 0;  // the last columns may end within the block
-  auto* exponent = reinterpret_cast<uint8_t*>(
-      exponent_of(p.rest, target, own.column / Rest::kColumns * Rest::kColumns));
+  uint8_t* exponent = exponent_of(p.rest, target, own.column);
   auto* both = reinterpret_cast<uint32_t*>(p.dw + target * p.dw_stride + own.column);
   float2 x = own.sum;
   if (inside) {
@@ -157,7 +152,7 @@ __global__ void __launch_bounds__(256) coded_factor_kernel(LateWeightParams p) {
        i += step) {
     const int64_t row = i / groups, column = i % groups * 8;
     finish_codes(reinterpret_cast<uint4*>(p.dw + row * p.dw_stride + column),
-                 *reinterpret_cast<const uint8_t*>(exponent_of(p.rest, row, column)), factor);
+                 *exponent_of(p.rest, row, column), factor);
   }
 }
 
@@ -201,8 +196,7 @@ void multiply_split(const LateWeightParams& p, cudaStream_t stream) {
   if (p.vocab == 0 || p.hidden == 0) return;
   auto* kernel = p.rest.is_coded()  ? coded_factor_kernel
                  : p.rest.bits == 8 ? factor_kernel<8>
-                 : p.rest.bits == 4 ? factor_kernel<4>
-                                    : factor_kernel<0>;
+                                    : factor_kernel<4>;
   kernel<<<1056, 256, 0, stream>>>(p);
   device::check_launch("multiply_split");
 }

@@ -37,6 +37,8 @@ struct SplitEpilogue {
   static constexpr int kBuffers = kBits == 8 ? 2 : 3;
   static constexpr int kHigh = 2048, kLow = Rest::piece_bytes(kBits),
                        kLowRoom = kBits == 8 ? 1024 : 512;
+  // Exponents, of all six pieces: those that were, and behind them those that will be.
+  static constexpr int kOutAt = kBuffers * kHigh + 128;
   static constexpr int kLowAt = kBuffers * kHigh, kBarriersAt = kLowAt + kBuffers * kLowRoom;
   static constexpr int kStagingBytes = 8192;  // a multiple of 1024, as TMA's swizzle
   static_assert(kBarriersAt + 32 <= kStagingBytes);
@@ -72,6 +74,11 @@ struct SplitEpilogue {
     return p.rest + (static_cast<int64_t>(row / 16) * p.pieces + column / 64) * kLow;
   }
 
+  static constexpr int kWarpBytes = Rest::kWarpBytes;
+  static __device__ __forceinline__ char* exponents_at(const Params& p, int row, int column) {
+    return p.rest + Rest::exponent_at(row, column, p.hidden);
+  }
+
   // One lane: piece i of the tile on its way in. What lay there has gone out.
   static __device__ __forceinline__ void load(const Params& p, int first_row, int first_column,
                                               int i, char* staging) {
@@ -79,10 +86,13 @@ struct SplitEpilogue {
     if (i >= kPieces || !exists(p, row, column)) return;
     const int buffer = i % kBuffers;
     uint64_t* barrier = Place(staging).barrier + buffer;
-    barrier_expect(barrier, kHigh + kLow);
+    const bool first = i == 0;
+    barrier_expect(barrier, kHigh + (!kCoded ? kLow : first ? kWarpBytes : 0));
     load_tile(&p.dw_map, barrier, staging + buffer * kHigh, column, row);
-    if constexpr (kBits > 0)
+    if constexpr (!kCoded)
       load_bytes(rest_at(p, row, column), barrier, staging + kLowAt + buffer * kLowRoom, kLow);
+    else if (first)
+      load_bytes(exponents_at(p, row, column), barrier, staging + kLowAt, kWarpBytes);
   }
 
   template <class S>
@@ -109,18 +119,12 @@ struct SplitEpilogue {
   static __device__ __forceinline__ float joined(uint32_t both, int e, const uint32_t* rest,
                                                  int i) {
     const int element = e % 2, byte = e;  // of block i: two of the upper row, two of the lower
-    uint32_t x;
-    if constexpr (kBits == 0) {
-      x = element ? both & 0xffff0000u : both << 16;
-    } else {
-      const uint32_t low = kBits == 8 ? rest[i] : i % 2 ? rest[i / 2] : rest[i / 2] << 4;
-      x = __byte_perm(both, low, (element ? 0x3200 : 0x1000) | (4 + byte) << 4 | (4 + byte));
-    }
-    return __uint_as_float(x);
+    const uint32_t low = kBits == 8 ? rest[i] : i % 2 ? rest[i / 2] : rest[i / 2] << 4;
+    return __uint_as_float(
+        __byte_perm(both, low, (element ? 0x3200 : 0x1000) | (4 + byte) << 4 | (4 + byte)));
   }
   // The rest of block i's four sums, into the words of four blocks.
   static __device__ __forceinline__ void cut(const float (&x)[4], uint32_t (&rest)[4], int i) {
-    if constexpr (kBits == 0) return;
     const uint32_t upper = __byte_perm(__float_as_uint(x[0]), __float_as_uint(x[1]), 0x0051);
     const uint32_t lower = __byte_perm(__float_as_uint(x[2]), __float_as_uint(x[3]), 0x0051);
     const uint32_t bytes = __byte_perm(upper, lower, 0x5410);
@@ -177,7 +181,7 @@ struct SplitEpilogue {
 #pragma unroll
           for (int e = 0; e < 4; ++e) x[e] += joined(both[i][e / 2], e, had, i);
         }
-        if (kEnds || kBits == 0) {
+        if (kEnds) {
           round(x, both[i], rest, i);
         } else {
           cut(x, rest, i);
@@ -196,69 +200,75 @@ struct SplitEpilogue {
     }
   }
 
-  // The same of codes: all sums of a row's block before the first code, for its exponent. A row
-  // that holds Inf or NaN is rare, and a branch of the whole warp.
+  // How a row's block is read and written: codes or bf16, without a branch. As bf16 it is cut off.
+  struct RowCodes {
+    uint32_t above, lower, upper;
+    float zero, unit;
+    __device__ __forceinline__ explicit RowCodes(uint32_t exponent) {
+      const bool bf16 = exponent == BlockFloat::kBf16;
+      above = bf16 ? 0 : 0x4b000000u;  // of 2^23 + code
+      lower = bf16 ? 0x1044 : 0x7610, upper = bf16 ? 0x3244 : 0x7632;
+      zero = bf16 ? 0.f : BlockFloat::kZero;
+      unit = bf16 ? 1.f : BlockFloat::unit(exponent);
+    }
+    __device__ __forceinline__ void add(float* sum, uint32_t both) const {
+      sum[0] = fmaf(__uint_as_float(__byte_perm(both, above, lower)) - zero, unit, sum[0]);
+      sum[1] = fmaf(__uint_as_float(__byte_perm(both, above, upper)) - zero, unit, sum[1]);
+    }
+  };
+  struct RowWriter {
+    uint32_t halves;
+    float zero, scale;
+    __device__ __forceinline__ explicit RowWriter(uint32_t exponent) {
+      const bool bf16 = exponent == BlockFloat::kBf16;
+      halves = bf16 ? 0x7632 : 0x5410;
+      zero = bf16 ? 0.f : BlockFloat::kZero;
+      scale = bf16 ? 1.f : BlockFloat::scale(exponent);
+    }
+    __device__ __forceinline__ uint32_t both(const float* sum) const {
+      return __byte_perm(__float_as_uint(fmaf(sum[0], scale, zero)),
+                         __float_as_uint(fmaf(sum[1], scale, zero)), halves);
+    }
+  };
+
+  // The same of codes: all sums of a row's block before the first code, for its exponent.
+  // inside: eights of columns that the matrix has; what lies behind them reads as anything.
   template <bool kAdd, bool kEnds>
-  static __device__ __forceinline__ void add_codes(float* acc, char* high, char* low) {
+  static __device__ __forceinline__ void add_codes(float* acc, char* high, const uint8_t* had,
+                                                   uint8_t* now, int inside) {
     const int lane = threadIdx.x % 32, own = lane / 4;
-    const auto at = [&](int j, int h) {
-      return reinterpret_cast<uint32_t*>(high + 1024 * h + own * 128 + ((j ^ own) * 16) +
+    const auto at = [&](int i) {
+      return reinterpret_cast<uint32_t*>(high + 1024 * (i % 2) + own * 128 + ((i / 2 ^ own) * 16) +
                                          4 * (lane % 4));
     };
-    auto* exponents = reinterpret_cast<uint8_t*>(low) + own;
     if constexpr (kAdd) {
-      const uint32_t had[2] = {exponents[0], exponents[8]};
-      const float unit[2] = {BlockFloat::unit(had[0]), BlockFloat::unit(had[1])};
-      const bool plain =
-          __any_sync(~0u, had[0] == BlockFloat::kBf16 || had[1] == BlockFloat::kBf16);
+      const RowCodes rows[2] = {RowCodes(had[own]), RowCodes(had[own + 8])};
 #pragma unroll
       for (int part = 0; part < 16; part += 8) {
         uint32_t both[8];
 #pragma unroll
-        for (int i = 0; i < 8; ++i) both[i] = *at((part + i) / 2, i % 2);
-        float* sums = acc + 2 * part;
-        if (plain) {
+        for (int i = 0; i < 8; ++i) both[i] = *at(part + i);
 #pragma unroll
-          for (int i = 0; i < 8; ++i) {
-            const float2 old = BlockFloat::values(both[i], had[i % 2]);
-            sums[2 * i] += old.x, sums[2 * i + 1] += old.y;
-          }
-        } else {
-#pragma unroll
-          for (int i = 0; i < 8; ++i) {
-            sums[2 * i] = fmaf(steps(both[i], 0), unit[i % 2], sums[2 * i]);
-            sums[2 * i + 1] = fmaf(steps(both[i], 1), unit[i % 2], sums[2 * i + 1]);
-          }
-        }
+        for (int i = 0; i < 8; ++i) rows[i % 2].add(acc + 2 * (part + i), both[i]);
       }
     }
     if constexpr (kEnds) {
 #pragma unroll
-      for (int i = 0; i < 16; ++i) *at(i / 2, i % 2) = pack<false>(acc[2 * i], acc[2 * i + 1]);
+      for (int i = 0; i < 16; ++i) *at(i) = pack<false>(acc[2 * i], acc[2 * i + 1]);
       return;
     }
     float most[2] = {0, 0};
 #pragma unroll
     for (int i = 0; i < 16; ++i)
-      most[i % 2] = larger(larger(most[i % 2], acc[2 * i]), acc[2 * i + 1]);
-    const uint32_t now[2] = {BlockFloat::exponent(largest_of_quad(most[0])),
-                             BlockFloat::exponent(largest_of_quad(most[1]))};
-    if (__any_sync(~0u, now[0] == BlockFloat::kBf16 || now[1] == BlockFloat::kBf16)) {
+      if (i / 2 < inside) most[i % 2] = larger(larger(most[i % 2], acc[2 * i]), acc[2 * i + 1]);
+    const uint32_t exponents[2] = {BlockFloat::exponent(largest_of_quad(most[0])),
+                                   BlockFloat::exponent(largest_of_quad(most[1]))};
+    const RowWriter rows[2] = {RowWriter(exponents[0]), RowWriter(exponents[1])};
 #pragma unroll
-      for (int i = 0; i < 16; ++i)
-        *at(i / 2, i % 2) = BlockFloat::pair({acc[2 * i], acc[2 * i + 1]}, now[i % 2]);
-    } else {
-#pragma unroll
-      for (int i = 0; i < 16; ++i)
-        *at(i / 2, i % 2) = __byte_perm(BlockFloat::code(acc[2 * i], now[i % 2]),
-                                        BlockFloat::code(acc[2 * i + 1], now[i % 2]), 0x5410);
-    }
-    if (lane % 4 == 0)
-      exponents[0] = static_cast<uint8_t>(now[0]), exponents[8] = static_cast<uint8_t>(now[1]);
-  }
-  // One byte permutation for the code, one addition: what BlockFloat::steps says.
-  static __device__ __forceinline__ float steps(uint32_t both, int e) {
-    return __uint_as_float(__byte_perm(both, 0x4b000000u, e ? 0x7632 : 0x7610)) - BlockFloat::kZero;
+    for (int i = 0; i < 16; ++i) *at(i) = rows[i % 2].both(acc + 2 * i);
+    if (lane % 4 != 0) return;
+    now[own] = static_cast<uint8_t>(exponents[0]),
+    now[own + 8] = static_cast<uint8_t>(exponents[1]);
   }
 
   // The rank-one share of label smoothing.
@@ -297,16 +307,21 @@ struct SplitEpilogue {
       if (p.add)
         await(buffer, staging);
       else if (lane == 0)
-        store_wait_read<kBuffers - 1>();
+        kCoded&& i == 0 ? store_wait_read<0>() : store_wait_read<kBuffers - 1>();
       __syncwarp();
       float* own = &acc[i / 2][32 * (i % 2)];
       if (p.smooth_row) smooth(own, p, row, c);
       char *high = staging + buffer * kHigh, *low = staging + kLowAt + buffer * kLowRoom;
       if constexpr (kCoded) {
-        if (p.add)
-          p.ends ? add_codes<true, true>(own, high, low) : add_codes<true, false>(own, high, low);
+        const auto* had = reinterpret_cast<const uint8_t*>(staging + kLowAt + 16 * i);
+        auto* now = reinterpret_cast<uint8_t*>(staging + kOutAt + 16 * i);
+        const int inside = (p.hidden - c) / 8;
+        if (!p.add)  // one chunk is never all
+          add_codes<false, false>(own, high, had, now, inside);
+        else if (p.ends)
+          add_codes<true, true>(own, high, had, now, inside);
         else
-          add_codes<false, false>(own, high, low);  // one chunk is never all
+          add_codes<true, false>(own, high, had, now, inside);
       } else if (p.add) {
         p.ends ? add<true, true>(own, high, low) : add<true, false>(own, high, low);
       } else {
@@ -320,9 +335,12 @@ struct SplitEpilogue {
         load(p, first_row, column, i + 2, staging);
       }
       store_tile(&p.dw_map, high, c, row);
-      if constexpr (kBits > 0) store_bytes(rest_at(p, row, c), low, kLow);
+      if constexpr (!kCoded) store_bytes(rest_at(p, row, c), low, kLow);
       store_commit();
     }
+    if (!kCoded || p.ends || lane != 0 || !exists(p, first_row, column)) return;
+    store_bytes(exponents_at(p, first_row, column), staging + kOutAt, kWarpBytes);
+    store_commit();
   }
 };
 

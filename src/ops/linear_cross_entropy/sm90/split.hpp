@@ -9,13 +9,15 @@
 
 namespace talea::lce {
 
-// The rest lies in pieces of 16 rows x 64 columns, in the order of a product's accumulators; of
-// exponents, a byte a row.
+// The rest lies in pieces of 16 rows x 64 columns, in the order of a product's accumulators.
+// Exponents lie by tiles of 192 x 128: in a tile by warps, of a warp by pieces, in a piece by rows.
 struct Rest {
   static constexpr int64_t kRows = 16, kColumns = 64;
+  static constexpr int64_t kTileRows = 192, kTileColumns = 128;
+  static constexpr int64_t kWarpBytes = 6 * kRows, kTileBytes = 4 * kWarpBytes;
   static constexpr int kExponents = 1;  // dW holds codes of a BlockFloat
   void* data = nullptr;
-  int bits = 0;         // 8, 4, kExponents, or 0: none is kept, each chunk rounds to bf16
+  int bits = 0;         // 8, 4, or kExponents
   int64_t columns = 0;  // of the matrix
 
   bool is_coded() const { return bits == kExponents; }
@@ -23,14 +25,31 @@ struct Rest {
   __host__ __device__ static int64_t pieces(int64_t hidden) {
     return (hidden + kColumns - 1) / kColumns;
   }
-  __host__ __device__ static constexpr int64_t piece_bytes(int bits) {
+  static constexpr int64_t tiles(int64_t columns) {
+    return (columns + kTileColumns - 1) / kTileColumns;
+  }
+  // The byte of the exponent of (row, column)'s block.
+  __host__ __device__ static constexpr int64_t exponent_at(int64_t row, int64_t column,
+                                                           int64_t columns) {
+    const int64_t tile = row / kTileRows * tiles(columns) + column / kTileColumns;
+    const int64_t in = row % kTileRows, warp = in % 64 / kRows;
+    const int64_t piece = in / 64 * 2 + column % kTileColumns / kColumns;
+    return tile * kTileBytes + warp * kWarpBytes + piece * kRows + in % kRows;
+  }
+
+  static constexpr int64_t piece_bytes(int bits) {
     return bits == kExponents ? kRows : kRows * kColumns * bits / 8;
   }
-  // A tail tells 8 bits from 4, and exponents from both: their pieces are multiples of 16 bytes.
+  // So many rows of the matrix, and of its rest so many bytes, go together.
+  static constexpr int64_t group_rows(int bits) { return bits == kExponents ? kTileRows : kRows; }
+  static int64_t group_bytes(int64_t hidden, int bits) {
+    return bits == kExponents ? tiles(hidden) * kTileBytes : pieces(hidden) * piece_bytes(bits);
+  }
+  // A tail tells 8 bits from 4, and exponents from both: the rest are multiples of 32 bytes.
   static constexpr int64_t tail(int bits) { return bits == 8 ? 16 : bits == kExponents ? 4 : 0; }
   static int64_t bytes(int64_t vocab, int64_t hidden, int bits) {
-    const int64_t blocks = vocab > 0 ? (vocab + kRows - 1) / kRows : 1;
-    return blocks * pieces(hidden) * piece_bytes(bits) + tail(bits);
+    const int64_t rows = group_rows(bits), groups = vocab > 0 ? (vocab + rows - 1) / rows : 1;
+    return groups * group_bytes(hidden, bits) + tail(bits);
   }
 };
 

@@ -281,7 +281,7 @@ TEST(Sm90Config, Bf16DwKeepsMoreBitsBesideItWhereTheyHaveRoom) {
   Problem scarce = training(8192, 4096, 128256, 265);
   scarce.dw_dtype = scarce.options.dw_sum = DType::bf16;
   const auto c = sm90::config(scarce, hopper());
-  EXPECT_TRUE(c.sums_in_codes());
+  EXPECT_TRUE(c.dw == DwOutput::split && c.rest_bits == 0);
 }
 
 // Codes need no memory of dW's size; a factor that comes later is one more pass over dW.

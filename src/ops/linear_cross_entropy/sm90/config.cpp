@@ -221,7 +221,7 @@ Config in_one_chunk(const Problem& p, const DeviceFacts& device, Config c) {
 constexpr int64_t kMostCodes = 16;
 bool codes_can(const Problem& p, const Config& c) {
   const int64_t chunks = (p.tokens + c.chunk_rows - 1) / c.chunk_rows;
-  return chunks > 1 && (chunks <= kMostCodes || p.options.dw_sum != DType::f32);
+  return chunks > 1 && chunks <= kMostCodes;
 }
 
 Config in_codes(const Problem& p, const DeviceFacts& device, Config c, int64_t rows) {
@@ -245,9 +245,8 @@ std::vector<Config> ways_by_chunks(const Problem& p, const DeviceFacts& device, 
   }
   if (!c.f16) {
     way.dw = DwOutput::split;
-    for (const int bits : {8, 4, Rest::kExponents}) {
-      // dw_sum = the weight's dtype: where memory is scarcest.
-      if (bits != Rest::kExponents && p.options.dw_sum != DType::f32 && !p.wants_rest) continue;
+    for (const int bits : {8, 4, Rest::kExponents, 0}) {
+      if ((bits == 0) != (p.options.dw_sum != DType::f32)) continue;
       way.rest_bits = bits;
       if (p.rest_bytes != 0 && p.rest_bytes != kept_rest(p, way)) continue;
       const Config made = by_chunks(p, device, way);
@@ -351,7 +350,7 @@ static Problem planned(Problem p) {
   if (p.world == 1) return p;
   const int64_t own = p.vocab_local;
   p.vocab_local = (p.vocab + p.world - 1) / p.world;
-  for (const int bits : {8, 4, Rest::kExponents})
+  for (const int bits : {8, 4, Rest::kExponents, 0})
     if (p.rest_bytes > 0 && p.rest_bytes == Rest::bytes(own, p.hidden, bits))
       p.rest_bytes = Rest::bytes(p.vocab_local, p.hidden, bits);
   return p;

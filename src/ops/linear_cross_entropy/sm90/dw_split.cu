@@ -27,7 +27,8 @@ void run(const DwCall& c, const Launch& launch) {
 void split_dw_product(const DwCall& call, const Launch& launch) {
   if (call.rest.bits == 8) return run<8>(call, launch);
   if (call.rest.bits == 4) return run<4>(call, launch);
-  run<Rest::kExponents>(call, launch);
+  if (call.rest.is_coded()) return run<Rest::kExponents>(call, launch);
+  run<0>(call, launch);
 }
 
 }  // namespace talea::lce::sm90

@@ -28,7 +28,8 @@ void report(const Run& r) {
                         : r.exchanged() ? "fp32 on each rank and over the ranks, rounded once"
                                         : "fp32, rounded once";
   said.accumulator_dw =
-      r.c.sums_in_codes() ? "16 bits and an exponent for 64 of them, added in fp32, rounded once"
+      r.c.dw == DwOutput::split && r.c.rest_bits == 0 ? "bf16, rounded by each chunk (dw_sum)"
+      : r.c.sums_in_codes() ? "16 bits and an exponent for 64 of them, added in fp32, rounded once"
       : r.c.dw == DwOutput::split ? fmt::format(
                                         "bf16 and {} bits beside it, added in fp32, "
                                         "rounded once",

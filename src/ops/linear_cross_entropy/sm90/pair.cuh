@@ -17,6 +17,7 @@ struct Pair {
 
   // low, high: rests at kShift.
   static __device__ __forceinline__ float2 join(uint32_t both, uint32_t low, uint32_t high) {
+    if constexpr (kBits == 0) return unpack<false>(both);
     return {__uint_as_float((both << 16) + low - kHalf),
             __uint_as_float((both & 0xffff0000u) + high - kHalf)};
   }
@@ -29,9 +30,13 @@ struct Pair {
   }
   // Element `at` of a lane's, from the words of its rest, at kShift.
   static __device__ __forceinline__ uint32_t digits(const uint32_t* rest, int at) {
-    const uint32_t word = rest[at * kBits / 32];
-    const int place = at * kBits % 32;
-    return (place < kShift ? word << (kShift - place) : word >> (place - kShift)) & kMask;
+    if constexpr (kBits == 0) {
+      return 0;
+    } else {
+      const uint32_t word = rest[at * kBits / 32];
+      const int place = at * kBits % 32;
+      return (place < kShift ? word << (kShift - place) : word >> (place - kShift)) & kMask;
+    }
   }
   // The same, into the word: rest as part() left it.
   static __device__ __forceinline__ uint32_t placed(uint32_t rest, int at) {
@@ -41,6 +46,7 @@ struct Pair {
 
  private:
   static __device__ __forceinline__ uint32_t left(float x, uint32_t rounded) {
+    if constexpr (kBits == 0) return 0;
     // From 0 to kHalf too much, where a tie was rounded down.
     return min(__float_as_uint(x) - rounded + kHalf + (1u << kShift) / 2, 0xffffu);
   }

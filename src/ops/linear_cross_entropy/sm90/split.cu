@@ -30,11 +30,14 @@ __device__ void add_to_pair(const SplitScatterParams& p, int64_t row, int64_t co
     old = sm90::Pair<8>::join(*both, uint32_t{bytes[0]} << 8, uint32_t{bytes[1]} << 8);
     *both = sm90::Pair<8>::part({old.x + x.x, old.y + x.y}, low, high);
     bytes[0] = static_cast<uint8_t>(low >> 8), bytes[1] = static_cast<uint8_t>(high >> 8);
-  } else {
+  } else if (p.rest.bits == 4) {
     auto* byte = reinterpret_cast<uint8_t*>(rest);
     old = sm90::Pair<4>::join(*both, (*byte & 15u) << 12, (*byte >> 4) << 12);
     *both = sm90::Pair<4>::part({old.x + x.x, old.y + x.y}, low, high);
     *byte = static_cast<uint8_t>(low >> 12 | (high >> 12) << 4);
+  } else {
+    old = unpack<false>(*both);
+    *both = pack<false>(old.x + x.x, old.y + x.y);
   }
 }
 
@@ -196,7 +199,8 @@ void multiply_split(const LateWeightParams& p, cudaStream_t stream) {
   if (p.vocab == 0 || p.hidden == 0) return;
   auto* kernel = p.rest.is_coded()  ? coded_factor_kernel
                  : p.rest.bits == 8 ? factor_kernel<8>
-                                    : factor_kernel<4>;
+                 : p.rest.bits == 4 ? factor_kernel<4>
+                                    : factor_kernel<0>;
   kernel<<<1056, 256, 0, stream>>>(p);
   device::check_launch("multiply_split");
 }

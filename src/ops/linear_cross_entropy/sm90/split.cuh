@@ -89,9 +89,9 @@ struct SplitEpilogue {
     const bool first = i == 0;
     barrier_expect(barrier, kHigh + (!kCoded ? kLow : first ? kWarpBytes : 0));
     load_tile(&p.dw_map, barrier, staging + buffer * kHigh, column, row);
-    if constexpr (!kCoded)
+    if constexpr (kBits >= 4)
       load_bytes(rest_at(p, row, column), barrier, staging + kLowAt + buffer * kLowRoom, kLow);
-    else if (first)
+    else if (kCoded && first)
       load_bytes(exponents_at(p, row, column), barrier, staging + kLowAt, kWarpBytes);
   }
 
@@ -119,12 +119,14 @@ struct SplitEpilogue {
   static __device__ __forceinline__ float joined(uint32_t both, int e, const uint32_t* rest,
                                                  int i) {
     const int element = e % 2, byte = e;  // of block i: two of the upper row, two of the lower
+    if constexpr (kBits == 0) return __uint_as_float(element ? both & 0xffff0000u : both << 16);
     const uint32_t low = kBits == 8 ? rest[i] : i % 2 ? rest[i / 2] : rest[i / 2] << 4;
     return __uint_as_float(
         __byte_perm(both, low, (element ? 0x3200 : 0x1000) | (4 + byte) << 4 | (4 + byte)));
   }
   // The rest of block i's four sums, into the words of four blocks.
   static __device__ __forceinline__ void cut(const float (&x)[4], uint32_t (&rest)[4], int i) {
+    if constexpr (kBits == 0) return;
     const uint32_t upper = __byte_perm(__float_as_uint(x[0]), __float_as_uint(x[1]), 0x0051);
     const uint32_t lower = __byte_perm(__float_as_uint(x[2]), __float_as_uint(x[3]), 0x0051);
     const uint32_t bytes = __byte_perm(upper, lower, 0x5410);
@@ -181,7 +183,7 @@ struct SplitEpilogue {
 #pragma unroll
           for (int e = 0; e < 4; ++e) x[e] += joined(both[i][e / 2], e, had, i);
         }
-        if (kEnds) {
+        if (kEnds || kBits == 0) {
           round(x, both[i], rest, i);
         } else {
           cut(x, rest, i);
@@ -335,7 +337,7 @@ struct SplitEpilogue {
         load(p, first_row, column, i + 2, staging);
       }
       store_tile(&p.dw_map, high, c, row);
-      if constexpr (!kCoded) store_bytes(rest_at(p, row, c), low, kLow);
+      if constexpr (kBits >= 4) store_bytes(rest_at(p, row, c), low, kLow);
       store_commit();
     }
     if (!kCoded || p.ends || lane != 0 || !exists(p, first_row, column)) return;

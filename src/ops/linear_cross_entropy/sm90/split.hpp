@@ -17,7 +17,7 @@ struct Rest {
   static constexpr int64_t kWarpBytes = 6 * kRows, kTileBytes = 4 * kWarpBytes;
   static constexpr int kExponents = 1;  // dW holds codes of a BlockFloat
   void* data = nullptr;
-  int bits = 0;         // 8, 4, or kExponents
+  int bits = 0;         // 8, 4, kExponents, or 0: none is kept, each chunk rounds to bf16
   int64_t columns = 0;  // of the matrix
 
   bool is_coded() const { return bits == kExponents; }

@@ -126,7 +126,27 @@ def _ranks_disagree(rank, device="cpu"):
         )  # fmt: skip
 
 
-TWO_RANKS = (_data_parallel, _vocabulary_parallel, _global_denominator, _ranks_disagree)
+def _one_way(rank, device="cpu"):
+    """Shards of which one alone has room for early gradients: both ranks form them late."""
+    torch.manual_seed(0)
+    begin, end = (0, 20000) if rank == 0 else (20000, 32000)
+    x, w = torch.randn(64, 1024).bfloat16(), (torch.randn(32000, 1024) / 32).bfloat16()
+    y = torch.randint(0, 32000, (64,))
+    x, w, y = (t.to(device) for t in (x, w, y))
+    whole, full = x.clone().requires_grad_(), w.clone().requires_grad_()
+    eager(whole.float(), full.float(), y).backward()
+    for _ in range(2):
+        hidden, shard = x.clone().requires_grad_(), w[begin:end].clone().requires_grad_()
+        talea.linear_cross_entropy(
+            hidden, shard, y, tp_group=dist.group.WORLD, vocab=32000, vocab_begin=begin
+        ).backward()
+        _agree("one way: dX", hidden.grad.float(), whole.grad.float(), 1e-2)
+        _agree("one way: dW", shard.grad.float(), full.grad.float()[begin:end], 1e-2)
+
+
+TWO_RANKS = (
+    _data_parallel, _vocabulary_parallel, _global_denominator, _ranks_disagree, _one_way,
+)  # fmt: skip
 
 
 def _world(rank, path):
@@ -185,7 +205,7 @@ def _nccl_world(rank, path):
         "nccl", init_method=f"file://{path}", rank=rank, world_size=2,
         device_id=torch.device("cuda", rank),
     )  # fmt: skip
-    for test in (_shards, _global_denominator, _ranks_disagree, _begun_sums):
+    for test in (_shards, _global_denominator, _ranks_disagree, _begun_sums, _one_way):
         test(rank, f"cuda:{rank}")
     torch.cuda.synchronize()
     dist.destroy_process_group()

@@ -53,12 +53,28 @@ def factor_of(config: Config, need) -> str | None:
 
 def _describe(config: Config, inputs, need) -> Described:
     if factor_of(config, need) is not None:
-        for waits in _ways_to_wait(config, inputs, need):
-            try:
-                return Described(_unweighted(config), inputs, need, waits=waits)
-            except UsageError:
-                continue  # no room, or an error that the call without gradients has as well
+        ways = list(_ways_to_wait(config, inputs, need))
+        # Ranks go one way: each has as many exchanges as the others, whatever its shard has room for.
+        for i in range(_MOST_WAYS if config.group else len(ways)):
+            described = None
+            if i < len(ways):
+                try:
+                    described = Described(_unweighted(config), inputs, need, waits=ways[i])
+                except UsageError:
+                    pass  # no room, or an error that the call without gradients has as well
+            fits = described is not None
+            if _every_rank(config, inputs[0].device, fits) if config.group else fits:
+                return described
     return Described(with_states(config, inputs), inputs, NO_GRADIENT)
+
+
+_MOST_WAYS = 3  # of _ways_to_wait(): the last alone depends on a rank's shard
+
+
+def _every_rank(config: Config, device, fits: bool) -> bool:
+    from ._ranks import all_say
+
+    return all_say(config.group, device, fits)
 
 
 def _unweighted(config: Config) -> Config:

@@ -20,6 +20,15 @@ def size_of(name: str) -> int:
     return dist.get_world_size(_resolve_process_group(name))
 
 
+def all_say(name: str, device: torch.device, yes: bool) -> bool:
+    """Whether every rank of the group says yes. Waits for them: only where a call is described."""
+    group = _resolve_process_group(name)
+    here = device if dist.get_backend(group) == "nccl" else torch.device("cpu")
+    said = torch.tensor([int(yes)], dtype=torch.int32, device=here)
+    dist.all_reduce(said, dist.ReduceOp.MIN, group=group)
+    return bool(said.item())
+
+
 _agreed: dict = {}  # what ranks have compared once -> the groups, so that no id comes back
 
 

@@ -461,6 +461,27 @@ TEST(Sm90Config, LargeWorldsKeepTheirLimitAndCutAlike) {
         }
 }
 
+// A rank with a larger shard went another way than the others, and waited for exchanges that never
+// came.
+TEST(Sm90Config, RanksKeepARestOfDwWhereAnEvenShardHasRoom) {
+  for (const int64_t mib : {64, 135, 265, 330, 390, 400, 530, 700, 2100}) {
+    Problem p = training(8192, 4096, 128256, mib);
+    p.world = 2, p.dw_dtype = DType::bf16, p.late_factor = p.wants_rest = true;
+    const auto kept = [&](int64_t words) {
+      p.vocab_local = p.vocab_stored = words, p.rest_bytes = 0;
+      const int64_t bytes = sm90::rest_bytes(p, hopper(), sm90::config(p, hopper()));
+      p.rest_bytes = bytes;
+      if (bytes > 0) EXPECT_EQ(sm90::config(p, hopper()).dw, DwOutput::split) << mib;
+      return bytes;
+    };
+    const int64_t even = kept(64128), more = kept(80160), less = kept(48096);
+    EXPECT_EQ(even > 0, more > 0) << mib;
+    EXPECT_EQ(even > 0, less > 0) << mib;
+    EXPECT_LE(less, even);
+    EXPECT_LE(even, more);
+  }
+}
+
 TEST(Sm90Config, RanksSumDxInHalvesWhereTheProductsTakeNoMoreWaves) {
   const auto over = [](int world, int64_t tokens, int64_t hidden) {
     Problem p = training(tokens, hidden, 128256, 730);

@@ -449,8 +449,11 @@ static bool again_is_faster(const Problem& p, const DeviceFacts& device, const C
 }
 
 int64_t rest_bytes(const Problem& p, const DeviceFacts& device, const Config& c) {
-  if (!p.wants_rest || !within_limit(p, c) || again_is_faster(p, device, c)) return 0;
-  return kept_rest(p, c);
+  if (!p.wants_rest) return 0;
+  // As ranks plan for an even shard, they keep a rest where one has room.
+  const Problem even = planned(p);
+  const bool fits = within_limit(even, p.world == 1 ? c : config(even, device));
+  return fits && !again_is_faster(p, device, c) ? kept_rest(p, c) : 0;
 }
 
 }  // namespace talea::lce::sm90

@@ -471,7 +471,9 @@ TEST(Sm90Config, RanksKeepARestOfDwWhereAnEvenShardHasRoom) {
       p.vocab_local = p.vocab_stored = words, p.rest_bytes = 0;
       const int64_t bytes = sm90::rest_bytes(p, hopper(), sm90::config(p, hopper()));
       p.rest_bytes = bytes;
-      if (bytes > 0) EXPECT_EQ(sm90::config(p, hopper()).dw, DwOutput::split) << mib;
+      if (bytes > 0) {
+        EXPECT_EQ(sm90::config(p, hopper()).dw, DwOutput::split) << mib;
+      }
       return bytes;
     };
     const int64_t even = kept(64128), more = kept(80160), less = kept(48096);

@@ -59,7 +59,9 @@ struct RowSummary {
   T others_share;  // 1 - p_target = S' / S, never formed by subtraction
   T target_share;  // p_target
   T entropy;
-  T sum;  // S: p_v = exp(z_v - max) / sum
+  T sum;            // S: p_v = exp(z_v - max) / sum
+  T mean_distance;  // sum of p_v (z_v - max): z_v - max less this is log p_v + entropy, of which
+                    // lse would take the digits of a confident row
 };
 
 template <typename T>
@@ -67,7 +69,7 @@ TALEA_HOST_DEVICE inline RowSummary<T> summarise(const RowState<T>& s) {
   RowSummary<T> r;
   if (s.max == -INFINITY) {  // every logit is -inf: no distribution
     const T nan = static_cast<T>(NAN);
-    return {nan, nan, nan, nan, nan, nan};
+    return {nan, nan, nan, nan, nan, nan, nan};
   }
   const bool has = s.has_target != T(0);
   const T distance = has ? s.target - s.max : T(0);  // <= 0
@@ -81,7 +83,8 @@ TALEA_HOST_DEVICE inline RowSummary<T> summarise(const RowState<T>& s) {
   const T odds = has && own > T(0) ? s.others / own : static_cast<T>(INFINITY);
   r.logp_target = odds < T(1) ? -std::log1p(odds) : distance - log_sum;
   const T own_shifted = own > T(0) ? own * distance : T(0);
-  r.entropy = log_sum - (s.shifted + own_shifted) / r.sum;
+  r.mean_distance = (s.shifted + own_shifted) / r.sum;
+  r.entropy = log_sum - r.mean_distance;
   return r;
 }
 

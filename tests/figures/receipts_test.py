@@ -158,6 +158,14 @@ class Small(unittest.TestCase):
         self.changed_listed("src/algebra/a.hpp", "int a;\n", "int b;\n")
         self.changed_listed("src/device/sm90/a.cuh", "int a;\n", "int b;\n")
 
+    def test_the_state_of_another_operator(self):
+        self.write("src/algebra/scan_state.hpp", "int a;\n")
+        self.commit()
+        self.assertEqual(self.run_tool("stale_receipts", "--check")[0], 0)
+        self.write("src/algebra/row_state.hpp", "int a;\n")
+        self.commit()
+        self.assertEqual(self.run_tool("stale_receipts", "--check")[0], 1)
+
     def test_code_that_moved_and_changed(self):
         lines = [f"int a{i};\n" for i in range(100)]
         changed = "".join(lines[:50] + ["int b;\n"] + lines[51:])

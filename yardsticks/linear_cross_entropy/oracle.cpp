@@ -143,26 +143,27 @@ class Oracle {
       return;
     }
     const int64_t y = c_.in.targets.present() ? c_.in.targets.integer(t) : -1;
-    Real sum = 0, others = 0;
+    const int64_t best = std::find(z, z + v_, max) - z;
+    Real sum = 0, others = 0, below = 0;
     for (int64_t v = 0; v < v_; ++v) {
-      sum += std::exp(z[v] - max);
-      if (v != y) others += std::exp(z[v] - max);
+      const Real e = std::exp(z[v] - max);
+      sum += e;
+      if (v != y) others += e;
+      if (v != best) below += e;
     }
     std::vector<Real> logp(static_cast<size_t>(v_)), p(logp.size());
     Real entropy = 0;
     for (int64_t v = 0; v < v_; ++v) {
       const auto k = static_cast<size_t>(v);
-      logp[k] = z[v] - max - std::log(sum);
+      // The best keeps its digits, beside which the others may vanish: entropy consists of them.
+      logp[k] = v == best ? -std::log1p(below) : z[v] - max - std::log(sum);
       p[k] = std::exp(z[v] - max) / sum;
       if (p[k] > 0) entropy -= p[k] * logp[k];
     }
-    // A confident target: 1 - p keeps its digits in the sum of the others.
-    if (y >= 0 && z[y] == max) logp[static_cast<size_t>(y)] = -std::log1p(others);
     if (walks_) term_walks(t, y, p, logp, others / sum);
     a_.lse[i] = max + std::log(sum);
     a_.entropy[i] = entropy;
-    for (int64_t v = v_ - 1; v >= 0; --v)
-      if (z[v] == max) a_.argmax[i] = v;
+    a_.argmax[i] = best;
     if (y >= 0) a_.target_logprob[i] = logp[static_cast<size_t>(y)];
     loss_and_gradient(t, y, logp, p, others / sum);
   }

@@ -42,6 +42,27 @@ TEST(Oracle, ConfidentTargetKeepsItsDigits) {
   EXPECT_NEAR(double(a.loss[0] / std::exp(-60.0L)), 1, 1e-15);
 }
 
+// H = p_0 log(1 + e) + p_1 (60 + log(1 + e)) with e = exp(-60): the first part is a sixtieth, and
+// log p_0 is nothing beside 60. In a gradient they meet again, whichever of the two is the target.
+TEST(Oracle, EntropyOfAConfidentRowKeepsItsDigits) {
+  for (const int64_t target : {0, 1}) {
+    Case c = plain_case({.tokens = 1, .hidden = 1, .vocab = 2, .dtype = DType::f64});
+    c.in.hidden.set(0, 0, 1);
+    c.in.weight.set(0, 0, 60);
+    c.in.weight.set(1, 0, 0);
+    c.in.targets.set_integer(0, 0, target);
+    c.in.upstream = Array(DType::f32, {});  // 0: the loss has no gradient
+    c.in.upstream.set(0, 0, 0);
+    c.in.upstream_entropy = Array(DType::f32, {1});
+    c.in.upstream_entropy.set(0, 0, 1);
+    const Answer a = oracle(c);
+    const Real e = std::exp(-60.0L);
+    EXPECT_NEAR(double(a.entropy[0] / (61 * e)), 1, 1e-15);
+    EXPECT_NEAR(double(a.dz[0] / (-60 * e)), 1, 1e-15);
+    EXPECT_NEAR(double(a.dz[1] / (60 * e)), 1, 1e-15);
+  }
+}
+
 // The scalar whose gradient the oracle claims, from its own outputs.
 Real objective(const Case& c) {
   const Answer a = oracle(c);

@@ -164,7 +164,7 @@ double Run::finish_row_of_chunk(int64_t r) {
   f.sum[r] = row.sum;
   f.soft[r] = static_cast<float>(g.soft);
   f.entropy_weight[r] = static_cast<float>(g.entropy_up / row.sum);
-  f.entropy_offset[r] = static_cast<float>(row.lse - state.max - row.entropy);
+  f.entropy_offset[r] = static_cast<float>(row.mean_distance);
   // A 64th of the row's factors, sizes added up: no more than 64 of them are larger.
   const double sizes = std::abs(g.target) + std::abs(g.prob) * row.others_share +
                        std::abs(g.smooth) * facts_.class_weight_sum +

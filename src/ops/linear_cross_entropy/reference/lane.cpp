@@ -208,7 +208,7 @@ class Reference {
       double dz = v == y ? g.target : g.prob * p;
       if (g.smooth != 0) dz -= g.smooth * class_weight(v);
       if (q) dz -= g.soft * class_weight(v) * q[v];
-      if (g.entropy_up != 0 && p != 0) dz -= g.entropy_up * p * (z[v] - row.lse + row.entropy);
+      if (g.entropy_up != 0 && p != 0) dz -= g.entropy_up * p * (z[v] - max - row.mean_distance);
       da[v] *= dz;
     }
     const double* x = b_.x + t * d;

@@ -59,7 +59,9 @@ struct Buffers {
 // One row in eager arithmetic: fp32 log-softmax, p - 1 by subtraction.
 struct EagerRow {
   float lse = 0, logp = 0, loss = 0, entropy = 0;
-  float smooth = 0, hard = 0, soft = 0, spread = 0;  // coefficients of the gradient
+  // Coefficients of the gradient: `rest` is what p gains by smoothing and z-loss. As spread - hard
+  // it would have lost its digits: 2 zeta lse is small beside 1.
+  float smooth = 0, hard = 0, soft = 0, spread = 0, rest = 0;
 };
 
 class Unfused {
@@ -238,9 +240,10 @@ class Unfused {
       }
       r.smooth = eps / vocab;
       ce += r.smooth * static_cast<float>(sum);
-      r.spread += r.smooth * static_cast<float>(mass);
+      r.rest = r.smooth * static_cast<float>(mass);
     }
-    r.spread += 2 * zeta * r.lse;
+    r.rest += 2 * zeta * r.lse;
+    r.spread += r.rest;
     const float w = c_.in.token_weight ? static_cast<float>(at(c_.in.token_weight, t)) : 1.0f;
     r.loss = w * (ce + zeta * r.lse * r.lse);
     if (!p_.wants_entropy && !c_.in.upstream_entropy) return;
@@ -268,8 +271,7 @@ class Unfused {
     const float all = g * r.spread + g_lse;
     const bool plain = g_entropy == 0 && r.smooth == 0 && r.soft == 0 && cap == 0;
     const float p_target = y >= 0 ? p[y] : 0;
-    const float target =
-        g * ((p_target - 1) * r.hard + p_target * (r.spread - r.hard)) + g_lse * p_target;
+    const float target = g * ((p_target - 1) * r.hard + p_target * r.rest) + g_lse * p_target;
     if (plain) {
       for (int64_t v = 0; v < n; ++v) p[v] *= all;
       if (y >= 0) p[y] = target;

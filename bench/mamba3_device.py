@@ -99,12 +99,22 @@ def of_problem(problem, dtype, repeats, lane="auto"):
           f"{extra_bytes(forward) / 2**20:.0f} and {extra_bytes(backward) / 2**20:.0f} MiB")  # fmt: skip
 
 
-def of_step(repeats, batch=128, heads=64, rank=4, cols=128, head_dim=64):
-    t = draw((batch, 1, heads, 1, rank, cols, head_dim), torch.bfloat16)
+STEP = (128, 1, 64, 1, 4, 128, 64)  # row D1
+
+
+def step_of(t):
+    """The only token of every sequence, and states of zeros."""
+    batch, _, heads, head_dim = t["v"].shape
+    rank, cols = t["q"].shape[2], t["q"].shape[-1]
     one = {n: x[:, 0] for n, x in t.items() if n in ("q", "k", "v", "z", "angles")}
     one |= {n: t[n][:, :, 0] for n in ("adt", "dt", "trap")}
     one |= {n: x for n, x in t.items() if n not in one}
-    state = talea.Mamba3State.zeros(batch, heads, rank, cols, head_dim, cols // 4, device="cuda")
+    return one, talea.Mamba3State.zeros(batch, heads, rank, cols, head_dim, cols // 4,
+                                        device=t["v"].device)  # fmt: skip
+
+
+def of_step(repeats):
+    one, state = step_of(draw(STEP, torch.bfloat16))
     ms = ms_of(lambda: talea.mamba3_step(state, **one), repeats)
     copy = torch.empty_like(state.ssm)
     print(

@@ -1,5 +1,5 @@
 """What: the scan of Mamba-3 on a GPU beside the libraries people use there: mamba_ssm's SISO kernels in Triton
-and, as a second mark, Mamba-2's SSD; forward and backward, in turn in one process, as a receipt.
+and, as a second mark, Mamba-2's SSD; forward, backward and both, in turn in one process, as a receipt.
 Why: a time is worth something beside what else runs the same problem, on the same chip, sustained.
 Never: hides a peer that refuses: its words are a row; takes a time without every output's error beside fp64.
 
@@ -23,7 +23,7 @@ import public
 import talea
 import torch
 from attention_peers import reason, stepping
-from mamba3_device import PROBLEMS, draw, useful_flops
+from mamba3_device import PROBLEMS, STEP, draw, step_of, useful_flops
 from mamba3_peers import eager
 from peer_contenders import median_of_calls
 from public import Meter, sustained
@@ -83,19 +83,38 @@ def ours(t):
     return talea.mamba3(**t)
 
 
+def names_of(t):
+    return tuple(n for n in (*ORDER, "mimo_v", "mimo_z", "mimo_out") if n in t)
+
+
+def in_fp64(form, chunk):
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with form["q"].device:
+            return eager(form, chunk)
+    finally:
+        torch.set_default_dtype(before)
+
+
 def truth(t):
-    """out and every gradient in fp64, by tensor operations of one sequence."""
+    """out in fp64, by tensor operations of one sequence and one group, and what it is made of."""
     wide = {n: x.detach().double().requires_grad_() for n, x in t.items()}
     heads, head_dim = t["v"].shape[2:]
+    if "mimo_z" in t:
+        gate = torch.nn.functional.silu(wide["z"][:, :, :, None] * wide["mimo_z"])
+        outs = (wide["mimo_out"] * gate).transpose(2, 3).transpose(0, 1)  # as eager takes it
+        return in_fp64(
+            wide | {"mimo_out": outs}, min(CHUNK // t["q"].shape[2], t["q"].shape[1])
+        ), wide
     form = {n: wide[n] for n in ("v", "adt", "dt", "trap", "angles", "d")}
     # SISO turns neighbours; the eager form turns columns half a row apart: the same under one order of both.
     columns = t["q"].shape[-1]
     order = [*range(0, columns, 2), *range(1, columns, 2)]
     form |= {n: wide[n][..., order].unsqueeze(2) for n in ("q", "k")}
     form |= {n: wide[n][..., order].unsqueeze(1) for n in ("q_bias", "k_bias")}
-    with t["q"].device:
-        ones = torch.ones(heads, 1, head_dim, dtype=torch.float64)
-        out = eager(form | {"mimo_v": ones, "mimo_out": ones}, CHUNK)
+    ones = torch.ones(heads, 1, head_dim, dtype=torch.float64, device=t["q"].device)
+    out = in_fp64(form | {"mimo_v": ones, "mimo_out": ones}, CHUNK)
     return out * torch.nn.functional.silu(wide["z"]), wide
 
 
@@ -106,20 +125,20 @@ def relative(found, right):
 def errors_of(call, t, up, right):
     """Of each output beside fp64; t: one sequence."""
     leaves = {n: x.detach().requires_grad_() for n, x in t.items()}
-    out = call(leaves)
-    grads = torch.autograd.grad(out, [leaves[n] for n in ORDER], up)
-    named = {"out": out, **{f"d_{n}": g for n, g in zip(ORDER, grads, strict=True)}}
+    out, names = call(leaves), names_of(t)
+    grads = torch.autograd.grad(out, [leaves[n] for n in names], up)
+    named = {"out": out, **{f"d_{n}": g for n, g in zip(names, grads, strict=True)}}
     return {n: relative(x, right[n]) for n, x in named.items()}
 
 
 def one_sequence(t):
-    """The first of the batch, of few heads: what fp64 can hold."""
+    """The first of the batch, of few heads of one group: what fp64 can hold."""
     heads = slice(0, 8)
-    cut = {n: t[n][:1] for n in ("q", "k", "angles")}
+    cut = {n: t[n][:1, ..., :1, :] for n in ("q", "k")} | {"angles": t["angles"][:1]}
     cut |= {n: t[n][:1, :, heads] for n in ("v", "z")}
     cut |= {n: t[n][:1, heads] for n in ("adt", "dt", "trap")}
     return {n: x.detach().contiguous() for n, x in
-            {**cut, **{n: t[n][heads] for n in ("q_bias", "k_bias", "d")}}.items()}  # fmt: skip
+            {**cut, **{n: t[n][heads] for n in names_of(t) if n not in cut}}.items()}  # fmt: skip
 
 
 def peak(call):
@@ -133,8 +152,8 @@ def peak(call):
 
 
 def passes_of(call, t, up, names):
-    """forward, and both passes: as a training step makes them."""
-    leaves = {n: x.detach().requires_grad_() for n, x in t.items()}
+    """forward, backward of a kept forward, and both: as a training step makes them."""
+    leaves, kept = {n: x.detach().requires_grad_() for n, x in t.items()}, []
 
     def forward(_):
         with torch.no_grad():
@@ -144,7 +163,15 @@ def passes_of(call, t, up, names):
         out = call(leaves)
         return (out.detach(), *torch.autograd.grad(out, [leaves[n] for n in names], up))
 
-    return {"forward": forward, "forward and backward": both}
+    def backward(_):
+        if not kept:
+            kept.append(call(leaves))
+        return torch.autograd.grad(kept[0], [leaves[n] for n in names], up, retain_graph=True)
+
+    return {"forward": forward, "backward": backward, "forward and backward": both}
+
+
+PASSES = {"forward": 1, "backward": 3, "forward and backward": 4}  # useful products, in forwards
 
 
 def row_runs(row, peers, meter, seconds, product, not_run):
@@ -153,7 +180,8 @@ def row_runs(row, peers, meter, seconds, product, not_run):
         not_run[f"{row}: mamba_ssm"] = "MIMO: its kernels are in TileLang, which is not here"
     t = draw(problem, torch.bfloat16)
     up = torch.randn_like(t["v"])
-    calls = {"Talea": (ours, ORDER)}
+    calls = {"Talea": (ours, names_of(t)),
+             "Talea, save_states": (lambda t: talea.mamba3(**t, save_states=True), names_of(t))}  # fmt: skip
     if problem[4] == 1:
         calls[f"{peers['version']}, SISO in Triton"] = (
             lambda t: siso(peers["siso"], t, problem[2]), ORDER)  # fmt: skip
@@ -175,8 +203,8 @@ def row_runs(row, peers, meter, seconds, product, not_run):
     few = one_sequence(t)
     up_few = up[:1, :, :8].contiguous()
     out, wide = truth(few)
-    right = dict(zip((f"d_{n}" for n in ORDER),
-                     torch.autograd.grad(out, [wide[n] for n in ORDER], up_few.double()),
+    right = dict(zip((f"d_{n}" for n in names_of(t)),
+                     torch.autograd.grad(out, [wide[n] for n in names_of(t)], up_few.double()),
                      strict=True)) | {"out": out.detach()}  # fmt: skip
     for name, (call, _) in calls.items():
         if name not in there or "SSD" in name:
@@ -188,7 +216,7 @@ def row_runs(row, peers, meter, seconds, product, not_run):
             one["relative_l2"] = max(errors.values())
     del out, wide, right
     flops = useful_flops(problem)
-    for which, times in (("forward", 1), ("forward and backward", 4)):
+    for which, times in PASSES.items():
         each = {name: [] for name in there}
         for order in (list(there), list(there)[::-1]):
             before = sustained(product, meter, seconds)
@@ -207,6 +235,32 @@ def row_runs(row, peers, meter, seconds, product, not_run):
             print(f"{run['case']:26} {name:44} {run['time']['median_ms']:8.3f} ms "
                   f"{run['extra_bytes'] / 2**20:8.0f} MiB {run.get('errors', '')}", flush=True)  # fmt: skip
             yield run
+
+
+def step_runs(meter, seconds):
+    """One token of every sequence beside a copy of the states, the least that it has to move twice."""
+    t = draw(STEP, torch.bfloat16)
+    one, state = step_of(t)
+    few = one_sequence(t)
+    right = truth(few)[0][0, 0]
+    error = relative(talea.mamba3_step(state, **one)[0, :8], right)
+    copy = torch.empty_like(state.ssm)
+    calls = {"Talea": lambda: talea.mamba3_step(state, **one),
+             "a copy of the states": lambda: copy.copy_(state.ssm)}  # fmt: skip
+    each = {name: [] for name in calls}
+    for order in (list(calls), list(calls)[::-1]):
+        for name in order:
+            each[name].append(sustained(calls[name], meter, seconds))
+    for name, rounds in each.items():
+        ms = sorted(r["ms"] for r in rounds)
+        run = {"case": "D1, step", "name": name, "sustained_ms": [r["ms"] for r in rounds],
+               "joules": [r["joules"] for r in rounds], "sm_mhz": rounds[-1]["sm_mhz"],
+               "time": {"median_ms": sum(ms) / len(ms), "p20_ms": ms[0], "p80_ms": ms[-1], "n": len(ms)}}  # fmt: skip
+        if name == "Talea":
+            run |= {"errors": {"out": error}, "relative_l2": error}
+        print(f"{run['case']:26} {name:44} {run['time']['median_ms']:8.3f} ms {run.get('errors', '')}",
+              flush=True)  # fmt: skip
+        yield run
 
 
 def compile_part(args):
@@ -268,6 +322,9 @@ def main():
     c = torch.empty_like(a)
     for row in args.rows.split(","):
         try:
+            if row == "D1":
+                runs += step_runs(meter, args.seconds)
+                continue
             runs += row_runs(
                 row, peers, meter, args.seconds, lambda: torch.mm(a, b, out=c), not_run
             )

@@ -162,6 +162,33 @@ TEST(ScanSm90Config, ALimitIsKept) {
   EXPECT_EQ(narrow.segment, wide.segment);
 }
 
+TEST(ScanSm90Config, ForwardFormsTokensAheadWithinTheCache) {
+  Problem p = problem(Pass::forward, 2, 4096, 112, 8, 4);
+  const cuda::Plan usual = make_plan(p, h200());
+  EXPECT_EQ(usual.wave, 2);
+  EXPECT_GE(usual.ahead, 8);
+  EXPECT_LE(cuda::workspace_of(p, usual), int64_t{48} << 20);
+  p.options.workspace_limit_bytes = cuda::workspace_of(p, usual) - 1;
+  const cuda::Plan less = make_plan(p, h200());
+  EXPECT_LT(less.wave * less.ahead, usual.wave * usual.ahead);
+  EXPECT_LE(cuda::workspace_of(p, less), p.options.workspace_limit_bytes);
+  const Problem many = problem(Pass::forward, 8, 4096, 128, 8, 4);
+  EXPECT_LT(make_plan(many, h200()).wave, 8);
+  EXPECT_GE(make_plan(problem(Pass::forward, 1, 0, 4, 1, 4), h200()).ahead, 1);
+}
+
+// What was saved is not kept once more, and changes nothing that has an order.
+TEST(ScanSm90Config, SavedStatesAreReadWhereTheyLie) {
+  Problem p = problem(Pass::backward, 2, 4096, 112, 8, 4);
+  const cuda::Plan anew = make_plan(p, h200());
+  const int64_t bytes = cuda::workspace_of(p, anew);
+  p.in.saved = rows_of({cuda::saved_of(p, anew)}, DType::u8);
+  const cuda::Plan saved = make_plan(p, h200());
+  EXPECT_EQ(saved.parts, anew.parts);
+  EXPECT_EQ(saved.segment, anew.segment);
+  EXPECT_EQ(bytes - cuda::workspace_of(p, anew), 4 * anew.wave * 112 * 128 * 64 * anew.segments);
+}
+
 TEST(ScanSm90Config, MemoryOfTheLargestTrainingRow) {
   const Problem p = problem(Pass::backward, 2, 4096, 112, 8, 4);
   EXPECT_LT(cuda::workspace_of(p, make_plan(p, h200())), int64_t{160} << 20);

@@ -89,6 +89,17 @@ struct Edge {
   double last = 0;
 };
 
+// Of chunks side by side: tokens of a piece, whose turns are summed ahead; pairs that are turned,
+// of A; bytes of what the tokens of a chunk step by.
+constexpr int64_t turn_tokens = 16;
+constexpr int64_t turned_pairs(int64_t A) { return A <= 32 ? 32 : 64; }
+constexpr int64_t chunk_step_bytes(int64_t tokens) { return 44 * tokens + 16; }
+
+// Biases, projections and the skip of a head in fp32.
+constexpr int64_t head_parameter_count(int64_t rank, int64_t columns, int64_t values) {
+  return rank * (2 * columns + 3 * values) + 4;
+}
+
 struct UnitBuffers {
   float* states = nullptr;    // [units, segments, Pp, Np] before each segment
   uint64_t* turns = nullptr;  // [units, segments, A]
@@ -104,8 +115,10 @@ struct UnitBuffers {
   float* dangles = nullptr;            // [the same, H, A]
   // Where the chunks of a slice are taken side by side; dq, dk are then [the same, R, G, parts, N].
   void* inner_upstream = nullptr;    // [units, slice, Pp, Np] E behind each chunk, operands
-  uint32_t* chunk_angles = nullptr;  // [units, segments J, A] before each, in units of 2^-32 turn
-  uint32_t* token_angles = nullptr;  // [units, J, C, A] of each token
+  uint64_t* piece_turns = nullptr;   // [units, pieces, A] before each; no_turn: not finite
+  float* token_turns = nullptr;      // [units, J, C, 32 or 64, 2] cosine and sine of each token
+  char* token_steps = nullptr;       // [units, J] of chunk_step_bytes
+  float* head_parameters = nullptr;  // [H] of head_parameter_count, as blocks read them
   Edge* edges = nullptr;             // [units, segments J]
   float* partial = nullptr;          // [units, slice, parameter_count]
   int parts = 0;                     // of the heads of a group; 0: chunks are taken in turn

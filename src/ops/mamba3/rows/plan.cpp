@@ -53,6 +53,19 @@ Sizes sizes_of(const Problem& p, const Plan& plan) {
   return s;
 }
 
+namespace {
+
+// What is formed of the tokens of `count` chunks a unit, of which it has `most`.
+void take_tokens(Arena& arena, const Problem& p, const Plan& plan, int64_t count, int64_t most,
+                 UnitBuffers& u) {
+  const int64_t units = plan.wave * p.heads;
+  u.piece_turns = arena.take<uint64_t>(units * most * (plan.chunk / turn_tokens) * p.pairs);
+  u.token_turns = arena.take<float>(units * count * plan.chunk * turned_pairs(p.pairs) * 2);
+  u.token_steps = arena.take<char>(units * count * chunk_step_bytes(plan.chunk));
+}
+
+}  // namespace
+
 Buffers lay_out(Arena& arena, const Problem& p, const Plan& plan) {
   Buffers b;
   const bool step = p.pass == Pass::step;
@@ -60,18 +73,23 @@ Buffers lay_out(Arena& arena, const Problem& p, const Plan& plan) {
   b.kept = arena.take<int64_t>(p.packed ? p.sequences + 1 : 0);
   b.status = arena.take<int64_t>(4);
   b.scratch = arena.take<char>(plan.blocks * scratch_of(plan, p));
-  if (!p.backward()) return b;
   const int64_t units = plan.wave * p.heads, A = p.pairs, J = plan.segment;
   const int64_t size = int64_t{plan.backward.padded_columns} * plan.backward.padded_values;
+  if (!p.backward()) {
+    if (plan.ahead == 0) return b;
+    b.units.upstream = arena.take<float>(units * size);
+    take_tokens(arena, p, plan, plan.ahead, plan.chunks, b.units);
+    return b;
+  }
   const int64_t count = p.rank * (2 * p.state_dim + 3 * p.head_dim) + p.head_dim + 1;
   const int64_t places = plan.wave * plan.slice * plan.chunk;
   const bool apart = plan.parts > 0;  // a segment's chunks side by side
   const int64_t operand = plan.engine == Engine::bf16 ? 2 : 4;
   UnitBuffers& u = b.units;
   b.totals = arena.take<double>(p.heads * count);
-  u.states = arena.take<float>(units * plan.segments * size);
-  u.turns = arena.take<uint64_t>(units * plan.segments * A);
-  u.taints = arena.take<int>(units * plan.segments * A);
+  u.states = arena.take<float>(apart && p.in.saved ? 0 : units * plan.segments * size);
+  u.turns = arena.take<uint64_t>(apart ? 0 : units * plan.segments * A);
+  u.taints = arena.take<int>(apart ? 0 : units * plan.segments * A);
   u.inner = arena.take<char>(units * (J + 1) * size * operand);
   u.inner_turns = arena.take<uint64_t>(apart ? 0 : units * J * A);
   u.inner_taints = arena.take<int>(apart ? 0 : units * J * A);
@@ -87,8 +105,9 @@ Buffers lay_out(Arena& arena, const Problem& p, const Plan& plan) {
   u.slice = plan.slice;
   if (!apart) return b;
   u.inner_upstream = arena.take<char>(units * plan.slice * size * operand);
-  u.chunk_angles = arena.take<uint32_t>(units * plan.segments * J * A);
-  u.token_angles = arena.take<uint32_t>(units * J * plan.chunk * A);
+  take_tokens(arena, p, plan, J, plan.segments * J, u);
+  u.head_parameters =
+      arena.take<float>(p.heads * head_parameter_count(p.rank, p.state_dim, p.head_dim));
   u.edges = arena.take<Edge>(units * plan.segments * J);
   u.partial = arena.take<float>(units * plan.slice * count);
   return b;

@@ -27,13 +27,14 @@ struct Plan {
   int64_t chunks = 0;    // of the longest sequence there could be
   int64_t segment = 1;   // J
   int64_t segments = 0;  // of the longest sequence
-  int64_t wave = 0;      // sequences whose heads go through backward side by side
+  int64_t wave = 0;      // sequences whose heads go side by side, where not all do
   int64_t slice = 1;     // chunks whose rows by head exist at a time
   int64_t blocks = 0;    // of the largest launch
   bool keeps = false;    // forward: the state lies in registers
   int threads = 512;     // of a block of forward; backward has 512
   ChunkPlaces forward, states, backward;
   int64_t parts = 0;  // of the heads of a group, where the chunks of a slice go side by side
+  int64_t ahead = 0;  // chunks whose tokens are formed ahead of forward
 };
 // Of lane cuda.
 Plan make_plan(const Problem& p, const DeviceFacts& device);

@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(back_threads, 1)
   place.last = place.first + each < end ? place.first + each : end;
   if (threadIdx.x == 0) {
     const Unit u = cuda::unit_of(a, wave.first + place.sequence, place.first);
-    sh.units[place.first & 1] = u;
+    sh.unit = u;
     sh.place = place;
     sh.part = part_of<tokens_of<R>>(u, place.chunk);
   }

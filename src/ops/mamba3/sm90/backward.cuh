@@ -11,11 +11,17 @@ template <int R, int blocks, bool halves>
 class Backward {
  public:
   using Shared = BackShared<R, blocks>;
-  static constexpr int C = tokens_of<R>, pairs = Shared::pairs;
+  static constexpr int C = tokens_of<R>, pairs = Shared::pairs, size = columns * values;
 
   __device__ __forceinline__ Backward(const Args& args, const UnitBuffers& buffers,
                                       const Wave& at_work, Shared& shared)
-      : a(args), b(buffers), wave(at_work), sh(shared), place(shared.place), p(shared.part) {
+      : a(args),
+        b(buffers),
+        wave(at_work),
+        sh(shared),
+        place(shared.place),
+        p(shared.part),
+        up(args) {
     group = warpgroup();
     thread = threadIdx.x & 127;
     needs_y = a.grad.mimo_out.data || (a.z.data && (a.grad.z.data || a.grad.mimo_z.data));
@@ -23,17 +29,18 @@ class Backward {
 
   __device__ __forceinline__ void run() {
     if (group == 1 || group == 2) {
-      float2* const sums = group == 1 ? sh.sums_q : sh.sums_k;
+      float4* const sums = group == 1 ? sh.sums_q : sh.sums_k;
 #pragma unroll 1
-      for (int i = 0; i < 32; ++i) sums[i * 128 + thread] = {0, 0};
+      for (int i = 0; i < 16; ++i) sums[i * 128 + thread] = {0, 0, 0, 0};
     }
-    put_homes(place.first);
+    put_homes();
     __syncthreads();
     begin_rows(place.first);
     begin(place.first);
     begin_state(place.first);
 #pragma unroll 1
     for (int head = place.first; head < place.last; ++head) {
+      stage = head & 1;
       prepare(head);
       weigh_pairs();
       if (group == 0)
@@ -62,20 +69,32 @@ class Backward {
   }
 
  private:
-  __device__ __forceinline__ const Unit& unit(int head) const { return sh.units[head & 1]; }
-  __device__ __forceinline__ const Homes& homes(int head) const { return sh.homes[head & 1]; }
+  __device__ __forceinline__ Unit unit(int head) const {
+    Unit u = sh.unit;
+    u.head = head;
+    return u;
+  }
+  __device__ __forceinline__ const ChunkSteps<C>& steps() const { return sh.steps[stage]; }
+  // Where rows of a head begin.
+  static __device__ __forceinline__ int64_t home(int64_t first, const View& v, int head) {
+    return first + head * v.stride[2];
+  }
+  __device__ __forceinline__ int64_t d_out_home(int head) const {
+    return sh.homes.d_out + head * a.d_out.stride[3];
+  }
   __device__ __forceinline__ int64_t number(int head) const {
     return place.sequence * a.size.heads + head;
   }
 
   // backward_prepare.cuh
-  __device__ __forceinline__ void put_homes(int head);
+  __device__ __forceinline__ void put_homes();
+  __device__ __forceinline__ OfHeads of_heads(const void* buffer, int64_t each, int64_t at,
+                                              int64_t bytes);
   __device__ __forceinline__ void begin_rows(int head);
   __device__ __forceinline__ void begin(int head);
+  __device__ __forceinline__ void copy_turns(int head);
   __device__ __forceinline__ void begin_state(int head);
   __device__ __forceinline__ void prepare(int head);
-  __device__ __forceinline__ void put_parameters();
-  __device__ __forceinline__ void read_angles();
   __device__ __forceinline__ void anchor();
   __device__ __forceinline__ void turn_rows();
 
@@ -84,23 +103,25 @@ class Backward {
   __device__ __forceinline__ void weigh_pairs();
   __device__ __forceinline__ void values_back(int head, const float (&dv)[32],
                                               const uint32_t (&v)[16]);
-  __device__ __forceinline__ void put_alike(float* sums, int slot, float x);
+  __device__ __forceinline__ void put_alike(float* sums, int slot, float (&x)[8 / R]);
   template <int count>
   static __device__ __forceinline__ void scale_rows(float (&d)[count], const float* by);
 
   // backward_gates.cuh
   __device__ __forceinline__ void gates(int head);
+  template <bool plain>  // g holds d_out
   __device__ __forceinline__ void gates_of(int head, const float (&y)[32], const uint32_t (&g)[16],
                                            const uint32_t (&z)[16]);
 
   // backward_rows.cuh
   __device__ __forceinline__ void rows_of_group(int head);
   __device__ __forceinline__ void rows_back(float (&g)[64]);
-  __device__ __forceinline__ void store_rows(const View& to, float* by_part, const float2* sums);
+  __device__ __forceinline__ void store_rows(const View& to, float* by_part, const float4* sums);
 
   // backward_tokens.cuh
   static constexpr int angle_tokens = C * pairs / back_threads;  // of a thread
   static_assert(angle_tokens >= 1 && back_threads % pairs == 0);
+  static constexpr int others = back_threads - 32;  // threads that have no decays
   __device__ __forceinline__ void begin_angles(int head, uint32_t (&rates)[angle_tokens]);
   __device__ __forceinline__ void tokens(int head, const uint32_t (&rates)[angle_tokens]);
   __device__ __forceinline__ void angles_back(int head, const uint32_t (&rates)[angle_tokens]);
@@ -116,8 +137,9 @@ class Backward {
   const Place& place;
   const Part& p;
   Ahead<R, blocks> next;
-  int group, thread;
+  int group, thread, stage = 0;
   bool needs_y;
+  const Upstream up;
 };
 
 }  // namespace talea::mamba3::sm90

@@ -14,7 +14,7 @@ __device__ __forceinline__ void Backward<R, blocks, halves>::gates(int head) {
     hopper::warpgroup_arrive();
     rows_by_rows<128, false>(y, Operand(sh.q), Operand(sh.h));
     products_end(y);
-    scale_rows(y, sh.steps.left);
+    scale_rows(y, steps().left);
   }
   hopper::named_barrier_sync(weighed, back_threads);
   if (needs_y) {
@@ -25,19 +25,17 @@ __device__ __forceinline__ void Backward<R, blocks, halves>::gates(int head) {
   hopper::named_barrier_arrive(used, back_threads);
   if (!needs_y) return;
   // Behind the products: what is loaded before them is spilled, and the cache has no room for that.
-  const Homes& home = homes(head);
   uint32_t g[16];  // of d_out, where neighbours are one load
   uint32_t z[16];
   const int row = own_row(), column = own_column(), r = row % R;
   const int t[2] = {row / R, (row + 8) / R};
-  const Upstream up(a);
 #pragma unroll
   for (int second = 0; second < 2; ++second) {
     const bool live = t[second] < p.n;
-    const int64_t up_at = home.d_out + t[second] * a.d_out.stride[1] +
+    const int64_t up_at = d_out_home(head) + t[second] * a.d_out.stride[1] +
                           (a.size.reduce ? 0 : r * a.d_out.stride[2]) + column * a.d_out.stride[4];
-    const auto* const z_at =
-        static_cast<const __nv_bfloat16*>(a.z.data) + home.z + t[second] * a.z.stride[1] + column;
+    const auto* const z_at = static_cast<const __nv_bfloat16*>(a.z.data) +
+                             home(sh.homes.z, a.z, head) + t[second] * a.z.stride[1] + column;
 #pragma unroll
     for (int j = 0; j < 8; ++j) g[2 * j + second] = live && up.pairs ? up.both(up_at + 8 * j) : 0u;
 #pragma unroll
@@ -45,58 +43,76 @@ __device__ __forceinline__ void Backward<R, blocks, halves>::gates(int head) {
       z[2 * j + second] =
           live && a.z.data ? __ldg(reinterpret_cast<const uint32_t*>(z_at + 8 * j)) : 0u;
   }
-  gates_of(head, y, g, z);
+  if (up.pairs || !a.d_out.data)
+    gates_of<true>(head, y, g, z);
+  else
+    gates_of<false>(head, y, g, z);
 }
 
 template <int R, int blocks, bool halves>
+template <bool plain>
 __device__ __forceinline__ void Backward<R, blocks, halves>::gates_of(int head,
                                                                       const float (&y)[32],
                                                                       const uint32_t (&g)[16],
                                                                       const uint32_t (&z)[16]) {
-  const Homes& home = homes(head);
+  constexpr int alike = Shared::alike, together = 4;
   const int row = own_row(), column = own_column(), r = row % R;
   const int t[2] = {row / R, (row + 8) / R};
   const bool gated = a.z.data != nullptr;
-  const float skip = home.skip;
-  const Upstream from_out(a);
-  const int64_t dz0 = home.d_z + column;
+  const float skip = sh.skip;
+  const int64_t dz0 = home(sh.homes.d_z, a.grad.z, head) + column;
 #pragma unroll
-  for (int j = 0; j < 8; ++j) {
-    const int c = column + 8 * j;
-    const float2 by_out = *reinterpret_cast<const float2*>(sh.mimo_out + r * values + c);
-    const float2 by_z = *reinterpret_cast<const float2*>(sh.mimo_z + r * values + c);
-    float to_z[2] = {0, 0}, to_out[2] = {0, 0};
+  for (int first = 0; first < 8; first += together) {
+    float dz[2][2][together], to_z[2 * together], to_out[2 * together];
 #pragma unroll
-    for (int second = 0; second < 2; ++second) {
-      const uint32_t v = *reinterpret_cast<const uint32_t*>(sh.v + place_of(row + 8 * second, c));
-      const float own[2] = {y[4 * j + 2 * second] + skip * low_of(v),
-                            y[4 * j + 2 * second + 1] + skip * high_of(v)};
-      float2 up = {low_of(g[2 * j + second]), high_of(g[2 * j + second])};
-      if (!from_out.pairs && t[second] < p.n)
-        up = from_out.two(home.d_out + t[second] * a.d_out.stride[1] +
-                          (a.size.reduce ? 0 : r * a.d_out.stride[2]) + c * a.d_out.stride[4]);
-      const float from[2] = {up.x, up.y}, outs[2] = {by_out.x, by_out.y}, bys[2] = {by_z.x, by_z.y};
-      const float z_here[2] = {low_of(z[2 * j + second]), high_of(z[2 * j + second])};
-      float dz[2];
+    for (int k = 0; k < together; ++k) {
+      const int j = first + k, c = column + 8 * j;
+      const float2 by_out = *reinterpret_cast<const float2*>(sh.mimo_out + r * values + c);
+      const float2 by_z = *reinterpret_cast<const float2*>(sh.mimo_z + r * values + c);
+      to_z[2 * k] = to_z[2 * k + 1] = to_out[2 * k] = to_out[2 * k + 1] = 0;
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const float seen = from[i] * own[i];
-        const float w = z_here[i] * bys[i], sg = gate_sigmoid(w);
-        const float du = seen * outs[i] * fmaf(w * sg, 1 - sg, sg);
-        dz[i] = du * bys[i];
-        to_z[i] += du * z_here[i];
-        to_out[i] += gated ? seen * (w * sg) : seen;
-      }
-      if (a.grad.z.data) {
-        dz[0] = over_ranks<R>(dz[0]), dz[1] = over_ranks<R>(dz[1]);
-        if (t[second] < p.n && j % R == r)
-          store_two(a.grad.z, dz0 + t[second] * a.grad.z.stride[1] + 8 * j, dz[0], dz[1]);
+      for (int second = 0; second < 2; ++second) {
+        const uint32_t v = *reinterpret_cast<const uint32_t*>(sh.v + place_of(row + 8 * second, c));
+        const float own[2] = {y[4 * j + 2 * second] + skip * low_of(v),
+                              y[4 * j + 2 * second + 1] + skip * high_of(v)};
+        float2 here = {low_of(g[2 * j + second]), high_of(g[2 * j + second])};
+        if (!plain && t[second] < p.n)
+          here = up.two(d_out_home(head) + t[second] * a.d_out.stride[1] +
+                        (a.size.reduce ? 0 : r * a.d_out.stride[2]) + c * a.d_out.stride[4]);
+        const float from[2] = {here.x, here.y}, outs[2] = {by_out.x, by_out.y};
+        const float bys[2] = {by_z.x, by_z.y};
+        const float z_here[2] = {low_of(z[2 * j + second]), high_of(z[2 * j + second])};
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const float seen = from[i] * own[i];
+          const float w = z_here[i] * bys[i], sg = gate_sigmoid(w), wsg = w * sg;
+          const float du = seen * outs[i] * fmaf(wsg, 1 - sg, sg);
+          dz[second][i][k] = du * bys[i];
+          to_z[2 * k + i] += du * z_here[i];
+          to_out[2 * k + i] += gated ? seen * wsg : seen;
+        }
       }
     }
+    if (a.grad.z.data) {
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      if (a.grad.mimo_z.data) put_alike(sh.by_z, 2 * j + i, to_z[i]);
-      if (a.grad.mimo_out.data) put_alike(sh.by_out, 2 * j + i, to_out[i]);
+      for (int second = 0; second < 2; ++second)
+#pragma unroll
+        for (int k = 0; k < together; k += R) {
+          float low[R], high[R];
+#pragma unroll
+          for (int i = 0; i < R; ++i) low[i] = dz[second][0][k + i], high[i] = dz[second][1][k + i];
+          const float x = shared_by_ranks<R>(low), w = shared_by_ranks<R>(high);
+          if (t[second] < p.n)
+            store_two(a.grad.z, dz0 + t[second] * a.grad.z.stride[1] + 8 * (first + k + r), x, w);
+        }
+    }
+#pragma unroll
+    for (int slot = 0; slot < 2 * together; slot += alike) {
+      float by_z[alike], by_out[alike];
+#pragma unroll
+      for (int i = 0; i < alike; ++i) by_z[i] = to_z[slot + i], by_out[i] = to_out[slot + i];
+      if (a.grad.mimo_z.data) put_alike(sh.by_z, 2 * first + slot, by_z);
+      if (a.grad.mimo_out.data) put_alike(sh.by_out, 2 * first + slot, by_out);
     }
   }
 }

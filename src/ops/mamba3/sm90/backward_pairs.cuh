@@ -17,34 +17,37 @@ __device__ __forceinline__ void Backward<R, blocks, halves>::weigh_pairs() {
   hopper::hold_registers(products);
   const int row = own_row(), column = own_column() + 16 * group, lane = threadIdx.x & 31;
   const int t[2] = {row / R, (row + 8) / R};
-  const float4 own[2] = {sh.steps.pair[t[0]], sh.steps.pair[t[1]]};
+  const float4 own[2] = {steps().pair[t[0]], steps().pair[t[1]]};
   const int warp = thread / 32, last = (warp * 16 + 15) / R;
   float near[2] = {0, 0}, trace = 0;
 #pragma unroll
   for (int j = 0; j < 2; ++j) {
     float x[2][2] = {{0, 0}, {0, 0}}, w[2][2] = {{0, 0}, {0, 0}}, far[2] = {0, 0};
     if ((16 * group + 8 * j) / R <= last) {
-      float4 key = sh.steps.pair[(column + 8 * j) / R];
 #pragma unroll
       for (int second = 0; second < 2; ++second) {
-        float decay = 0;
+        float4 key;
+        float decay = 0, by = 0;
+        bool later = false, sees = false;
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           const int at = column + 8 * j + i, earlier = at / R;
-          if (R == 1) key = sh.steps.pair[at];
+          if (R == 1 || i == 0) {
+            key = steps().pair[earlier];
+            // Of later keys it may be infinite: chosen, not multiplied.
+            decay = decay_of(own[second], key);
+            later = t[second] > earlier;
+            sees = t[second] >= earlier && t[second] < p.n;
+            by = later ? key.z * decay : key.w;
+          }
           const float score = scores[4 * j + 2 * second + i];
           const float product = products[4 * j + 2 * second + i];
-          if (t[second] > earlier && t[second] < p.n) {
-            if (R == 1 || i == 0) decay = decay_of(own[second], key);
-            x[second][i] = key.z * decay * score;
-            w[second][i] = key.z * decay * product;
-            far[i] += decay * product * score;
-          } else if (t[second] == earlier && t[second] < p.n) {
-            x[second][i] = key.w * score;
-            w[second][i] = key.w * product;
-            near[second] += product * score;
-            if (row + 8 * second == at) trace += product;
-          }
+          const float both = product * score;
+          x[second][i] = sees ? by * score : 0.0f;
+          w[second][i] = sees ? by * product : 0.0f;
+          far[i] += sees && later ? decay * both : 0.0f;
+          near[second] += sees && !later ? both : 0.0f;
+          trace += sees && row + 8 * second == at ? product : 0.0f;
         }
       }
     }
@@ -96,15 +99,22 @@ __device__ __forceinline__ void Backward<R, blocks, halves>::pairs_and_values(in
 #pragma unroll
   for (int second = 0; second < 2; ++second) {
     const float all = over_quad(far[second]);
-    if (lane % 4 == 0) sh.by_state[row + 8 * second] = sh.more.right[(row + 8 * second) / R] * all;
+    if (lane % 4 == 0) sh.by_state[row + 8 * second] = steps().right[(row + 8 * second) / R] * all;
   }
-  scale_rows(dv, sh.steps.key);
+  scale_rows(dv, steps().key);
   hopper::named_barrier_sync(weighed, back_threads);
   products_begin(dv);
   columns_by_columns<64>(dv, Operand(sh.seen), Operand(sh.d_y));
   products_end(dv);
   hopper::named_barrier_arrive(used, back_threads);
-  const auto* const v0 = static_cast<const __nv_bfloat16*>(a.v.data) + homes(head).v + own_column();
+  if (thread < pairs) {
+    float all = 0;
+#pragma unroll
+    for (int w = 0; w < 16; ++w) all += sh.torque[w][thread];
+    sh.torques[thread] = all;
+  }
+  const auto* const v0 =
+      static_cast<const __nv_bfloat16*>(a.v.data) + home(sh.homes.v, a.v, head) + own_column();
   uint32_t v[16];
 #pragma unroll
   for (int j = 0; j < 8; ++j)
@@ -121,46 +131,60 @@ template <int R, int blocks, bool halves>
 __device__ __forceinline__ void Backward<R, blocks, halves>::values_back(int head,
                                                                          const float (&dv)[32],
                                                                          const uint32_t (&v)[16]) {
-  const Homes& home = homes(head);
+  constexpr int alike = Shared::alike;
   const int row = own_row(), column = own_column(), r = row % R;
-  const float skip = home.skip;
-  const int64_t dv0 = home.d_v + column;
+  const float skip = sh.skip;
   const int t[2] = {row / R, (row + 8) / R};
+  const int64_t dv0 = home(sh.homes.d_v, a.grad.v, head) + column;
+  float to[16];
 #pragma unroll
-  for (int j = 0; j < 8; ++j) {
-    const int c = column + 8 * j;
-    const float2 by = *reinterpret_cast<const float2*>(sh.mimo_v + r * values + c);
-    float to[2] = {0, 0};
+  for (int first = 0; first < 8; first += R) {
+    float x[2][2][R];  // of the rows and neighbours, for R columns apart
+#pragma unroll
+    for (int k = 0; k < R; ++k) {
+      const int j = first + k, c = column + 8 * j;
+      const float2 by = *reinterpret_cast<const float2*>(sh.mimo_v + r * values + c);
+      to[2 * j] = to[2 * j + 1] = 0;
+#pragma unroll
+      for (int second = 0; second < 2; ++second) {
+        float own[2] = {dv[4 * j + 2 * second], dv[4 * j + 2 * second + 1]};
+        if (skip != 0) {
+          const uint32_t up_here =
+              *reinterpret_cast<const uint32_t*>(sh.d_y + place_of(row + 8 * second, c));
+          own[0] += skip * low_of(up_here), own[1] += skip * high_of(up_here);
+        }
+        if (t[second] < p.n) {
+          to[2 * j] += own[0] * low_of(v[2 * j + second]);
+          to[2 * j + 1] += own[1] * high_of(v[2 * j + second]);
+        }
+        x[second][0][k] = own[0] * by.x, x[second][1][k] = own[1] * by.y;
+      }
+    }
+    if (!a.grad.v.data) continue;
 #pragma unroll
     for (int second = 0; second < 2; ++second) {
-      float x = dv[4 * j + 2 * second], y = dv[4 * j + 2 * second + 1];
-      if (skip != 0) {
-        const uint32_t up_here =
-            *reinterpret_cast<const uint32_t*>(sh.d_y + place_of(row + 8 * second, c));
-        x += skip * low_of(up_here), y += skip * high_of(up_here);
-      }
+      const float low = shared_by_ranks<R>(x[second][0]), high = shared_by_ranks<R>(x[second][1]);
       if (t[second] < p.n)
-        to[0] += x * low_of(v[2 * j + second]), to[1] += y * high_of(v[2 * j + second]);
-      if (a.grad.v.data) {
-        x = over_ranks<R>(x * by.x), y = over_ranks<R>(y * by.y);
-        if (t[second] < p.n && j % R == r)
-          store_two(a.grad.v, dv0 + t[second] * a.grad.v.stride[1] + 8 * j, x, y);
-      }
+        store_two(a.grad.v, dv0 + t[second] * a.grad.v.stride[1] + 8 * (first + r), low, high);
     }
-    if (a.grad.mimo_v.data) {
-      put_alike(sh.by_v, 2 * j, to[0]);
-      put_alike(sh.by_v, 2 * j + 1, to[1]);
-    }
+  }
+  if (!a.grad.mimo_v.data) return;
+#pragma unroll
+  for (int slot = 0; slot < 16; slot += alike) {
+    float x[alike];
+#pragma unroll
+    for (int i = 0; i < alike; ++i) x[i] = to[slot + i];
+    put_alike(sh.by_v, slot, x);
   }
 }
 
-// A sum over the chunk of what all lanes of a warp with the same r have.
+// Sums over the chunk of what all lanes of a warp with the same r have, of neighbouring slots.
 template <int R, int blocks, bool halves>
 __device__ __forceinline__ void Backward<R, blocks, halves>::put_alike(float* sums, int slot,
-                                                                       float x) {
-  x = over_alike<R>(x);
+                                                                       float (&x)[8 / R]) {
+  const float sum = shared_by_alike<R>(x);
   const int lane = thread & 31;
-  if (lane < 4 * R) sums[slot * Shared::lanes + thread / 32 * 4 * R + lane] = x;
+  sums[(slot + lane / (4 * R)) * Shared::lanes + thread / 32 * 4 * R + lane % (4 * R)] = sum;
 }
 
 template <int R, int blocks, bool halves>

@@ -17,67 +17,66 @@ __device__ __forceinline__ void copy_state(const void* from, char* tile, int thr
                           static_cast<const __nv_bfloat16*>(from) + item * 8, true);
 }
 
-__device__ __forceinline__ float number_or(float neutral, const View& v, uint32_t bits) {
-  return v.data ? cuda::number_of(v.dtype, bits) : neutral;
+template <int R, int blocks, bool halves>
+__device__ __forceinline__ OfHeads Backward<R, blocks, halves>::of_heads(const void* buffer,
+                                                                         int64_t each, int64_t at,
+                                                                         int64_t bytes) {
+  char* const from = static_cast<char*>(const_cast<void*>(buffer));
+  return {from + (number(0) * each + at) * bytes, static_cast<uint32_t>(each * bytes)};
 }
 
 // A warp a tensor.
 template <int R, int blocks, bool halves>
-__device__ __forceinline__ void Backward<R, blocks, halves>::put_homes(int head) {
+__device__ __forceinline__ void Backward<R, blocks, halves>::put_homes() {
   if ((threadIdx.x & 31) != 0) return;
-  const Unit u = cuda::unit_of(a, wave.first + place.sequence, head);
+  const Unit& u = sh.unit;
   const int64_t token = u.begin + p.first;
-  Homes& to = sh.homes[head & 1];
-  const auto values_of = [&](const View& v) { return cuda::at(v, u.batch, token, 0, u.head); };
-  const auto columns_of = [&](const View& v) { return cuda::at(v, u.batch, token, u.head); };
+  Homes& to = sh.homes;
+  const auto columns_of = [&](const View& v) { return cuda::at(v, u.batch, token); };
   switch (threadIdx.x / 32) {
     case 0:
-      sh.units[head & 1] = u;
-      break;
-    case 1:
       to.q = cuda::at(a.q, u.batch, token, 0, u.group);
       break;
-    case 2:
+    case 1:
       to.k = cuda::at(a.k, u.batch, token, 0, u.group);
       break;
-    case 3:
+    case 2:
       to.v = columns_of(a.v);
       break;
-    case 4:
+    case 3:
       to.z = columns_of(a.z);
       break;
-    case 5:
-      to.d_out = values_of(a.d_out);
+    case 4:
+      to.d_out = columns_of(a.d_out);
       break;
-    case 6:
+    case 5:
       to.angles = columns_of(a.angles);
       break;
-    case 7:
+    case 6:
       to.d_v = columns_of(a.grad.v);
       break;
-    case 8:
+    case 7:
       to.d_z = columns_of(a.grad.z);
       break;
-    case 9:
+    case 8:
       to.d_angles = columns_of(a.grad.angles);
       break;
+    case 9:
+      sh.from.h = of_heads(b.inner, a.size.segment + 1, place.in_segment, size * 2);
+      break;
     case 10:
-      to.q_bias = cuda::at(a.q_bias, u.head);
+      sh.from.e = of_heads(b.inner_upstream, wave.slice_chunks, place.in_slice, size * 2);
       break;
     case 11:
-      to.k_bias = cuda::at(a.k_bias, u.head);
+      sh.from.turns = of_heads(b.token_turns, a.size.segment, place.in_segment, C * pairs * 8);
       break;
     case 12:
-      to.mimo_v = cuda::at(a.mimo_v, u.head);
+      sh.from.steps =
+          of_heads(b.token_steps, a.size.segment, place.in_segment, cuda::chunk_step_bytes(C));
       break;
     case 13:
-      to.mimo_z = cuda::at(a.mimo_z, u.head);
-      break;
-    case 14:
-      to.mimo_out = cuda::at(a.mimo_out, u.head);
-      break;
-    case 15:
-      to.skip = cuda::read_or(0, a.d, cuda::at(a.d, u.head));
+      sh.from.partial = of_heads(b.partial, wave.slice_chunks, place.in_slice,
+                                 int64_t{cuda::parameter_count(a.size)} * 4);
       break;
   }
 }
@@ -85,125 +84,69 @@ __device__ __forceinline__ void Backward<R, blocks, halves>::put_homes(int head)
 // E, and rows of q and k, each by the group that is the last to read those of the head before.
 template <int R, int blocks, bool halves>
 __device__ __forceinline__ void Backward<R, blocks, halves>::begin_rows(int head) {
-  const int64_t in_slice = number(head) * wave.slice_chunks + place.in_slice;
   if (group == 0)
-    copy_state<128>(
-        static_cast<const __nv_bfloat16*>(b.inner_upstream) + in_slice * (columns * values), sh.e,
-        thread);
+    copy_state<128>(sh.from.e.of(head), sh.e, thread);
   else if (group == 1)
-    copy_rows<R, 128>(a.q, homes(head).q, p, sh.q, thread);
+    copy_rows<R, 128>(a.q, sh.homes.q, p.n, sh.q, thread);
   else if (group == 2)
-    copy_rows<R, 128>(a.k, homes(head).k, p, sh.k, thread);
+    copy_rows<R, 128>(a.k, sh.homes.k, p.n, sh.k, thread);
 }
 // All else that a head needs but h is under way.
 template <int R, int blocks, bool halves>
 __device__ __forceinline__ void Backward<R, blocks, halves>::begin(int head) {
-  const Unit& u = unit(head);
-  const Homes& home = homes(head);
-  const int64_t J = a.size.segment, at = number(head) * J + place.in_segment;
-  if constexpr (R == 1) copy_values<back_threads>(a, home.v, p, sh.v, threadIdx.x);
+  const int64_t v = home(sh.homes.v, a.v, head);
+  if constexpr (R == 1) copy_values<back_threads>(a, v, p, sh.v, threadIdx.x);
+  constexpr int count = R * (2 * columns + 3 * values) + 4;
+  copy_bytes<count * 4, back_threads>(b.head_parameters + head * int64_t{count}, sh.q_bias,
+                                      threadIdx.x);
+  copy_turns(head);
   copies_commit();
-  next.raw = static_cast<int>(threadIdx.x) <= C ? raw_token(a, u, p, threadIdx.x) : RawToken{};
-  next.own.load(a, home.v, p);
-  next.gated.load(a, home.d_out, home.z, p, threadIdx.x);
-  const int A = a.size.pairs;
-#pragma unroll
-  for (int i = 0; i < Ahead<R, blocks>::angle_items; ++i) {
-    const int item = threadIdx.x + i * back_threads, t = item / (pairs / 2);
-    const int pp = item % (pairs / 2);
-    next.angles[i] = {0, 0};
-    if (a.angles.data && t < p.n && 2 * pp < A)
-      next.angles[i] =
-          __ldg(reinterpret_cast<const uint2*>(b.token_angles + (at * C + t) * A + 2 * pp));
-  }
-  const auto* behind = static_cast<const __nv_bfloat16*>(b.inner) +
-                       (number(head) * (J + 1) + place.in_segment + 1) * (columns * values) +
-                       threadIdx.x / 8 * columns;
+  next.own.load(a, v, p);
+  next.gated.load(a, up, d_out_home(head), home(sh.homes.z, a.z, head), p, threadIdx.x);
+  const auto* behind =
+      reinterpret_cast<const __nv_bfloat16*>(sh.from.h.of(head)) + size + threadIdx.x / 8 * columns;
   const int j = threadIdx.x & 7;
   next.behind[0] = __ldg(reinterpret_cast<const uint4*>(behind + (halves ? 8 * j : 16 * j)));
   next.behind[1] =
       __ldg(reinterpret_cast<const uint4*>(behind + (halves ? 64 + 8 * j : 16 * j + 8)));
-  const int i = threadIdx.x, r = i / columns, c = i % columns;
-  next.q_bias = next.k_bias = next.mimo_v = next.mimo_z = next.mimo_out = 0;
-  const auto bits = [](const View& v, int64_t from, int r, int c) {
-    return v.data ? cuda::bits_at(v, from + r * v.stride[1] + c * v.stride[2]) : 0u;
-  };
-  if (i < R * columns) {
-    next.q_bias = bits(a.q_bias, home.q_bias, r, c);
-    next.k_bias = bits(a.k_bias, home.k_bias, r, c);
-  }
-  if (i < R * values) {
-    const int rv = i / values, cv = i % values;
-    next.mimo_v = bits(a.mimo_v, home.mimo_v, rv, cv);
-    next.mimo_z = bits(a.mimo_z, home.mimo_z, rv, cv);
-    next.mimo_out = bits(a.mimo_out, home.mimo_out, rv, cv);
+}
+// Cosines and sines of the tokens, a row a token.
+template <int R, int blocks, bool halves>
+__device__ __forceinline__ void Backward<R, blocks, halves>::copy_turns(int head) {
+  const char* const from = sh.from.turns.of(head);
+  const uint32_t to = hopper::smem_address(sh.turns);
+#pragma unroll
+  for (int i = 0; i < (C * pairs / 2 + back_threads - 1) / back_threads; ++i) {
+    const int item = threadIdx.x + i * back_threads, t = item / (pairs / 2);
+    if (C * pairs / 2 % back_threads != 0 && item >= C * pairs / 2) break;
+    hopper::copy_16_bytes(
+        to + static_cast<uint32_t>(t * (Shared::apart * 8) + item % (pairs / 2) * 16),
+        from + item * 16, true);
   }
 }
-// h, whose place sums of turns have had.
+// Steps, and h, whose place sums of turns have had.
 template <int R, int blocks, bool halves>
 __device__ __forceinline__ void Backward<R, blocks, halves>::begin_state(int head) {
-  copy_state<back_threads>(
-      static_cast<const __nv_bfloat16*>(b.inner) +
-          (number(head) * (a.size.segment + 1) + place.in_segment) * (columns * values),
-      sh.h, threadIdx.x);
+  copy_state<back_threads>(sh.from.h.of(head), sh.h, threadIdx.x);
+  copy_bytes<sizeof(ChunkSteps<C>), back_threads>(sh.from.steps.of(head), &sh.steps[head & 1],
+                                                  threadIdx.x);
   copies_commit();
 }
 
 template <int R, int blocks, bool halves>
 __device__ __forceinline__ void Backward<R, blocks, halves>::prepare(int head) {
-  sh.raw.put(threadIdx.x, next.raw);
-  put_parameters();
-  if (head + 1 < place.last) put_homes(head + 1);
   copies_done_but_one();
   __syncthreads();
-  if (threadIdx.x < 32)
-    read_steps(sh.raw, p, sh.steps, [&](int t, float right, float lambda, float other) {
-      sh.more.right[t] = right, sh.more.lambda[t] = lambda, sh.more.other[t] = other;
-    });
-  read_angles();
   anchor();
-  __syncthreads();
   turn_rows();
   next.own.put(p, sh.mimo_v, nullptr, sh.v, nullptr);
   const int row = threadIdx.x / 8, r = row % R, c = (threadIdx.x & 7) * 8;
   *reinterpret_cast<uint4*>(sh.d_y + place_of(row, c)) =
-      next.gated.gated(a, p, threadIdx.x, sh.mimo_z + r * values + c, sh.mimo_out + r * values + c,
-                       1.0f, [&] { return homes(head).d_out; });
+      next.gated.gated(a, up, p, threadIdx.x, sh.mimo_z + r * values + c,
+                       sh.mimo_out + r * values + c, 1.0f, [&] { return d_out_home(head); });
   copies_done();
   hopper::fence_async_shared();
   __syncthreads();
-}
-
-template <int R, int blocks, bool halves>
-__device__ __forceinline__ void Backward<R, blocks, halves>::put_parameters() {
-  const int i = threadIdx.x, r = i / columns, c = i % columns;
-  if (i < R * columns) {
-    const int word = halves ? c % 64 / 2 : c / 4;
-    const int in_word = halves ? (c & 1) + c / 64 * 2 : c & 3;
-    reinterpret_cast<float*>(sh.q_bias + r * 32 + word)[in_word] =
-        number_or(0, a.q_bias, next.q_bias);
-    reinterpret_cast<float*>(sh.k_bias + r * 32 + word)[in_word] =
-        number_or(0, a.k_bias, next.k_bias);
-  }
-  if (i < R * values) {
-    sh.mimo_v[i] = number_or(1, a.mimo_v, next.mimo_v);
-    sh.mimo_z[i] = number_or(1, a.mimo_z, next.mimo_z);
-    sh.mimo_out[i] = number_or(1, a.mimo_out, next.mimo_out);
-  }
-}
-
-template <int R, int blocks, bool halves>
-__device__ __forceinline__ void Backward<R, blocks, halves>::read_angles() {
-#pragma unroll
-  for (int i = 0; i < Ahead<R, blocks>::angle_items; ++i) {
-    const int item = threadIdx.x + i * back_threads, t = item / (pairs / 2);
-    const int pp = item % (pairs / 2);
-    if (t >= p.n) break;
-    float4 by;
-    sine_cosine_of(next.angles[i].x, by.y, by.x);
-    sine_cosine_of(next.angles[i].y, by.w, by.z);
-    *reinterpret_cast<float4*>(sh.turns + t * Shared::apart + 2 * pp) = by;
-  }
 }
 
 // <Hout, E>, and torque(Hout, E) of each pair: a thread has 16 columns of a row of P.
@@ -233,17 +176,11 @@ __device__ __forceinline__ void Backward<R, blocks, halves>::anchor() {
   }
   double sum = static_cast<double>(over_warp(work));
   if (lane == 0) sh.energy[warp] = sum;
-    // Over the four rows of a warp.
-#pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    torque[i] += __shfl_xor_sync(0xffffffffu, torque[i], 8);
-    torque[i] += __shfl_xor_sync(0xffffffffu, torque[i], 16);
-  }
-  if (lane < 8 && 8 * j < pairs) {
-    float4* const to = reinterpret_cast<float4*>(sh.torque[warp] + 8 * j);
-    to[0] = {torque[0], torque[1], torque[2], torque[3]};
-    to[1] = {torque[4], torque[5], torque[6], torque[7]};
-  }
+  // Over the four rows of a warp.
+  share<4>(torque, 16), share<2>(torque, 8);
+  if (8 * j < pairs)
+    *reinterpret_cast<float2*>(sh.torque[warp] + 8 * j + lane / 16 * 4 + lane / 8 % 2 * 2) = {
+        torque[0], torque[1]};
 }
 
 template <int R, int blocks, bool halves>

@@ -17,7 +17,7 @@ __device__ __forceinline__ void Backward<R, blocks, halves>::rows_of_group(int h
   products_begin(g);
   rows_by_columns<128>(g, Operand(keys ? sh.v : sh.d_y), Operand(keys ? sh.e : sh.h));
   products_end(g);
-  scale_rows(g, keys ? sh.steps.key : sh.steps.left);
+  scale_rows(g, keys ? steps().key : steps().left);
   hopper::named_barrier_sync(weighed, back_threads);
   products_begin(g);
   if (keys)
@@ -34,7 +34,7 @@ template <int R, int blocks, bool halves>
 __device__ __forceinline__ void Backward<R, blocks, halves>::rows_back(float (&g)[64]) {
   const bool keys = group == 2;
   const char* const tile = keys ? sh.k : sh.q;
-  float2* const sums = (keys ? sh.sums_k : sh.sums_q) + thread;
+  float4* const sums = (keys ? sh.sums_k : sh.sums_q) + thread;
   float* const torques = keys ? sh.turn_k() : sh.turn_q();
   float* const dots = keys ? sh.dots_k : sh.dots_q;
   float* const by_bias = keys ? sh.rows_k : sh.rows_q;
@@ -45,63 +45,86 @@ __device__ __forceinline__ void Backward<R, blocks, halves>::rows_back(float (&g
     const int own = row + 8 * second, t = own / R;
     const bool known = t < p.n;
     float dot = 0;
-    // Numbers of the pair (x, w), whose gradients are (gx, gw).
+    // Numbers of the pair (x, w), whose gradients are (gx, gw); its torque.
     const auto one = [&](int pair, bool turns, float x, float w, float& gx, float& gw) {
       dot += x * gx + w * gw;
-      if (!turns) return;
-      const float all = over_ranks<R>(x * gw - w * gx);
-      if (r == 0) torques[Shared::turn_at(t, pair)] = all;
+      if (!turns) return 0.0f;
+      const float torque = x * gw - w * gx;
       const float2 by = sh.turns[t * Shared::apart + pair];
       const float cos = known ? by.x : 1.0f, sin = known ? by.y : 0.0f;
       const float before = gx;
       gx = before * cos + gw * sin;
       gw = gw * cos - before * sin;
+      return torque;
     };
     if constexpr (halves) {
 #pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        const char* at = tile + place_of(own, column + 8 * j);
-        const uint32_t x = *reinterpret_cast<const uint32_t*>(at);
-        const uint32_t w = *reinterpret_cast<const uint32_t*>(at + panel_bytes);
-        float* gx = g + 4 * j + 2 * second;
-        float* gw = g + 4 * (j + 8) + 2 * second;
-        const int pair = column + 8 * j;
-        one(pair, 8 * j < pairs, low_of(x), low_of(w), gx[0], gw[0]);
-        one(pair + 1, 8 * j < pairs, high_of(x), high_of(w), gx[1], gw[1]);
+      for (int first = 0; first < 8; first += R) {
+        float low[R], high[R];
+#pragma unroll
+        for (int k = 0; k < R; ++k) {
+          const int j = first + k, pair = column + 8 * j;
+          const char* at = tile + place_of(own, column + 8 * j);
+          const uint32_t x = *reinterpret_cast<const uint32_t*>(at);
+          const uint32_t w = *reinterpret_cast<const uint32_t*>(at + panel_bytes);
+          float* gx = g + 4 * j + 2 * second;
+          float* gw = g + 4 * (j + 8) + 2 * second;
+          low[k] = one(pair, 8 * j < pairs, low_of(x), low_of(w), gx[0], gw[0]);
+          high[k] = one(pair + 1, 8 * j < pairs, high_of(x), high_of(w), gx[1], gw[1]);
+        }
+        if (8 * first >= pairs) continue;
+        const float x = shared_by_ranks<R>(low), w = shared_by_ranks<R>(high);
+        *reinterpret_cast<float2*>(torques + Shared::turn_at(t, column + 8 * (first + r))) = {x, w};
       }
     } else {
 #pragma unroll
-      for (int j = 0; j < 16; ++j) {
-        const uint32_t both =
-            *reinterpret_cast<const uint32_t*>(tile + place_of(own, column + 8 * j));
-        float* gx = g + 4 * j + 2 * second;
-        one(4 * j + lane % 4, 4 * j < pairs, low_of(both), high_of(both), gx[0], gx[1]);
+      for (int first = 0; first < 16; first += R) {
+        float torque[R];
+#pragma unroll
+        for (int k = 0; k < R; ++k) {
+          const int j = first + k;
+          const uint32_t both =
+              *reinterpret_cast<const uint32_t*>(tile + place_of(own, column + 8 * j));
+          float* gx = g + 4 * j + 2 * second;
+          torque[k] =
+              one(4 * j + lane % 4, 4 * j < pairs, low_of(both), high_of(both), gx[0], gx[1]);
+        }
+        if (4 * first >= pairs) continue;
+        const float x = shared_by_ranks<R>(torque);
+        torques[Shared::turn_at(t, 4 * (first + r) + lane % 4)] = x;
       }
     }
     dot = over_quad(dot);
     if (lane % 4 == 0) dots[own] = dot;
+  }
 #pragma unroll
-    for (int j = 0; j < 16; ++j) {
-      float2& sum = sums[(2 * j + second) * 128];
-      float2 x = sum;
-      x.x += g[4 * j + 2 * second], x.y += g[4 * j + 2 * second + 1];
-      sum = x;
-    }
+  for (int j = 0; j < 16; ++j) {
+    float4& sum = sums[j * 128];
+    float4 x = sum;
+    x.x += g[4 * j], x.y += g[4 * j + 1], x.z += g[4 * j + 2], x.w += g[4 * j + 3];
+    sum = x;
   }
   if (!wanted) return;
+  constexpr int alike = Shared::alike;
 #pragma unroll
-  for (int j = 0; j < 16; ++j)
+  for (int slot = 0; slot < 32; slot += alike) {
+    float x[alike];
 #pragma unroll
-    for (int i = 0; i < 2; ++i) put_alike(by_bias, 2 * j + i, g[4 * j + i] + g[4 * j + 2 + i]);
+    for (int i = 0; i < alike; ++i) {
+      const int at = (slot + i) / 2 * 4 + (slot + i) % 2;
+      x[i] = g[at] + g[at + 2];
+    }
+    put_alike(by_bias, slot, x);
+  }
 }
 
 // Sums over the heads of the part: the gradient itself where it is the group's only one.
 template <int R, int blocks, bool halves>
 __device__ __forceinline__ void Backward<R, blocks, halves>::store_rows(const View& to,
                                                                         float* by_part,
-                                                                        const float2* sums) {
+                                                                        const float4* sums) {
   if (!to.data) return;
-  const Unit& u = sh.units[(place.last - 1) & 1];
+  const Unit& u = sh.unit;
   const int row = own_row(), r = row % R;
   const int64_t place0 = (place.sequence * wave.slice_chunks + place.in_slice) * int64_t{C};
   const bool whole = b.parts == 1;
@@ -110,7 +133,7 @@ __device__ __forceinline__ void Backward<R, blocks, halves>::store_rows(const Vi
   for (int i = 0; i < 32; ++i) {
     const int t = (row + 8 * (i & 1)) / R, c = own_column() + i / 2 * 8;
     if (t >= p.n) continue;
-    const float2 x = sums[i * 128 + thread];
+    const float2 x = reinterpret_cast<const float2*>(sums + i / 2 * 128 + thread)[i & 1];
     if (!whole) {
       const int64_t line =
           (((place0 + t) * R + r) * a.size.groups + place.group) * b.parts + place.part;

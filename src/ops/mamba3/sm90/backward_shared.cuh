@@ -17,11 +17,21 @@ struct Place {
   int group = 0, part = 0, first = 0, last = 0;  // heads [first, last)
 };
 
-// Where the tensors of a head begin at the chunk's first token, in elements.
+// Where the tensors of head 0 of the group's tokens begin at the chunk's first one, in elements.
 struct Homes {
-  int64_t q = 0, k = 0, v = 0, z = 0, d_out = 0, angles = 0, d_v = 0, d_z = 0, d_angles = 0;
-  int64_t q_bias = 0, k_bias = 0, mimo_v = 0, mimo_z = 0, mimo_out = 0;
-  float skip = 0;
+  int64_t q = 0, k = 0, v = 0, z = 0, d_out = 0, d_v = 0, d_z = 0, angles = 0, d_angles = 0;
+};
+
+// What the chunk has of head 0 in a buffer of the workspace, and how many bytes a head is behind.
+struct OfHeads {
+  char* first = nullptr;
+  uint32_t apart = 0;
+  __device__ __forceinline__ char* of(int head) const {
+    return first + static_cast<uint64_t>(static_cast<uint32_t>(head)) * apart;
+  }
+};
+struct Buffers {
+  OfHeads h, e, turns, steps, partial;
 };
 
 template <int R, int blocks>
@@ -32,24 +42,25 @@ struct BackShared {
   char q[wide_bytes], k[wide_bytes], h[wide_bytes], e[wide_bytes];
   char v[panel_bytes], d_y[panel_bytes];
   char seen[panel_bytes], weights[panel_bytes];  // queries and keys weighed, dO V^T weighed
-  float2 sums_q[32 * 128], sums_k[32 * 128];     // over the heads, as accumulators lie
+  float4 sums_q[16 * 128], sums_k[16 * 128];     // over the heads, as accumulators lie
   float2 turns[C * apart];                       // cos, sin
   // Sums over the chunk, of the lanes of a group: rows of q and k, values, z, out.
   float rows_q[32 * lanes], rows_k[32 * lanes];
   float by_v[16 * lanes], by_z[16 * lanes], by_out[16 * lanes];
   float4 q_bias[R * 32], k_bias[R * 32];
   float mimo_v[R * values], mimo_z[R * values], mimo_out[R * values];
-  Steps<C> steps;
-  MoreSteps<C> more;
-  RawTokens<C> raw;
+  float skip, unused[3];
+  ChunkSteps<C> steps[2];  // of heads in turn
   float dots_q[rows], dots_k[rows], by_state[rows], by_same[rows];
   float by_later[4][C];                 // of each warp
   alignas(16) float torque[16][pairs];  // the same, of Hout and E
+  float torques[pairs];                 // of all warps
   float ends[back_threads];
   double energy[16], traces[4];
   float by_rate[blocks][C], of_step[C];
-  Unit units[2];  // of heads in turn
-  Homes homes[2];
+  Unit unit;  // of the first head
+  Homes homes;
+  Buffers from;
   Place place;
   Part part;
 
@@ -65,14 +76,9 @@ struct BackShared {
 // What a thread has read of a head before its rows are at work.
 template <int R, int blocks>
 struct Ahead {
-  static constexpr int C = tokens_of<R>;
-  static constexpr int angle_items = (C * 16 * blocks + back_threads - 1) / back_threads;
-  RawToken raw;
   RawValues<R, back_threads> own;
   GatedRow<R> gated;
-  uint2 angles[angle_items] = {};
   uint4 behind[2] = {};  // of Hout
-  uint32_t q_bias = 0, k_bias = 0, mimo_v = 0, mimo_z = 0, mimo_out = 0;
   __device__ __forceinline__ Ahead() : own(threadIdx.x) {}
 };
 
@@ -98,12 +104,14 @@ __device__ __forceinline__ float over_warp(float x) {
   return x;
 }
 
-// Over the lanes of a warp whose rows have the same r.
+// Over the 8 / R lanes of a warp whose rows have the same r, of as many numbers: lane l is left
+// with the sum of number l / 4 / R.
 template <int R>
-__device__ __forceinline__ float over_alike(float x) {
-#pragma unroll
-  for (int step = 4 * R; step < 32; step *= 2) x += __shfl_xor_sync(0xffffffffu, x, step);
-  return x;
+__device__ __forceinline__ float shared_by_alike(float (&x)[8 / R]) {
+  if constexpr (R == 1) share<4>(x, 16), share<2>(x, 8), share<1>(x, 4);
+  if constexpr (R == 2) share<2>(x, 16), share<1>(x, 8);
+  if constexpr (R == 4) share<1>(x, 16);
+  return x[0];
 }
 
 }  // namespace talea::mamba3::sm90

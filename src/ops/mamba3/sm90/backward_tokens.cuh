@@ -11,14 +11,15 @@ template <int R, int blocks, bool halves>
 __device__ __forceinline__ void Backward<R, blocks, halves>::tokens(
     int head, const uint32_t (&rates)[angle_tokens]) {
   angles_back(head, rates);
-  __syncthreads();
-  if (threadIdx.x < 32) {
+  // The last warp has the last tokens, behind which little is summed.
+  if (threadIdx.x >= others) {
     if (a.grad.adt.data) decays_back(head);
-  } else if (threadIdx.x >= 64 && threadIdx.x < 128) {
-    steps_back(head);
+  } else {
+    parameters_back(head);
   }
-  parameters_back(head);
   __syncthreads();
+  // What is read from here on is written again behind a barrier of the next head.
+  if (threadIdx.x >= 64 && threadIdx.x < 128) steps_back(head);
 }
 
 // The angles of a thread's tokens are under way while its group waits for the others.
@@ -26,7 +27,7 @@ template <int R, int blocks, bool halves>
 __device__ __forceinline__ void Backward<R, blocks, halves>::begin_angles(
     int head, uint32_t (&rates)[angle_tokens]) {
   const int i = threadIdx.x % pairs, first = threadIdx.x / pairs * angle_tokens, n = p.n;
-  const int64_t at = homes(head).angles + i * a.angles.stride[3];
+  const int64_t at = home(sh.homes.angles, a.angles, head) + i * a.angles.stride[3];
 #pragma unroll
   for (int j = 0; j < angle_tokens; ++j) {
     rates[j] = 0;
@@ -40,7 +41,6 @@ template <int R, int blocks, bool halves>
 __device__ __forceinline__ void Backward<R, blocks, halves>::angles_back(
     int head, const uint32_t (&rates)[angle_tokens]) {
   constexpr int groups = back_threads / pairs, each = angle_tokens;
-  const Homes& home = homes(head);
   const int i = threadIdx.x % pairs, own_group = threadIdx.x / pairs, A = a.size.pairs;
   const int first = own_group * each;
   const bool turns = a.angles.data && i < A;
@@ -51,7 +51,7 @@ __device__ __forceinline__ void Backward<R, blocks, halves>::angles_back(
     own[j] = turns && t < p.n ? sh.turn_q()[at] + sh.turn_k()[at] : 0.0f;
     sum += own[j];
   }
-  sh.ends[threadIdx.x] = sum;
+  if constexpr (each > 1) sh.ends[threadIdx.x] = sum;
   if (threadIdx.x < C) {
     const int t = threadIdx.x;
     float far = ((sh.by_later[0][t] + sh.by_later[1][t]) + sh.by_later[2][t]) + sh.by_later[3][t];
@@ -59,12 +59,20 @@ __device__ __forceinline__ void Backward<R, blocks, halves>::angles_back(
     for (int r = 0; r < R; ++r) far += sh.by_state[t * R + r];
     sh.of_step[t] = far;
   }
-  __syncthreads();
   float whole = 0;
-#pragma unroll
-  for (int w = 0; w < 16; ++w) whole -= sh.torque[w][i];
+  whole -= sh.torques[i];
+  if constexpr (each > 1) {
+    __syncthreads();
 #pragma unroll 4
-  for (int later = groups - 1; later > own_group; --later) whole += sh.ends[later * pairs + i];
+    for (int later = groups - 1; later > own_group; --later) whole += sh.ends[later * pairs + i];
+  } else if (turns) {
+#pragma unroll 4
+    for (int later = C - 1; later > own_group; --later) {
+      if (later >= p.n) continue;
+      const int at = Shared::turn_at(later, i);
+      whole += sh.turn_q()[at] + sh.turn_k()[at];
+    }
+  }
   const float pi = 3.14159265358979f;
 #pragma unroll
   for (int j = each - 1; j >= 0; --j) {
@@ -74,13 +82,14 @@ __device__ __forceinline__ void Backward<R, blocks, halves>::angles_back(
       whole += own[j];
       const float rate = tanhf(cuda::number_of(a.angles.dtype, rates[j]));
       const auto slope = static_cast<float>(1 - static_cast<double>(rate) * rate);
-      const float angle = whole * sh.raw.dt[t] * pi * slope;
+      const float angle = whole * steps().dt[t] * pi * slope;
       if (b.dangles) {
         const int64_t at = (place.sequence * wave.slice_chunks + place.in_slice) * C + t;
         b.dangles[(at * a.size.heads + head) * A + i] = angle;
       } else if (a.grad.angles.data) {
         cuda::store(a.grad.angles,
-                    home.d_angles + t * a.grad.angles.stride[1] + i * a.grad.angles.stride[3],
+                    home(sh.homes.d_angles, a.grad.angles, head) + t * a.grad.angles.stride[1] +
+                        i * a.grad.angles.stride[3],
                     angle);
       }
       by_rate = whole * rate;
@@ -94,11 +103,11 @@ template <int R, int blocks, bool halves>
 __device__ __forceinline__ void Backward<R, blocks, halves>::steps_back(int head) {
   const int t = threadIdx.x - 64;
   if (t >= p.n) return;
-  const Unit& u = unit(head);
+  const Unit u = unit(head);
   cuda::Pending x;
-  x.lambda = sh.more.lambda[t];
-  x.other = sh.more.other[t];
-  x.dt = sh.raw.dt[t];
+  x.lambda = steps().lambda[t];
+  x.other = steps().other[t];
+  x.dt = steps().dt[t];
   float near = 0, by_rate = 0;
 #pragma unroll
   for (int r = 0; r < R; ++r) near += sh.by_same[t * R + r];
@@ -119,11 +128,12 @@ __device__ __forceinline__ void Backward<R, blocks, halves>::steps_back(int head
 template <int R, int blocks, bool halves>
 __device__ __forceinline__ void Backward<R, blocks, halves>::decays_back(int head) {
   constexpr int each = C > 32 ? C / 32 : 1;
-  const Unit& u = unit(head);
+  const Unit& u = sh.unit;
   const int lane = threadIdx.x & 31;
-  double energy = 0;
+  double energy = lane < 16 ? sh.energy[lane] : 0.0;
 #pragma unroll
-  for (int w = 0; w < 16; ++w) energy += sh.energy[w];
+  for (int step = 1; step < 16; step *= 2) energy += __shfl_xor_sync(0xffffffffu, energy, step);
+  energy = __shfl_sync(0xffffffffu, energy, 0);
   double own[each], sum = 0;  // from the last token on
 #pragma unroll
   for (int i = 0; i < each; ++i) {
@@ -137,7 +147,7 @@ __device__ __forceinline__ void Backward<R, blocks, halves>::decays_back(int hea
   }
   double before = sum;
 #pragma unroll
-  for (int step = 1; step < 32; step *= 2) {
+  for (int step = 1; step < 32 && step < C; step *= 2) {
     const double other = __shfl_up_sync(0xffffffffu, before, step);
     if (lane >= step) before += other;
   }
@@ -149,34 +159,38 @@ __device__ __forceinline__ void Backward<R, blocks, halves>::decays_back(int hea
     before += own[i];
     if (t >= 0)
       cuda::store(a.grad.adt, cuda::at(a.grad.adt, u.batch, head, u.begin + p.first + t),
-                  sh.raw.adt[t] <= -128.0f ? 0.0f : static_cast<float>(energy + before));
+                  steps().adt[t] <= -128.0f ? 0.0f : static_cast<float>(energy + before));
   }
 }
 
 // What the chunk adds to the sums of the head's parameters.
 template <int R, int blocks, bool halves>
 __device__ __forceinline__ void Backward<R, blocks, halves>::parameters_back(int head) {
-  const int count = cuda::parameter_count(a.size);
-  float* const to = b.partial + (number(head) * wave.slice_chunks + place.in_slice) * count;
-  const auto sum_of = [&](const float* from, int r, int c) {
-    const float* const at = from + (c / 8 * 2 + (c & 1)) * Shared::lanes + r * 4 + c % 8 / 2;
+  auto* const to = reinterpret_cast<float*>(sh.from.partial.of(head));
+  // Item i is lane i % (4 R) of slot i / (4 R).
+  const auto sum_of = [&](const float* from, int i) {
+    const float* const at = from + i / (4 * R) * Shared::lanes + i % (4 * R);
     return ((at[0] + at[4 * R]) + at[8 * R]) + at[12 * R];
   };
+  const auto column_of = [](int i) {
+    const int slot = i / (4 * R);
+    return slot / 2 * 8 + (slot & 1) + i % 4 * 2;
+  };
 #pragma unroll 1
-  for (int i = threadIdx.x; i < R * columns; i += back_threads) {
-    const int r = i / columns, c = i % columns;
-    to[i] = sum_of(sh.rows_q, r, c);
-    to[R * columns + i] = sum_of(sh.rows_k, r, c);
+  for (int i = threadIdx.x; i < R * columns; i += others) {
+    const int at = i / 4 % R * columns + column_of(i);
+    to[at] = sum_of(sh.rows_q, i);
+    to[R * columns + at] = sum_of(sh.rows_k, i);
   }
   float* const projections = to + 2 * R * columns;
 #pragma unroll 1
-  for (int i = threadIdx.x; i < R * values; i += back_threads) {
-    const int r = i / values, c = i % values;
-    projections[i] = sum_of(sh.by_v, r, c);
-    projections[R * values + i] = sum_of(sh.by_z, r, c);
-    projections[2 * R * values + i] = sum_of(sh.by_out, r, c);
+  for (int i = threadIdx.x; i < R * values; i += others) {
+    const int at = i / 4 % R * values + column_of(i);
+    projections[at] = sum_of(sh.by_v, i);
+    projections[R * values + at] = sum_of(sh.by_z, i);
+    projections[2 * R * values + at] = sum_of(sh.by_out, i);
   }
-  if (threadIdx.x == back_threads - 1)
+  if (threadIdx.x == others - 1)
     projections[3 * R * values + values] =
         static_cast<float>(((sh.traces[0] + sh.traces[1]) + sh.traces[2]) + sh.traces[3]);
 }

@@ -1,31 +1,31 @@
 // What: how a state walks from chunk to chunk: h to the last, E to the first, in registers.
 // Why: two warpgroups share the rows and have half of the state's columns each; what a chunk needs
 //      is under way while the chunk before is at work.
-// Never: knows what the states are for.
+// Never: knows what the states are for, or forms a turn or a step.
 #pragma once
 
 #include "ops/mamba3/sm90/gate.cuh"
 
 namespace talea::mamba3::sm90 {
 
-inline constexpr int chain_threads = 256;
+inline constexpr int chain_threads = 512;
 
 template <int R, int blocks>
 struct ChainShared {
-  static constexpr int C = tokens_of<R>;
-  char rows[2][wide_bytes], v[2][panel_bytes], weighed[panel_bytes];
+  static constexpr int C = tokens_of<R>, pairs = 32 * blocks;
+  char rows[2][wide_bytes], weighed[panel_bytes];
+  uint4 v[2][C * 8], up[2][C * 8];  // rows of v or of z, rows of d_out
+  float2 turns[2][C * pairs];
+  ChunkSteps<C> steps[2];
   float4 bias[R * 32];
   float mimo_v[R * values], mimo_z[R * values], mimo_out[R * values];
-  Steps<C> steps[2];
-  RawTokens<C> raw[2];
-  Carried carried;
-  typename TurnReader<R, blocks, chain_threads>::Scratch turns;
   // Read from here: registers that they would take are spilled.
   Unit unit;
   __nv_bfloat16* to = nullptr;  // states of the first chunk as operands
   float* home = nullptr;        // E
-  uint32_t* token_angles = nullptr;
-  const uint32_t* chunk_angles = nullptr;
+  // Of the segment's first chunk.
+  const float* turns_from = nullptr;
+  const char* steps_from = nullptr;
 };
 
 // Half a state: columns 64 w and on, of warpgroup w.
@@ -52,188 +52,181 @@ __device__ __forceinline__ void put_half_rounded(void* to, float (&h)[32]) {
   });
 }
 
-template <int R, int blocks, bool halves>
+// holds: of the two warpgroups that have the state; the others help with the rows.
+template <int R, int blocks, bool halves, bool holds>
 class Chain {
  public:
-  static constexpr int C = tokens_of<R>, threads = chain_threads;
+  static constexpr int C = tokens_of<R>, threads = chain_threads, pairs = 32 * blocks;
   static constexpr int size = columns * values;
   using Shared = ChainShared<R, blocks>;
-  using Turns = TurnReader<R, blocks, threads>;
 
-  __device__ __forceinline__ Chain(const Args& args, Shared& shared)
-      : a(args), u(shared.unit), sh(shared), thread(threadIdx.x) {}
+  // first: chunk of the unit with which the segment begins.
+  __device__ __forceinline__ Chain(const Args& args, Shared& shared, int first)
+      : a(args),
+        u(shared.unit),
+        sh(shared),
+        thread(threadIdx.x),
+        segment(first),
+        tokens(static_cast<int>(shared.unit.tokens)) {}
 
-  // h over chunks [first, end); before(chunk) ahead of each. keeps_angles: [C, A] of each chunk.
+  // h over chunks [first, end); before(chunk) ahead of each.
   template <class Before>
-  __device__ __forceinline__ void forward(float (&h)[32], int first, int end, bool keeps_angles,
-                                          Before before) {
+  __device__ __forceinline__ void forward(float (&h)[32], int first, int end, Before before) {
     if (first >= end) return;
     read_bias<R>(a.k_bias, u.head, halves, sh.bias, thread, threads);
     read_projection<R>(a.mimo_v, u.head, sh.mimo_v, thread, threads);
-    Part p = part_of<C>(u, first);
-    Turns turns(thread);
-    copy(a.k, p, 0, true);
-    turns.load(a, u, p);
-    sh.raw[0].put(thread, token(p));
-    RawValues<R, threads> own(a, u, p, thread);
-    __syncthreads();
-    steps_of(p, 0);
+    const int64_t rows_home = cuda::at(a.k, u.batch, u.begin, 0, u.group);
+    const int64_t v_home = cuda::at(a.v, u.batch, u.begin, u.head);
+    const auto begin = [&](int chunk, int stage) {
+      const int n = tokens_in(chunk);
+      copy_rows<R, threads>(a.k, rows_home + int64_t{chunk} * C * a.k.stride[1], n, sh.rows[stage],
+                            thread);
+      copy_pieces(a.v, v_home + int64_t{chunk} * C * a.v.stride[1], a.v.stride[1], n, sh.v[stage]);
+      copy_tokens(chunk, stage);
+    };
+    begin(first, 0);
+    sync();
 #pragma unroll 1
     for (int chunk = first; chunk < end; ++chunk) {
       const int stage = (chunk - first) & 1;
-      if (thread < 64) sh.turns.lost[thread] = 0;
       copies_done();
-      __syncthreads();
-      const Part next = part_of<C>(u, chunk + 1);
-      Turns next_turns(thread);
-      RawToken next_raw;
-      RawValues<R, threads> next_own(thread);
-      if (chunk + 1 < end) {
-        copy(a.k, next, stage ^ 1, true);
-        next_turns.load(a, u, next);
-        next_raw = token(next);
-        next_own.load(a, u, next);
-      }
-      turns.add(a, p, sh.raw[stage].dt, sh.turns, [](int, int, float) {});
-      before(chunk, h);
-      __syncthreads();
-      turn_rows(
-          turns, p, stage, a.k_bias.data,
-          keeps_angles ? sh.token_angles + (chunk - first) * int64_t{C} * a.size.pairs : nullptr);
-      own.put(p, sh.mimo_v, sh.steps[stage].key, R == 1 ? sh.v[stage] : nullptr, sh.weighed);
-      sh.raw[stage ^ 1].put(thread, next_raw);
-      hopper::fence_async_shared();
-      __syncthreads();
-      turns.finish(a, sh.carried);
-      add_product(h, stage, next);
-      p = next, turns = next_turns, own = next_own;
+      sync();
+      if (chunk + 1 < end) begin(chunk + 1, stage ^ 1);
+      if constexpr (holds) before(chunk, h);
+      const int n = tokens_in(chunk);
+      turn_rows(n, stage, a.k_bias.data);
+      put_values(n, stage);
+      add_product(h, stage);
     }
   }
 
   // E from behind chunk end - 1 to before chunk `first`; behind(chunk) with E behind it.
-  // sh.chunk_angles: [chunk, A] before each chunk, from chunk 0 of the unit.
   template <class Behind>
   __device__ __forceinline__ void backward(float (&e)[32], int first, int end, Behind behind) {
     if (first >= end) return;
     read_bias<R>(a.q_bias, u.head, halves, sh.bias, thread, threads);
     read_projection<R>(a.mimo_z, u.head, sh.mimo_z, thread, threads);
     read_projection<R>(a.mimo_out, u.head, sh.mimo_out, thread, threads);
-    const auto angle_before = [&](int chunk) {
-      return thread < a.size.pairs ? sh.chunk_angles[int64_t{chunk} * a.size.pairs + thread] : 0u;
+    const int64_t rows_home = cuda::at(a.q, u.batch, u.begin, 0, u.group);
+    const int64_t z_home = cuda::at(a.z, u.batch, u.begin, u.head);
+    const int64_t up_home = cuda::at(a.d_out, u.batch, u.begin, 0, u.head);
+    const bool pieces = Upstream(a).pieces && (R == 1 || a.size.reduce);
+    const auto begin = [&](int chunk, int stage) {
+      const int n = tokens_in(chunk);
+      const int64_t token = int64_t{chunk} * C;
+      copy_rows<R, threads>(a.q, rows_home + token * a.q.stride[1], n, sh.rows[stage], thread);
+      if (a.z.data) copy_pieces(a.z, z_home + token * a.z.stride[1], a.z.stride[1], n, sh.v[stage]);
+      if (pieces)
+        copy_pieces(a.d_out, up_home + token * a.d_out.stride[1], a.d_out.stride[1], n,
+                    sh.up[stage]);
+      copy_tokens(chunk, stage);
     };
-    Part p = part_of<C>(u, end - 1);
-    Turns turns(thread);
-    copy(a.q, p, 0, false);
-    turns.load(a, u, p);
-    sh.raw[0].put(thread, token(p));
-    uint32_t angle = angle_before(end - 1);
-    GatedRow<R> own[2];
-    own[0].load(a, u, p, thread), own[1].load(a, u, p, thread + threads);
-    __syncthreads();
-    steps_of(p, 0);
+    begin(end - 1, 0);
+    sync();
+    const GatedItem<R, threads> item(thread);
 #pragma unroll 1
     for (int chunk = end; chunk-- > first;) {
       const int stage = (end - 1 - chunk) & 1;
-      if (thread < 64) {
-        sh.turns.lost[thread] = 0;
-        sh.carried.turns[thread] = static_cast<uint64_t>(angle) << 32;
-        sh.carried.tainted[thread] = angle == no_angle;
-      }
       copies_done();
-      __syncthreads();
-      const bool more = chunk > first;
-      const Part next = part_of<C>(u, more ? chunk - 1 : chunk);
-      Turns next_turns(thread);
-      RawToken raw;
-      if (more) {
-        copy(a.q, next, stage ^ 1, false);
-        next_turns.load(a, u, next);
-        raw = token(next);
-        angle = angle_before(chunk - 1);
-      }
-      turns.add(a, p, sh.raw[stage].dt, sh.turns, [](int, int, float) {});
-      behind(chunk, e);
-      __syncthreads();
-      turn_rows(turns, p, stage, a.q_bias.data, nullptr);
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const int item = thread + i * threads, row = item / 8, c = item % 8 * 8;
-        *reinterpret_cast<uint4*>(sh.weighed + place_of(row, c)) =
-            own[i].gated(a, p, item, sh.mimo_z + row % R * values + c,
-                         sh.mimo_out + row % R * values + c, sh.steps[stage].left[row / R],
-                         [&] { return cuda::at(a.d_out, u.batch, u.begin + p.first, 0, u.head); });
-        if (more) own[i].load(a, u, next, item);
-      }
-      sh.raw[stage ^ 1].put(thread, raw);
-      hopper::fence_async_shared();
-      __syncthreads();
-      add_product(e, stage, next);
-      p = next, turns = next_turns;
+      sync();
+      if (chunk > first) begin(chunk - 1, stage ^ 1);
+      if constexpr (holds) behind(chunk, e);
+      const int n = tokens_in(chunk);
+      turn_rows(n, stage, a.q_bias.data);
+      item.put(a, n, sh.mimo_z, sh.mimo_out, sh.v[stage], sh.up[stage], pieces,
+               sh.steps[stage].left, sh.weighed, [&](int t, int r, int c) {
+                 return cuda::read(a.d_out, up_home + (int64_t{chunk} * C + t) * a.d_out.stride[1] +
+                                                (a.size.reduce ? 0 : r * a.d_out.stride[2]) +
+                                                c * a.d_out.stride[4]);
+               });
+      add_product(e, stage);
     }
-  }
-
-  // Turns alone, over chunks [first, end).
-  template <class Before>
-  __device__ __forceinline__ void turns_alone(int first, int end, Before before) {
-#pragma unroll 1
-    for (int chunk = first; chunk < end; ++chunk) {
-      const Part p = part_of<C>(u, chunk);
-      Turns turns(thread);
-      turns.load(a, u, p);
-      sh.raw[0].put(thread, token(p));
-      if (thread < 64) sh.turns.lost[thread] = 0;
-      __syncthreads();
-      before(chunk);
-      turns.add(a, p, sh.raw[0].dt, sh.turns, [](int, int, float) {});
-      __syncthreads();
-      turns.each_turn(a, p, sh.carried, sh.turns, [](int, int, int, const TwoTurns&) {});
-      __syncthreads();
-      turns.finish(a, sh.carried);
-    }
-    __syncthreads();
   }
 
  private:
-  __device__ __forceinline__ void copy(const View& from, const Part& p, int stage, bool with_v) {
-    copy_rows<R, threads>(from, u, p, sh.rows[stage], thread);
-    if constexpr (R == 1)
-      if (with_v) copy_values<threads>(a, u, p, sh.v[stage], thread);
+  static __device__ __forceinline__ void sync() { hopper::named_barrier_sync(1, threads); }
+  __device__ __forceinline__ int tokens_in(int chunk) const {
+    const int rest = tokens - chunk * C;
+    return rest < C ? rest : C;
   }
-  __device__ __forceinline__ RawToken token(const Part& p) const {
-    return thread <= C ? raw_token(a, u, p, thread) : RawToken{};
-  }
-  __device__ __forceinline__ void turn_rows(Turns& turns, const Part& p, int stage, bool biased,
-                                            uint32_t* angles) {
-    char* const tile = sh.rows[stage];
-    turns.each_turn(a, p, sh.carried, sh.turns, [&](int t0, int j, int pp, const TwoTurns& by) {
-      const int t = t0 + j, at = place_of(t * R, halves ? 2 * pp : 4 * pp);
+  // [C, 8] pieces of rows `apart` elements apart, zeros behind the last token.
+  __device__ __forceinline__ void copy_pieces(const View& from, int64_t home, int64_t apart, int n,
+                                              uint4* to) {
+    const auto* const at = static_cast<const __nv_bfloat16*>(from.data) + home + thread % 8 * 8;
 #pragma unroll
-      for (int r = 0; r < R; ++r)
-        turn_words<halves>(tile + row_behind(at, r), sh.bias[r * 32 + pp], by);
-      if (angles && 2 * pp < a.size.pairs)
-        *reinterpret_cast<uint2*>(angles + t * a.size.pairs + 2 * pp) = by.angle;
-    });
-    if (blocks == 1 && biased) bias_rows<R, halves, threads>(tile, p, sh.bias, thread);
+    for (int i = 0; i < (C * 8 + threads - 1) / threads; ++i) {
+      const int item = thread + i * threads, t = item / 8;
+      if (C * 8 % threads != 0 && item >= C * 8) break;
+      hopper::copy_16_bytes(hopper::smem_address(to + item), at + (t < n ? t * apart : 0), t < n);
+    }
   }
-  // One warp; what it reads was put before the last barrier.
-  __device__ __forceinline__ void steps_of(const Part& p, int stage) {
-    if (thread < 32) read_steps(sh.raw[stage], p, sh.steps[stage], [](int, float, float, float) {});
+  __device__ __forceinline__ void copy_tokens(int chunk, int stage) {
+    const int64_t at = chunk - segment;
+    copy_bytes<C * pairs * 8, threads>(sh.turns_from + at * (C * pairs * 2), sh.turns[stage],
+                                       thread);
+    copy_bytes<sizeof(ChunkSteps<C>), threads>(
+        sh.steps_from + at * static_cast<int64_t>(sizeof(ChunkSteps<C>)), &sh.steps[stage],
+        threads - 1 - thread);
   }
-  // The steps of the next chunk are not read while the product is under way: what they need of
-  // registers would make of it four that wait for each other.
-  __device__ __forceinline__ void add_product(float (&h)[32], int stage, const Part& next) {
+  // A thread has two pairs of two rows: of a token, or of two tokens where each has one row.
+  static constexpr int ranks = R > 1 ? 2 : 1;
+  __device__ __forceinline__ int rank0() const { return R == 4 ? (thread >> 4) % 2 * 2 : 0; }
+  __device__ __forceinline__ void turn_rows(int n, int stage, bool biased) {
+    char* const tile = sh.rows[stage];
+    constexpr int shares = R > 1 ? R / 2 : 1;  // threads of a token
+#pragma unroll
+    for (int b = 0; b < blocks; ++b) {
+      const int pp = (thread & 15) + 16 * b;
+#pragma unroll
+      for (int j = 0; j < 2 / ranks; ++j) {
+        const int t = (thread >> 4) / shares + j * (threads / 16);
+        if (t >= n) break;
+        const float4 x = *reinterpret_cast<const float4*>(sh.turns[stage] + t * pairs + 2 * pp);
+        TwoTurns by;
+        by.cos0 = x.x, by.sin0 = x.y, by.cos1 = x.z, by.sin1 = x.w;
+        const int at = place_of(t * R, halves ? 2 * pp : 4 * pp);
+#pragma unroll
+        for (int i = 0; i < ranks; ++i)
+          turn_words<halves>(tile + row_behind(at, rank0() + i), sh.bias[(rank0() + i) * 32 + pp],
+                             by);
+      }
+    }
+    if (blocks == 1 && biased) bias_rows<R, halves, threads>(tile, n, sh.bias, thread);
+  }
+  // Projected rows by key of each token: a thread has eight columns of a row.
+  __device__ __forceinline__ void put_values(int n, int stage) {
+    const int item = thread % (C * 8), t = item >> 3, r = thread / (C * 8);
+    const uint4 raw = sh.v[stage][item];
+    const uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
+    const float by = sh.steps[stage].key[t];
+    float by_v[8];
+    take_eight(sh.mimo_v + r * values + (item & 7) * 8, by_v);
+    uint32_t scaled[4] = {0, 0, 0, 0};
+    if (t < n) {
+#pragma unroll
+      for (int w = 0; w < 4; ++w) {
+        const float x = low_of(words[w]) * by_v[2 * w], y = high_of(words[w]) * by_v[2 * w + 1];
+        scaled[w] = two_rounded(by * x, by * y);
+      }
+    }
+    *reinterpret_cast<uint4*>(sh.weighed + place_of(t * R + r, (item & 7) * 8)) = {
+        scaled[0], scaled[1], scaled[2], scaled[3]};
+  }
+  __device__ __forceinline__ void add_product(float (&h)[32], int stage) {
+    hopper::fence_async_shared();
+    sync();
+    if constexpr (!holds) return;
     scale_state(h, sh.steps[stage].whole);
     products_begin(h);
     columns_by_columns<64>(h, Operand(sh.weighed),
                            Operand(sh.rows[stage] + threadIdx.x / 128 * panel_bytes));
     products_end(h);
-    steps_of(next, stage ^ 1);
   }
 
   const Args& a;
   const Unit& u;
   Shared& sh;
-  const int thread;
+  const int thread, segment, tokens;
 };
 
 }  // namespace talea::mamba3::sm90

@@ -14,6 +14,9 @@ namespace {
 constexpr int64_t rows = 64, columns = 128, values = 64;
 constexpr int64_t usual_bytes = int64_t{160} << 20;  // a wave of several sequences stays within
 constexpr int64_t usual_limit = int64_t{256} << 20;
+constexpr int64_t forward_bytes = int64_t{48}
+                                  << 20;             // what forward writes ahead stays in the cache
+constexpr int64_t most_ahead = 32, usual_ahead = 8;  // chunks
 constexpr int64_t usual_slice = 8;   // chunks side by side are not fewer but for the limit
 constexpr int64_t processors = 132;  // of the chips that the lane is for
 
@@ -61,6 +64,18 @@ void fit(const Problem& p, int64_t limit, cuda::Plan& plan) {
   shorten(1, limit);
 }
 
+// Forward forms the tokens of some chunks ahead of each launch: as many as the cache holds, of as
+// many sequences as then fit.
+void fit_forward(const Problem& p, int64_t limit, cuda::Plan& plan) {
+  const int64_t most = std::min(limit, forward_bytes), n = std::max<int64_t>(p.sequences, 1);
+  plan.wave = n, plan.ahead = std::clamp<int64_t>(plan.chunks, 1, most_ahead);
+  const auto is_large = [&] { return cuda::workspace_of(p, plan) > most; };
+  const int64_t least = std::min<int64_t>(plan.ahead, usual_ahead);
+  while (plan.ahead > least && is_large()) plan.ahead = (plan.ahead + 1) / 2;
+  while (plan.wave > 1 && is_large()) plan.wave = (plan.wave + 1) / 2;
+  while (plan.ahead > 1 && cuda::workspace_of(p, plan) > limit) plan.ahead /= 2;
+}
+
 // How long the gradients take, in heads of one multiprocessor: a block costs about one beside its
 // own, and a round of blocks is as long as one.
 int64_t time_of(const Problem& p, const cuda::Plan& plan) {
@@ -72,8 +87,9 @@ int64_t time_of(const Problem& p, const cuda::Plan& plan) {
 }
 
 // The heads of a group in parts, a block each: the fewest parts of those that take least. Which
-// head is summed where is of the problem alone, so no limit and no device is looked at.
-int64_t parts_of(const Problem& p, cuda::Plan plan) {
+// head is summed where is of the problem alone: no limit, no device, and not what was saved.
+int64_t parts_of(Problem p, cuda::Plan plan) {
+  p.in.saved = {};
   const int64_t all = std::max<int64_t>(p.heads_per_group, 1);
   int64_t best = 1, least = 0;
   for (int64_t parts = 1; parts < 2 * all; parts *= 2) {
@@ -137,7 +153,10 @@ cuda::Plan make_plan(const Problem& p, const DeviceFacts&) {
     places->padded_columns = static_cast<int>(columns);
     places->padded_values = static_cast<int>(values);
   }
-  if (!p.backward()) return plan;
+  if (!p.backward()) {
+    fit_forward(p, p.options.workspace_limit_bytes, plan);
+    return plan;
+  }
   plan.parts = parts_of(p, plan);
   fit(p, p.options.workspace_limit_bytes, plan);
   return plan;

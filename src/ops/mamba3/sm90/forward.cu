@@ -16,87 +16,101 @@ struct Shared {
   char v[2][panel_bytes], weighed[panel_bytes];
   float4 q_bias[R * 32], k_bias[R * 32];
   float mimo_v[R * values], mimo_z[R * values], mimo_out[R * values];
-  Steps<C> steps[2];
-  Carried carried;
+  ChunkSteps<C> steps[2];
+  // Read from here: registers that they would take are spilled.
+  Unit unit;
+  float* home = nullptr;  // the state between runs
+  const float* turns_from = nullptr;
+  const char* steps_from = nullptr;
 };
 
 // Barriers by number: chunks full and empty by stage, the state read, the first group's own.
 enum Barrier { full = 1, empty = 3, state_read = 5, reading = 6 };
 
+// A line that is read soon.
+__device__ __forceinline__ void fetch(const void* from) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
+}
+
 template <int R, int blocks>
-__device__ __forceinline__ void read_chunks(const Args& a, const Unit& u, Shared<R>& sh) {
-  constexpr int C = tokens_of<R>;
-  using Turns = TurnReader<R, blocks, 128>;
-  struct Scratch {
-    typename Turns::Scratch turns;
-    RawTokens<C> raw;
-  };
-  static_assert(sizeof(Scratch) <= panel_bytes);
-  auto& scratch = *reinterpret_cast<Scratch*>(sh.weighed);
-  const int thread = threadIdx.x & 127;
-  const int chunks = static_cast<int>(cuda::chunks_of(a.size, u.tokens));
+__device__ __forceinline__ void read_chunks(const Args& a, Shared<R>& sh, int first, int end,
+                                            bool last) {
+  const Unit& u = sh.unit;
+  constexpr int C = tokens_of<R>, pairs = 32 * blocks, each = C / 8;
+  const int thread = threadIdx.x & 127, pp0 = thread & 15, t0 = (thread >> 4) * each;
   const auto sync = [] { hopper::named_barrier_sync(reading, 128); };
-  Turns turns(thread);
   float h[64];
+  if (first > 0) {
+    take_state(sh.home, h);
+  } else {
 #pragma unroll
-  for (float& x : h) x = 0;
+    for (float& x : h) x = 0;
+  }
   float* const saved = cuda::saved_states(a, u);
 
-  Part p = part_of<C>(u, 0);
-  const auto begin = [&](int stage) -> RawToken {
+  Part p = part_of<C>(u, first);
+  const auto begin = [&](int chunk, int stage) {
     copy_rows<R, 128>(a.q, u, p, sh.q[stage], thread);
     copy_rows<R, 128>(a.k, u, p, sh.k[stage], thread);
     if constexpr (R == 1) copy_values<128>(a, u, p, sh.v[stage], thread);
-    turns.load(a, u, p);
-    return thread <= C ? raw_token(a, u, p, thread) : RawToken{};
+    copy_bytes<sizeof(ChunkSteps<C>), 128>(
+        sh.steps_from + (chunk - first) * static_cast<int64_t>(sizeof(ChunkSteps<C>)),
+        &sh.steps[stage], thread);
+    // What registers take once the product is through. No branch: accumulators would be moved.
+    if constexpr (R > 1)
+      fetch(static_cast<const char*>(a.v.data) +
+            cuda::at(a.v, u.batch, u.begin + p.first + (thread < p.n ? thread : 0), u.head) * 2);
   };
-  RawToken raw = begin(0);
+  begin(first, 0);
 #pragma unroll 1
-  for (int chunk = 0; chunk < chunks; ++chunk) {
-    const int stage = chunk & 1;
+  for (int chunk = first; chunk < end; ++chunk) {
+    const int stage = (chunk - first) & 1;
     if (saved && chunk % a.size.segment == 0)
       put_state(saved + chunk / a.size.segment * (columns * values), h);
-    scratch.raw.put(thread, raw);
-    if (thread < 64) scratch.turns.lost[thread] = 0;
+    // Not under the product of the chunk before: what is loaded there is spilled.
+    const auto* const turns = reinterpret_cast<const float4*>(sh.turns_from) +
+                              (chunk - first) * (C * pairs / 2) + t0 * (pairs / 2) + pp0;
+    const float4 ahead = __ldg(turns);
     const RawValues<R, 128> own(a, u, p, thread);
     copies_done();
     sync();
-    if (thread < 32) read_steps(scratch.raw, p, sh.steps[stage], [](int, float, float, float) {});
-    turns.add(a, p, scratch.raw.dt, scratch.turns, [](int, int, float) {});
-    sync();
     const auto turn = [&](auto halves) {
-      turns.each_turn(a, p, sh.carried, scratch.turns,
-                      [&](int t0, int j, int pp, const TwoTurns& by) {
-                        // The rows of a group of tokens begin at a multiple of eight.
-                        char* const q = sh.q[stage] + t0 * R * 128;
-                        char* const k = sh.k[stage] + t0 * R * 128;
+      const auto one = [&](int j, int b, const float4& x) {
+        TwoTurns by;
+        by.cos0 = x.x, by.sin0 = x.y, by.cos1 = x.z, by.sin1 = x.w;
+        // The rows of a group of tokens begin at a multiple of eight.
+        char* const q = sh.q[stage] + t0 * R * 128;
+        char* const k = sh.k[stage] + t0 * R * 128;
+        const int pp = pp0 + 16 * b;
 #pragma unroll
-                        for (int r = 0; r < R; ++r) {
-                          turn_row<halves()>(q, j * R + r, pp, sh.q_bias[r * 32 + pp], by);
-                          turn_row<halves()>(k, j * R + r, pp, sh.k_bias[r * 32 + pp], by);
-                        }
-                      });
+        for (int r = 0; r < R; ++r) {
+          turn_row<halves()>(q, j * R + r, pp, sh.q_bias[r * 32 + pp], by);
+          turn_row<halves()>(k, j * R + r, pp, sh.k_bias[r * 32 + pp], by);
+        }
+      };
+#pragma unroll
+      for (int b = 0; b < blocks; ++b) {
+        float4 next = b == 0 ? ahead : __ldg(turns + b * 16);
+#pragma unroll 1
+        for (int j = 0; j < each; ++j) {
+          const float4 x = next;
+          if (j + 1 < each) next = __ldg(turns + (j + 1) * (pairs / 2) + b * 16);
+          if (t0 + j >= p.n) break;
+          one(j, b, x);
+        }
+      }
       // Pairs that never turn.
       if constexpr (blocks == 1) {
-        const int pp = 16 + (thread & 15), row0 = thread / 16 * 8;
-        char* const q = sh.q[stage] + row0 * 128;
-        char* const k = sh.k[stage] + row0 * 128;
-#pragma unroll
-        for (int i = 0; i < 8; ++i) {
-          if ((row0 + i) / R >= p.n) break;
-          bias_row<halves()>(q, i, pp, sh.q_bias[i % R * 32 + pp]);
-          bias_row<halves()>(k, i, pp, sh.k_bias[i % R * 32 + pp]);
-        }
+        if (a.q_bias.data) bias_rows<R, halves(), 128>(sh.q[stage], p.n, sh.q_bias, thread);
+        if (a.k_bias.data) bias_rows<R, halves(), 128>(sh.k[stage], p.n, sh.k_bias, thread);
       }
     };
     if (a.size.halves)
       turn(std::true_type{});
     else
       turn(std::false_type{});
-    sync();
-    turns.finish(a, sh.carried);
     own.put(p, sh.mimo_v, sh.steps[stage].key, sh.v[stage], sh.weighed);
-    if (chunk > 0) hopper::named_barrier_sync(state_read, 256);
+    if (chunk > first) hopper::named_barrier_sync(state_read, 256);
     put_tile(sh.h, h);
     hopper::fence_async_shared();
     sync();
@@ -106,28 +120,28 @@ __device__ __forceinline__ void read_chunks(const Args& a, const Unit& u, Shared
     products_begin(h);
     columns_by_columns<128>(h, Operand(sh.weighed), Operand(sh.k[stage]));
     hopper::warpgroup_commit();
-    if (chunk + 1 < chunks) {
+    if (chunk + 1 < end) {
       p = part_of<C>(u, chunk + 1);
-      if (chunk > 0) hopper::named_barrier_sync(empty + (stage ^ 1), 256);
-      raw = begin(stage ^ 1);
+      if (chunk > first) hopper::named_barrier_sync(empty + (stage ^ 1), 256);
+      begin(chunk + 1, stage ^ 1);
     }
     hopper::warpgroup_wait<0>();
     hopper::hold_registers(h);
-    sync();  // the scratch lies where the weighed values are
   }
+  if (!last) put_state(sh.home, h);
 }
 
 template <int R>
-__device__ __forceinline__ void multiply_chunks(const Args& a, const Unit& u, Shared<R>& sh) {
+__device__ __forceinline__ void multiply_chunks(const Args& a, Shared<R>& sh, int from, int end) {
+  const Unit& u = sh.unit;
   constexpr int C = tokens_of<R>;
-  const int chunks = static_cast<int>(cuda::chunks_of(a.size, u.tokens));
   const int row = own_row(), column = own_column();
   const int t0 = row / R, t1 = (row + 8) / R, r = row % R;  // 8 rows on, the same r
   const float skip = cuda::read_or(0, a.d, cuda::at(a.d, u.head));
   const bool gated = a.z.data != nullptr;
 #pragma unroll 1
-  for (int chunk = 0; chunk < chunks; ++chunk) {
-    const int stage = chunk & 1;
+  for (int chunk = from; chunk < end; ++chunk) {
+    const int stage = (chunk - from) & 1;
     const Part p = part_of<C>(u, chunk);
     uint32_t z[16];
     const int64_t token = u.begin + p.first;
@@ -152,8 +166,8 @@ __device__ __forceinline__ void multiply_chunks(const Args& a, const Unit& u, Sh
     rows_by_rows<128, false>(y, Operand(sh.q[stage]), Operand(sh.h));
     products_end(scores);
     hopper::hold_registers(y);
-    if (chunk + 1 < chunks) hopper::named_barrier_arrive(state_read, 256);
-    const Steps<C>& steps = sh.steps[stage];
+    if (chunk + 1 < end) hopper::named_barrier_arrive(state_read, 256);
+    const ChunkSteps<C>& steps = sh.steps[stage];
     uint32_t seen[4][4];
     weigh<R>(scores, steps, p.n, [&](int j, int second, float x0, float x1) {
       seen[j / 2][(j & 1) * 2 + second] = two_rounded(x0, x1);
@@ -193,16 +207,19 @@ __device__ __forceinline__ void multiply_chunks(const Args& a, const Unit& u, Sh
     const int64_t out0 = cuda::at(a.out, u.batch, token, 0, u.head) + column;
     if (R > 1 && a.size.reduce) {
 #pragma unroll
-      for (int step = 4; step < 4 * R; step *= 2)
+      for (int first = 0; first < 8; first += R)
 #pragma unroll
-        for (float& x : y) x += __shfl_xor_sync(0xffffffffu, x, step);
+        for (int second = 0; second < 2; ++second) {
+          float low[R], high[R];
 #pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        if (j % R != r) continue;
-        if (t0 < p.n) store_two(a.out, out0 + t0 * a.out.stride[1] + 8 * j, y[4 * j], y[4 * j + 1]);
-        if (t1 < p.n)
-          store_two(a.out, out0 + t1 * a.out.stride[1] + 8 * j, y[4 * j + 2], y[4 * j + 3]);
-      }
+          for (int k = 0; k < R; ++k) {
+            low[k] = y[4 * (first + k) + 2 * second];
+            high[k] = y[4 * (first + k) + 2 * second + 1];
+          }
+          const float x = shared_by_ranks<R>(low), w = shared_by_ranks<R>(high);
+          const int t = second ? t1 : t0;
+          if (t < p.n) store_two(a.out, out0 + t * a.out.stride[1] + 8 * (first + r), x, w);
+        }
     } else {
       const int64_t at0 = out0 + t0 * a.out.stride[1] + r * a.out.stride[2];
       const int64_t at1 = out0 + t1 * a.out.stride[1] + r * a.out.stride[2];
@@ -212,39 +229,59 @@ __device__ __forceinline__ void multiply_chunks(const Args& a, const Unit& u, Sh
         if (t1 < p.n) store_two(a.out, at1 + 8 * j, y[4 * j + 2], y[4 * j + 3]);
       }
     }
-    if (chunk + 2 < chunks) hopper::named_barrier_arrive(empty + stage, 256);
+    if (chunk + 2 < end) hopper::named_barrier_arrive(empty + stage, 256);
   }
 }
 
+// Chunks [first, first + ahead) of a unit.
 template <int R, int blocks>
-__global__ void __launch_bounds__(256, R < 8 ? 2 : 1)
-    forward_kernel(const __grid_constant__ Args a) {
+__global__ void __launch_bounds__(256, 2)
+    forward_kernel(const __grid_constant__ Args a, const __grid_constant__ UnitBuffers b,
+                   const __grid_constant__ Wave wave, int first, int ahead) {
   extern __shared__ __align__(1024) char memory[];
+  constexpr int C = tokens_of<R>;
   auto& sh = *reinterpret_cast<Shared<R>*>(memory);
-  const int64_t sequence = blockIdx.x / static_cast<unsigned>(a.size.heads);
-  const Unit u = cuda::unit_of(a, sequence, static_cast<int>(blockIdx.x - sequence * a.size.heads));
-  if (u.tokens <= 0) return;
+  const int64_t number = blockIdx.x;
+  const Unit u = unit_at(a, wave.first, number);
+  const int chunks = static_cast<int>(cuda::chunks_of(a.size, u.tokens));
+  if (first >= chunks) return;
+  const int end = chunks < first + ahead ? chunks : first + ahead;
   read_bias<R>(a.q_bias, u.head, a.size.halves, sh.q_bias, threadIdx.x, 256);
   read_bias<R>(a.k_bias, u.head, a.size.halves, sh.k_bias, threadIdx.x, 256);
   read_projection<R>(a.mimo_v, u.head, sh.mimo_v, threadIdx.x, 256);
   read_projection<R>(a.mimo_z, u.head, sh.mimo_z, threadIdx.x, 256);
   read_projection<R>(a.mimo_out, u.head, sh.mimo_out, threadIdx.x, 256);
-  if (threadIdx.x < 64) sh.carried.turns[threadIdx.x] = 0, sh.carried.tainted[threadIdx.x] = 0;
+  if (threadIdx.x == 0) {
+    sh.unit = u;
+    sh.home = b.upstream + number * (columns * values);
+    sh.turns_from = b.token_turns + number * ahead * (C * 32 * blocks * 2);
+    sh.steps_from = b.token_steps + number * ahead * cuda::chunk_step_bytes(C);
+  }
   __syncthreads();
-  if (warpgroup() == 0)
-    multiply_chunks<R>(a, u, sh);
-  else
-    read_chunks<R, blocks>(a, u, sh);
+  if (warpgroup() == 0) {
+    hopper::lower_registers<104>();
+    multiply_chunks<R>(a, sh, first, end);
+  } else {
+    hopper::raise_registers<152>();
+    read_chunks<R, blocks>(a, sh, first, end, end == chunks);
+  }
 }
 
 }  // namespace
 
-void launch_forward(const Args& args, cudaStream_t stream) {
-  const int64_t units = args.size.sequences * args.size.heads;
-  with_shape(args.size, [&](auto rank, auto blocks) {
-    launch("mamba3: forward", forward_kernel<rank(), blocks()>, units, 256, sizeof(Shared<rank()>),
-           stream, args);
-  });
+void launch_forward(const Args& args, const Wave& wave, const UnitBuffers& b, int64_t ahead,
+                    cudaStream_t stream) {
+  const int64_t units = (wave.last - wave.first) * args.size.heads;
+  const int64_t chunks = (args.size.tokens + args.size.chunk - 1) / args.size.chunk;
+  launch_turns(args, wave, b, chunks, stream);
+  for (int64_t first = 0; first < chunks; first += ahead) {
+    launch_tokens(args, wave, b, first, ahead, chunks, stream);
+    with_shape(args.size, [&](auto rank, auto blocks) {
+      launch("mamba3: forward", forward_kernel<rank(), blocks()>, units, 256,
+             sizeof(Shared<rank()>), stream, args, b, wave, static_cast<int>(first),
+             static_cast<int>(ahead));
+    });
+  }
 }
 
 }  // namespace talea::mamba3::sm90

@@ -29,23 +29,26 @@ struct Upstream {
   }
 };
 
+// Eight numbers on 16 bytes.
+__device__ __forceinline__ void take_eight(const float* from, float (&to)[8]) {
+  const float4 low = reinterpret_cast<const float4*>(from)[0];
+  const float4 high = reinterpret_cast<const float4*>(from)[1];
+  to[0] = low.x, to[1] = low.y, to[2] = low.z, to[3] = low.w;
+  to[4] = high.x, to[5] = high.y, to[6] = high.z, to[7] = high.w;
+}
+
 // Eight columns of a row: item = row * 8 + piece. What is loaded stays as it lies in memory until
 // it is gated, so that nothing waits for it.
 template <int R>
 struct GatedRow {
   uint4 up = {}, z = {};
 
-  __device__ __forceinline__ void load(const Args& a, const Unit& u, const Part& p, int item) {
-    const int64_t token = u.begin + p.first;
-    load(a, cuda::at(a.d_out, u.batch, token, 0, u.head), cuda::at(a.z, u.batch, token, u.head), p,
-         item);
-  }
   // The chunk's first rows lie at `home` and at `z_home`.
-  __device__ __forceinline__ void load(const Args& a, int64_t home, int64_t z_home, const Part& p,
-                                       int item) {
+  __device__ __forceinline__ void load(const Args& a, const Upstream& from, int64_t home,
+                                       int64_t z_home, const Part& p, int item) {
     up = z = {0, 0, 0, 0};
     if (token_of(item) >= p.n) return;
-    if (Upstream(a).pieces)
+    if (from.pieces)
       up = __ldg(reinterpret_cast<const uint4*>(static_cast<const __nv_bfloat16*>(a.d_out.data) +
                                                 home + place_in(a, item)));
     if (a.z.data)
@@ -55,25 +58,26 @@ struct GatedRow {
   }
   // dO times `by`, rounded. home(): of the chunk's first row, where a row is not one load.
   template <class Home>
-  __device__ __forceinline__ uint4 gated(const Args& a, const Part& p, int item,
-                                         const float* mimo_z, const float* mimo_out, float by,
-                                         Home home) const {
+  __device__ __forceinline__ uint4 gated(const Args& a, const Upstream& from, const Part& p,
+                                         int item, const float* mimo_z, const float* mimo_out,
+                                         float by, Home home) const {
     if (token_of(item) >= p.n) return {0, 0, 0, 0};
     const uint32_t words[4] = {z.x, z.y, z.z, z.w}, ups[4] = {up.x, up.y, up.z, up.w};
     const bool has_gate = a.z.data != nullptr;
-    float x[8];
+    float x[8], outs[8], zs[8];
+    take_eight(mimo_out, outs), take_eight(mimo_z, zs);
 #pragma unroll
     for (int i = 0; i < 8; ++i) x[i] = i & 1 ? high_of(ups[i / 2]) : low_of(ups[i / 2]);
-    if (!Upstream(a).pieces && a.d_out.data) {
+    if (!from.pieces && a.d_out.data) {
       const int64_t at = home() + place_in(a, item);
 #pragma unroll
       for (int i = 0; i < 8; ++i) x[i] = cuda::read(a.d_out, at + i * a.d_out.stride[4]);
     }
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      x[i] *= mimo_out[i];
+      x[i] *= outs[i];
       if (has_gate) {
-        const float w = (i & 1 ? high_of(words[i / 2]) : low_of(words[i / 2])) * mimo_z[i];
+        const float w = (i & 1 ? high_of(words[i / 2]) : low_of(words[i / 2])) * zs[i];
         x[i] *= w * gate_sigmoid(w);
       }
     }
@@ -89,6 +93,57 @@ struct GatedRow {
            (a.size.reduce ? 0 : item / 8 % R * a.d_out.stride[2]) +
            column_of(item) * a.d_out.stride[4];
   }
+};
+
+// Eight columns of a row a thread, of a chunk after another.
+template <int R, int threads>
+class GatedItem {
+  static constexpr int items = tokens_of<R> * 8;
+  static_assert(threads == rows * 8);
+
+ public:
+  __device__ __forceinline__ explicit GatedItem(int thread)
+      : token_(thread % items / 8), column_(thread % 8 * 8), rank_(thread / items) {}
+  // Rows of z and of d_out as they lie: [C, 8] pieces. up_of(token, rank, column): of d_out where
+  // its rows are not pieces, or differ by rank.
+  template <class Up>
+  __device__ __forceinline__ void put(const Args& a, int n, const float* mimo_z,
+                                      const float* mimo_out, const uint4* zs, const uint4* ups,
+                                      bool pieces, const float* left, char* tile, Up up_of) const {
+    const bool gated = a.z.data;
+    uint4 to = {0, 0, 0, 0};
+    if (token_ < n) {
+      const uint4 z = zs[token_ * 8 + column_ / 8];
+      const uint32_t words[4] = {z.x, z.y, z.z, z.w};
+      const float by = left[token_];
+      float x[8], by_z[8], by_out[8];
+      take_eight(mimo_z + rank_ * values + column_, by_z);
+      take_eight(mimo_out + rank_ * values + column_, by_out);
+      if (pieces) {
+        const uint4 up = ups[token_ * 8 + column_ / 8];
+        const uint32_t own[4] = {up.x, up.y, up.z, up.w};
+#pragma unroll
+        for (int c = 0; c < 8; ++c) x[c] = c & 1 ? high_of(own[c / 2]) : low_of(own[c / 2]);
+      } else {
+#pragma unroll
+        for (int c = 0; c < 8; ++c) x[c] = a.d_out.data ? up_of(token_, rank_, column_ + c) : 0.0f;
+      }
+#pragma unroll
+      for (int c = 0; c < 8; ++c) {
+        x[c] *= by_out[c];
+        if (gated) {
+          const float w = (c & 1 ? high_of(words[c / 2]) : low_of(words[c / 2])) * by_z[c];
+          x[c] *= w * gate_sigmoid(w);
+        }
+      }
+      to = {two_rounded(by * x[0], by * x[1]), two_rounded(by * x[2], by * x[3]),
+            two_rounded(by * x[4], by * x[5]), two_rounded(by * x[6], by * x[7])};
+    }
+    *reinterpret_cast<uint4*>(tile + place_of(token_ * R + rank_, column_)) = to;
+  }
+
+ private:
+  int token_, column_, rank_;
 };
 
 }  // namespace talea::mamba3::sm90

@@ -5,6 +5,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "ops/mamba3/sm90/config.hpp"
 #include "ops/mamba3/sm90/machine.hpp"
 
@@ -14,7 +16,13 @@ namespace {
 class HopperMachine final : public cuda::DeviceMachine {
  public:
   using DeviceMachine::DeviceMachine;
-  void forward(const cuda::Args& a) override { sm90::launch_forward(a, at_.stream); }
+  void forward(const cuda::Args& a) override {
+    cuda::Wave w;
+    for (; w.first < a.size.sequences; w.first = w.last) {
+      w.last = std::min(w.first + at_.plan.wave, a.size.sequences);
+      sm90::launch_forward(a, w, at_.buffers.units, at_.plan.ahead, at_.stream);
+    }
+  }
   void begin_units(const cuda::Args& a, const cuda::Wave& w) override {
     sm90::launch_begin(a, w, at_.buffers.units, at_.stream);
   }

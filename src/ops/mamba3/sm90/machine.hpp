@@ -13,7 +13,17 @@ using cuda::Args;
 using cuda::UnitBuffers;
 using cuda::Wave;
 
-void launch_forward(const Args& args, cudaStream_t stream);
+// A run of `ahead` chunks after another, whose tokens are formed ahead of it.
+void launch_forward(const Args& args, const Wave& wave, const UnitBuffers& b, int64_t ahead,
+                    cudaStream_t stream);
+// Turns before each chunk, of which a unit has room for `most`.
+void launch_turns(const Args& args, const Wave& wave, const UnitBuffers& b, int64_t most,
+                  cudaStream_t stream);
+// Turns and steps of the tokens of chunks [first, first + count) of each unit.
+void launch_tokens(const Args& args, const Wave& wave, const UnitBuffers& b, int64_t first,
+                   int64_t count, int64_t most, cudaStream_t stream);
+// Parameters of heads as the gradients read them.
+void launch_parameters(const Args& args, const UnitBuffers& b, cudaStream_t stream);
 void launch_begin(const Args& args, const Wave& wave, const UnitBuffers& b, cudaStream_t stream);
 void launch_segment(const Args& args, const Wave& wave, const UnitBuffers& b, cudaStream_t stream);
 // E of a slice, where launch_segment has not had it.

@@ -17,6 +17,12 @@ using cuda::Wave;
 template <int R>
 inline constexpr int tokens_of = rows / R;  // C
 
+// Heads of sequences from sequence `first` on, by number.
+__device__ __forceinline__ Unit unit_at(const Args& a, int64_t first, int64_t number) {
+  const int64_t sequence = number / a.size.heads;
+  return cuda::unit_of(a, first + sequence, static_cast<int>(number - sequence * a.size.heads));
+}
+
 // A chunk of a unit: tokens [first, first + n) of it, m rows.
 struct Part {
   int64_t first = 0;
@@ -54,24 +60,21 @@ struct RawTokens {
   }
 };
 
-// Steps and decays of the tokens of a chunk.
+// Steps and decays of the tokens of a chunk, as they lie in memory.
 template <int C>
-struct Steps {
+struct alignas(16) ChunkSteps {
   float4 pair[C];  // L in two floats, s, gamma
   float left[C];   // e^L
   float key[C];    // e^(L_C - L) s
-  float whole;     // e^(L_C)
-};
-// What gradients need beside them.
-template <int C>
-struct MoreSteps {
-  float right[C], lambda[C], other[C];
+  float right[C];  // e^(L_C - L)
+  float lambda[C], other[C], dt[C], adt[C];
+  float whole;  // e^(L_C)
 };
 
 // One warp.
-template <int C, class More>
-__device__ __forceinline__ void read_steps(const RawTokens<C>& raw, const Part& p, Steps<C>& to,
-                                           More more) {
+template <int C>
+__device__ __forceinline__ void read_steps(const RawTokens<C>& raw, const Part& p,
+                                           ChunkSteps<C>& to) {
   constexpr int each = C > 32 ? C / 32 : 1;
   const int lane = threadIdx.x & 31;
   double own[each], sum = 0;
@@ -111,7 +114,8 @@ __device__ __forceinline__ void read_steps(const RawTokens<C>& raw, const Part& 
     to.pair[t] = {top, rest, s, gamma};
     to.left[t] = expf(top + rest);
     to.key[t] = t < p.n ? right * s : 0.0f;
-    more(t, right, lambda, other);
+    to.right[t] = right, to.lambda[t] = lambda, to.other[t] = other;
+    to.dt[t] = dt, to.adt[t] = raw.adt[t];
   }
   if (lane == 0) to.whole = expf(end_top + end_rest);
 }
@@ -133,7 +137,7 @@ __device__ __forceinline__ float gate_sigmoid(float x) {
 // Rows (token, r) of q or k as they are, from the chunk's first one at `home` on: 16-byte copies
 // into a tile, zeros behind the last token.
 template <int R, int threads>
-__device__ __forceinline__ void copy_rows(const View& from, int64_t home, const Part& p, char* tile,
+__device__ __forceinline__ void copy_rows(const View& from, int64_t home, int n, char* tile,
                                           int thread) {
   constexpr int apart = threads / 16;  // rows
   const int piece = thread & 15, row0 = thread >> 4;
@@ -145,7 +149,6 @@ __device__ __forceinline__ void copy_rows(const View& from, int64_t home, const 
   const auto* at = base + home + t0 * from.stride[1] + piece * 8;
   if constexpr (R > 1) at += r * from.stride[2];
   const int64_t step = from.stride[1] * (apart / R);
-  const int n = p.n;
 #pragma unroll
   for (int i = 0; i < rows / apart; ++i) {
     const bool present = t0 + i * (apart / R) < n;
@@ -157,7 +160,7 @@ __device__ __forceinline__ void copy_rows(const View& from, int64_t home, const 
 template <int R, int threads>
 __device__ __forceinline__ void copy_rows(const View& from, const Unit& u, const Part& p,
                                           char* tile, int thread) {
-  copy_rows<R, threads>(from, cuda::at(from, u.batch, u.begin + p.first, 0, u.group), p, tile,
+  copy_rows<R, threads>(from, cuda::at(from, u.batch, u.begin + p.first, 0, u.group), p.n, tile,
                         thread);
 }
 __device__ __forceinline__ void copies_commit() {
@@ -168,6 +171,21 @@ __device__ __forceinline__ void copies_done_but_one() {
   asm volatile("cp.async.wait_group 1;" ::: "memory");
 }
 __device__ __forceinline__ void copies_done() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+// Bytes as they lie, a multiple of 16. No branch, which may stand under a product: threads without
+// a piece copy the last one once more.
+template <int bytes, int threads>
+__device__ __forceinline__ void copy_bytes(const void* from, void* to, int thread) {
+  constexpr int pieces = bytes / 16;
+  const uint32_t base = hopper::smem_address(to);
+#pragma unroll
+  for (int i = 0; i < (pieces + threads - 1) / threads; ++i) {
+    const int at = thread + i * threads;
+    const int piece = pieces % threads == 0 || at < pieces ? at : pieces - 1;
+    hopper::copy_16_bytes(base + static_cast<uint32_t>(piece * 16),
+                          static_cast<const char*>(from) + piece * 16, true);
+  }
+}
 
 // Two neighbouring pairs of columns, number `pp` of 32, of one row: two words of two columns.
 template <bool halves>
@@ -197,10 +215,9 @@ __device__ __forceinline__ int word_column(int pp, int i) {
   return halves ? 2 * pp + (i & 1) + (i >> 1) * 64 : 4 * pp + i;
 }
 
-// cos and sin of two pairs, and their turns in units of 2^-32: `no_angle` is not finite.
+// cos and sin of two pairs.
 struct TwoTurns {
   float cos0 = 1, sin0 = 0, cos1 = 1, sin1 = 0;
-  uint2 angle = {0, 0};
 };
 template <bool halves>
 __device__ __forceinline__ float4 turned(uint2 words, const float4& bias, const TwoTurns& by) {
@@ -241,15 +258,14 @@ __device__ __forceinline__ void bias_row(char* tile, int row, int pp, const floa
 }
 // The words of a tile that no pair turns.
 template <int R, bool halves, int threads>
-__device__ __forceinline__ void bias_rows(char* tile, const Part& p, const float4* bias,
-                                          int thread) {
+__device__ __forceinline__ void bias_rows(char* tile, int n, const float4* bias, int thread) {
   constexpr int apart = threads / 16;  // rows, a multiple of R
   const int pp = 16 + (thread & 15), row0 = thread / 16;
   const float4 own = bias[row0 % R * 32 + pp];
   char* const at = words_at<halves>(tile, row0, pp);
 #pragma unroll
   for (int i = 0; i < rows / apart; ++i)
-    if ((row0 + apart * i) / R < p.n) bias_words<halves>(at + apart * i * 128, own);
+    if ((row0 + apart * i) / R < n) bias_words<halves>(at + apart * i * 128, own);
 }
 
 // Biases in shared memory, [R, 32] of four as the words have them.

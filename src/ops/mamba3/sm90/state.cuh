@@ -137,11 +137,37 @@ class RawValues {
   uint4 raw_[R > 1 ? each : 1] = {};
 };
 
+// One step of a sum over two halves of the lanes, of which each goes on with half of the numbers.
+template <int half, int count>
+__device__ __forceinline__ void share(float (&x)[count], int step) {
+  const bool upper = (threadIdx.x & step) != 0;
+#pragma unroll
+  for (int i = 0; i < half; ++i) {
+    const float sent = upper ? x[i] : x[i + half], kept = upper ? x[i + half] : x[i];
+    x[i] = kept + __shfl_xor_sync(0xffffffffu, sent, step);
+  }
+}
+// Over the R rows of a token, of R numbers: a row r is left with the sum of number r.
+template <int R>
+__device__ __forceinline__ float shared_by_ranks(const float (&x)[R]) {
+  if constexpr (R == 1) return x[0];
+  if constexpr (R == 2) {
+    float own[2] = {x[0], x[1]};
+    share<1>(own, 4);
+    return own[0];
+  }
+  if constexpr (R == 4) {
+    float own[4] = {x[0], x[2], x[1], x[3]};
+    share<2>(own, 4);
+    share<1>(own, 8);
+    return own[0];
+  }
+}
 // Q K^T weighed: f(j, second, x, y) of the two neighbours of column group j, of the first row or
 // of the second.
 template <int R, class F>
-__device__ __forceinline__ void weigh(float (&scores)[32], const Steps<tokens_of<R>>& steps, int n,
-                                      F f) {
+__device__ __forceinline__ void weigh(float (&scores)[32], const ChunkSteps<tokens_of<R>>& steps,
+                                      int n, F f) {
   const int row = own_row(), column = own_column();
   const int t[2] = {row / R, (row + 8) / R};
   const float4 own[2] = {steps.pair[t[0]], steps.pair[t[1]]};

@@ -11,115 +11,82 @@ namespace {
 
 constexpr int size = columns * values;
 
-__device__ __forceinline__ Unit unit_at(const Args& a, int64_t first, int64_t number) {
-  const int64_t sequence = number / a.size.heads;
-  return cuda::unit_of(a, first + sequence, static_cast<int>(number - sequence * a.size.heads));
-}
-
-// The state before each segment, the turns before each chunk, and what a unit keeps from launch to
-// launch.
-template <int R, int blocks, bool halves>
-__global__ void __launch_bounds__(chain_threads, 2)
+// What a unit keeps from launch to launch.
+__global__ void __launch_bounds__(chain_threads)
     begin_kernel(const __grid_constant__ Args a, const __grid_constant__ UnitBuffers b,
                  const __grid_constant__ Wave wave) {
-  extern __shared__ __align__(1024) char memory[];
-  auto& sh = *reinterpret_cast<ChainShared<R, blocks>*>(memory);
   const int64_t number = blockIdx.x;
-  const Unit u = unit_at(a, wave.first, number);
-  const int count = cuda::parameter_count(a.size), A = a.size.pairs, thread = threadIdx.x;
+  const int count = cuda::parameter_count(a.size), thread = threadIdx.x;
   for (int i = thread; i < size; i += chain_threads) b.upstream[number * size + i] = 0;
   for (int i = thread; i < count; i += chain_threads) b.parameters[number * count + i] = 0;
-  if (u.tokens <= 0) return;
-  if (thread < 64) sh.carried.turns[thread] = 0, sh.carried.tainted[thread] = 0;
-  if (thread == 0) sh.unit = u;
-  __syncthreads();
-  const float* const saved = cuda::saved_states(a, u);
-  const int64_t each = a.size.segment, chunks = cuda::chunks_of(a.size, u.tokens);
-  const int64_t last = (chunks - 1) / each;
-  const auto keep_turns = [&](int64_t chunk) {
-    if (thread >= A) return;
-    const uint64_t turn = sh.carried.turns[thread];
-    const int tainted = sh.carried.tainted[thread];
-    b.chunk_angles[(number * wave.segments * each + chunk) * A + thread] =
-        angle_of(turn, tainted != 0);
-    if (chunk % each != 0) return;
-    const int64_t slot = (number * wave.segments + chunk / each) * A + thread;
-    b.turns[slot] = turn, b.taints[slot] = tainted;
-  };
-  const auto keep = [&](int64_t segment, float(&h)[32]) {
-    put_half(b.states + (number * wave.segments + segment) * size, h);
-  };
-  Chain<R, blocks, halves> chain(a, sh);
-  float h[32];
-  if (saved) {
-#pragma unroll 1
-    for (int64_t segment = 0; segment <= last; ++segment) {
-      take_half(saved + segment * size, h);
-      keep(segment, h);
-    }
-    chain.turns_alone(0, static_cast<int>(chunks), keep_turns);
-    return;
-  }
-#pragma unroll
-  for (float& x : h) x = 0;
-  chain.forward(h, 0, static_cast<int>(last * each), false, [&](int chunk, float(&own)[32]) {
-    keep_turns(chunk);
-    if (chunk % each == 0) keep(chunk / each, own);
-  });
-  keep(last, h);
-  __syncthreads();
-  chain.turns_alone(static_cast<int>(last * each), static_cast<int>(chunks), keep_turns);
+  if (a.saved || wave.segments == 0) return;
+  float* const first = b.states + number * wave.segments * size;
+  for (int i = thread; i < size; i += chain_threads) first[i] = 0;
 }
 
-// h before each chunk of the segment at work, and the one behind it, as operands, and the angles of
-// its tokens.
-template <int R, int blocks, bool halves>
+// Where the turns and steps of a segment at work begin, of a unit.
+template <int R, int blocks>
+__device__ __forceinline__ void put_places(const Args& a, const UnitBuffers& b, int64_t number,
+                                           ChainShared<R, blocks>& sh) {
+  constexpr int C = tokens_of<R>;
+  const int64_t at = number * a.size.segment;
+  sh.turns_from = b.token_turns + at * (C * ChainShared<R, blocks>::pairs * 2);
+  sh.steps_from = b.token_steps + at * cuda::chunk_step_bytes(C);
+}
+
+// h before each chunk of the segment at work, and the one behind it, as operands; or, on the way to
+// the last segment, the state behind this one alone.
+template <int R, int blocks, bool halves, bool holds>
 __device__ __forceinline__ void states_of(const Args& a, const UnitBuffers& b, const Wave& wave,
-                                          int64_t number, int first, int end,
+                                          int64_t number, int first, int end, bool ahead,
                                           ChainShared<R, blocks>& sh) {
-  const int64_t each = a.size.segment, A = a.size.pairs, thread = threadIdx.x;
-  const int64_t slot = number * wave.segments + wave.segment;
-  if (thread < A) {
-    sh.carried.turns[thread] = b.turns[slot * A + thread];
-    sh.carried.tainted[thread] = b.taints[slot * A + thread];
+  if (threadIdx.x == 0) {
+    sh.to = static_cast<__nv_bfloat16*>(b.inner) + number * (a.size.segment + 1) * size;
+    put_places(a, b, number, sh);
   }
-  if (thread == 0) {
-    sh.to = static_cast<__nv_bfloat16*>(b.inner) + number * (each + 1) * size;
-    sh.token_angles = b.token_angles + number * each * tokens_of<R> * A;
-  }
-  __syncthreads();
+  hopper::named_barrier_sync(1, chain_threads);
   float h[32];
-  take_half(b.states + slot * size, h);
-  Chain<R, blocks, halves>(a, sh).forward(h, first, end, true, [&](int chunk, float(&own)[32]) {
-    put_half_rounded(sh.to + int64_t{chunk - first} * size, own);
-  });
-  put_half_rounded(sh.to + int64_t{end - first} * size, h);
+  const float* const saved = cuda::saved_states(a, sh.unit);
+  if (holds)
+    take_half(saved ? saved + wave.segment * size
+                    : b.states + (number * wave.segments + wave.segment) * size,
+              h);
+  Chain<R, blocks, halves, holds>(a, sh, first)
+      .forward(h, first, end, [&](int chunk, float(&own)[32]) {
+        if (!ahead) put_half_rounded(sh.to + int64_t{chunk - first} * size, own);
+      });
+  if (!holds) return;
+  if (ahead)
+    put_half(b.states + (number * wave.segments + wave.segment + 1) * size, h);
+  else
+    put_half_rounded(sh.to + int64_t{end - first} * size, h);
 }
 
 // E behind each chunk of the slice at work.
-template <int R, int blocks, bool halves>
+template <int R, int blocks, bool halves, bool holds>
 __device__ __forceinline__ void upstream_of(const Args& a, const UnitBuffers& b, const Wave& wave,
                                             int64_t number, int first, int end,
                                             ChainShared<R, blocks>& sh) {
   if (threadIdx.x == 0) {
     sh.home = b.upstream + number * size;
     sh.to = static_cast<__nv_bfloat16*>(b.inner_upstream) + number * wave.slice_chunks * size;
-    sh.chunk_angles = b.chunk_angles + number * wave.segments * a.size.segment * a.size.pairs;
+    put_places(a, b, number, sh);
   }
-  __syncthreads();
+  hopper::named_barrier_sync(1, chain_threads);
   float e[32];
-  take_half(sh.home, e);
-  Chain<R, blocks, halves>(a, sh).backward(e, first, end, [&](int chunk, float(&own)[32]) {
-    put_half_rounded(sh.to + int64_t{chunk - first} * size, own);
-  });
-  put_half(sh.home, e);
+  if (holds) take_half(sh.home, e);
+  Chain<R, blocks, halves, holds>(a, sh, static_cast<int>(wave.segment * a.size.segment))
+      .backward(e, first, end, [&](int chunk, float(&own)[32]) {
+        put_half_rounded(sh.to + int64_t{chunk - first} * size, own);
+      });
+  if (holds) put_half(sh.home, e);
 }
 
 // Blocks below `states` have h of a unit of the segment, those above E of the slice.
 template <int R, int blocks, bool halves>
 __global__ void __launch_bounds__(chain_threads, 2)
     segment_kernel(const __grid_constant__ Args a, const __grid_constant__ UnitBuffers b,
-                   const __grid_constant__ Wave wave, int64_t states) {
+                   const __grid_constant__ Wave wave, int64_t states, bool ahead) {
   extern __shared__ __align__(1024) char memory[];
   auto& sh = *reinterpret_cast<ChainShared<R, blocks>*>(memory);
   const bool upstream = blockIdx.x >= states;
@@ -129,35 +96,63 @@ __global__ void __launch_bounds__(chain_threads, 2)
   const int64_t first = upstream ? segment + wave.slice : segment;
   const int64_t count = upstream ? wave.slice_chunks : a.size.segment;
   int64_t end = cuda::chunks_of(a.size, u.tokens);
+  // A segment without a chunk behind it has no state there.
+  if (ahead && segment + a.size.segment >= end) return;
   end = end < first + count ? end : first + count;
   end = end < segment + a.size.segment ? end : segment + a.size.segment;
   if (first >= end) return;
   if (threadIdx.x == 0) sh.unit = u;
+  __syncthreads();
   const int from = static_cast<int>(first), to = static_cast<int>(end);
-  if (upstream)
-    upstream_of<R, blocks, halves>(a, b, wave, number, from, to, sh);
-  else
-    states_of<R, blocks, halves>(a, b, wave, number, from, to, sh);
+  const auto walk = [&](auto holds) {
+    if (upstream)
+      upstream_of<R, blocks, halves, holds()>(a, b, wave, number, from, to, sh);
+    else
+      states_of<R, blocks, halves, holds()>(a, b, wave, number, from, to, ahead, sh);
+  };
+  if (warpgroup() < 2) {
+    hopper::raise_registers<80>();
+    walk(std::true_type{});
+  } else {
+    hopper::lower_registers<48>();
+    walk(std::false_type{});
+  }
 }
 
-void launch_chains(const Args& args, const Wave& wave, const UnitBuffers& b, bool states,
-                   cudaStream_t stream) {
-  const int64_t units = (wave.last - wave.first) * args.size.heads;
+void launch_chains(const Args& args, const Wave& wave, const UnitBuffers& b, int64_t states,
+                   int64_t upstream, bool ahead, cudaStream_t stream) {
   with_turns(args.size, [&](auto rank, auto blocks, auto halves) {
-    launch("mamba3: states", segment_kernel<rank(), blocks(), halves()>, states ? 2 * units : units,
-           chain_threads, sizeof(ChainShared<rank(), blocks()>), stream, args, b, wave,
-           states ? units : int64_t{0});
+    launch("mamba3: states", segment_kernel<rank(), blocks(), halves()>, states + upstream,
+           chain_threads, sizeof(ChainShared<rank(), blocks()>), stream, args, b, wave, states,
+           ahead);
   });
+}
+
+void tokens_of_segment(const Args& args, const Wave& wave, const UnitBuffers& b,
+                       cudaStream_t stream) {
+  const int64_t J = args.size.segment;
+  launch_tokens(args, wave, b, wave.segment * J, J, wave.segments * J, stream);
+}
+
+int64_t units_of(const Args& args, const Wave& wave) {
+  return (wave.last - wave.first) * args.size.heads;
 }
 
 }  // namespace
 
 void launch_begin(const Args& args, const Wave& wave, const UnitBuffers& b, cudaStream_t stream) {
-  const int64_t units = (wave.last - wave.first) * args.size.heads;
-  with_turns(args.size, [&](auto rank, auto blocks, auto halves) {
-    launch("mamba3: states", begin_kernel<rank(), blocks(), halves()>, units, chain_threads,
-           sizeof(ChainShared<rank(), blocks()>), stream, args, b, wave);
-  });
+  const int64_t units = units_of(args, wave);
+  if (units == 0) return;
+  begin_kernel<<<static_cast<unsigned>(units), chain_threads, 0, stream>>>(args, b, wave);
+  device::check_launch("mamba3: first states");
+  launch_parameters(args, b, stream);
+  launch_turns(args, wave, b, wave.segments * args.size.segment, stream);
+  if (args.saved) return;
+  Wave at = wave;
+  for (at.segment = 0; at.segment + 1 < wave.segments; ++at.segment) {
+    tokens_of_segment(args, at, b, stream);
+    launch_chains(args, at, b, units, 0, true, stream);
+  }
 }
 
 // The states of a segment wait for nothing of the slice that comes first, its last, nor E for them.
@@ -165,12 +160,13 @@ void launch_segment(const Args& args, const Wave& wave, const UnitBuffers& b, cu
   Wave last = wave;
   last.slice_chunks = b.slice;
   last.slice = (args.size.segment - 1) / b.slice * b.slice;
-  launch_chains(args, last, b, true, stream);
+  tokens_of_segment(args, last, b, stream);
+  launch_chains(args, last, b, units_of(args, wave), units_of(args, wave), false, stream);
 }
 void launch_upstream(const Args& args, const Wave& wave, const UnitBuffers& b,
                      cudaStream_t stream) {
   if (wave.slice + wave.slice_chunks < args.size.segment)
-    launch_chains(args, wave, b, false, stream);
+    launch_chains(args, wave, b, 0, units_of(args, wave), false, stream);
 }
 
 }  // namespace talea::mamba3::sm90

@@ -8,7 +8,7 @@
 
 namespace talea::mamba3::sm90 {
 
-inline constexpr int chain_threads = 512;
+inline constexpr int chain_threads = 256;
 
 template <int R, int blocks>
 struct ChainShared {
@@ -52,8 +52,7 @@ __device__ __forceinline__ void put_half_rounded(void* to, float (&h)[32]) {
   });
 }
 
-// holds: of the two warpgroups that have the state; the others help with the rows.
-template <int R, int blocks, bool halves, bool holds>
+template <int R, int blocks, bool halves>
 class Chain {
  public:
   static constexpr int C = tokens_of<R>, threads = chain_threads, pairs = 32 * blocks;
@@ -85,17 +84,22 @@ class Chain {
       copy_tokens(chunk, stage);
     };
     begin(first, 0);
-    sync();
+    __syncthreads();
+    take_biases();
+    float by_v[ranks][8];
+#pragma unroll
+    for (int i = 0; i < ranks; ++i)
+      take_eight(sh.mimo_v + rank(i) * values + thread % 8 * 8, by_v[i]);
 #pragma unroll 1
     for (int chunk = first; chunk < end; ++chunk) {
       const int stage = (chunk - first) & 1;
       copies_done();
-      sync();
+      __syncthreads();
       if (chunk + 1 < end) begin(chunk + 1, stage ^ 1);
-      if constexpr (holds) before(chunk, h);
+      before(chunk, h);
       const int n = tokens_in(chunk);
       turn_rows(n, stage, a.k_bias.data);
-      put_values(n, stage);
+      put_values(n, stage, by_v);
       add_product(h, stage);
     }
   }
@@ -110,7 +114,7 @@ class Chain {
     const int64_t rows_home = cuda::at(a.q, u.batch, u.begin, 0, u.group);
     const int64_t z_home = cuda::at(a.z, u.batch, u.begin, u.head);
     const int64_t up_home = cuda::at(a.d_out, u.batch, u.begin, 0, u.head);
-    const bool pieces = Upstream(a).pieces && (R == 1 || a.size.reduce);
+    const bool pieces = Upstream(a).pieces;
     const auto begin = [&](int chunk, int stage) {
       const int n = tokens_in(chunk);
       const int64_t token = int64_t{chunk} * C;
@@ -122,32 +126,44 @@ class Chain {
       copy_tokens(chunk, stage);
     };
     begin(end - 1, 0);
-    sync();
-    const GatedItem<R, threads> item(thread);
+    __syncthreads();
+    take_biases();
+    const GatedItems<R, threads> items(sh.mimo_z, sh.mimo_out, thread);
 #pragma unroll 1
     for (int chunk = end; chunk-- > first;) {
       const int stage = (end - 1 - chunk) & 1;
       copies_done();
-      sync();
+      __syncthreads();
       if (chunk > first) begin(chunk - 1, stage ^ 1);
-      if constexpr (holds) behind(chunk, e);
+      behind(chunk, e);
       const int n = tokens_in(chunk);
       turn_rows(n, stage, a.q_bias.data);
-      item.put(a, n, sh.mimo_z, sh.mimo_out, sh.v[stage], sh.up[stage], pieces,
-               sh.steps[stage].left, sh.weighed, [&](int t, int r, int c) {
-                 return cuda::read(a.d_out, up_home + (int64_t{chunk} * C + t) * a.d_out.stride[1] +
-                                                (a.size.reduce ? 0 : r * a.d_out.stride[2]) +
-                                                c * a.d_out.stride[4]);
-               });
+      items.put(a, n, sh.v[stage], sh.up[stage], pieces, sh.steps[stage].left, sh.weighed,
+                [&](int t, int r, int c) {
+                  return cuda::read(a.d_out, up_home +
+                                                 (int64_t{chunk} * C + t) * a.d_out.stride[1] +
+                                                 (a.size.reduce ? 0 : r * a.d_out.stride[2]) +
+                                                 c * a.d_out.stride[4]);
+                });
       add_product(e, stage);
     }
   }
 
  private:
-  static __device__ __forceinline__ void sync() { hopper::named_barrier_sync(1, threads); }
+  // Rows of v of a thread, or of z, are of one token where R > 1.
+  static constexpr int ranks = R > 1 ? 2 : 1;
+  __device__ __forceinline__ int rank(int i) const {
+    return R > 1 ? thread / (C * 8) + i * (threads / (C * 8)) : 0;
+  }
   __device__ __forceinline__ int tokens_in(int chunk) const {
     const int rest = tokens - chunk * C;
     return rest < C ? rest : C;
+  }
+  __device__ __forceinline__ void take_biases() {
+#pragma unroll
+    for (int b = 0; b < blocks; ++b)
+#pragma unroll
+      for (int r = 0; r < R; ++r) bias[b][r] = sh.bias[r * 32 + (thread & 15) + 16 * b];
   }
   // [C, 8] pieces of rows `apart` elements apart, zeros behind the last token.
   __device__ __forceinline__ void copy_pieces(const View& from, int64_t home, int64_t apart, int n,
@@ -168,54 +184,52 @@ class Chain {
         sh.steps_from + at * static_cast<int64_t>(sizeof(ChunkSteps<C>)), &sh.steps[stage],
         threads - 1 - thread);
   }
-  // A thread has two pairs of two rows: of a token, or of two tokens where each has one row.
-  static constexpr int ranks = R > 1 ? 2 : 1;
-  __device__ __forceinline__ int rank0() const { return R == 4 ? (thread >> 4) % 2 * 2 : 0; }
+  // A thread has two pairs of some tokens.
   __device__ __forceinline__ void turn_rows(int n, int stage, bool biased) {
+    constexpr int each = C / (threads / 16);
     char* const tile = sh.rows[stage];
-    constexpr int shares = R > 1 ? R / 2 : 1;  // threads of a token
 #pragma unroll
     for (int b = 0; b < blocks; ++b) {
       const int pp = (thread & 15) + 16 * b;
 #pragma unroll
-      for (int j = 0; j < 2 / ranks; ++j) {
-        const int t = (thread >> 4) / shares + j * (threads / 16);
+      for (int j = 0; j < each; ++j) {
+        const int t = (thread >> 4) * each + j;
         if (t >= n) break;
         const float4 x = *reinterpret_cast<const float4*>(sh.turns[stage] + t * pairs + 2 * pp);
         TwoTurns by;
         by.cos0 = x.x, by.sin0 = x.y, by.cos1 = x.z, by.sin1 = x.w;
         const int at = place_of(t * R, halves ? 2 * pp : 4 * pp);
 #pragma unroll
-        for (int i = 0; i < ranks; ++i)
-          turn_words<halves>(tile + row_behind(at, rank0() + i), sh.bias[(rank0() + i) * 32 + pp],
-                             by);
+        for (int r = 0; r < R; ++r) turn_words<halves>(tile + row_behind(at, r), bias[b][r], by);
       }
     }
     if (blocks == 1 && biased) bias_rows<R, halves, threads>(tile, n, sh.bias, thread);
   }
-  // Projected rows by key of each token: a thread has eight columns of a row.
-  __device__ __forceinline__ void put_values(int n, int stage) {
-    const int item = thread % (C * 8), t = item >> 3, r = thread / (C * 8);
-    const uint4 raw = sh.v[stage][item];
-    const uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
-    const float by = sh.steps[stage].key[t];
-    float by_v[8];
-    take_eight(sh.mimo_v + r * values + (item & 7) * 8, by_v);
-    uint32_t scaled[4] = {0, 0, 0, 0};
-    if (t < n) {
+  // Projected rows by key of each token.
+  __device__ __forceinline__ void put_values(int n, int stage, const float (&by_v)[ranks][8]) {
+    constexpr int items = C * 8;
 #pragma unroll
-      for (int w = 0; w < 4; ++w) {
-        const float x = low_of(words[w]) * by_v[2 * w], y = high_of(words[w]) * by_v[2 * w + 1];
-        scaled[w] = two_rounded(by * x, by * y);
+    for (int i = 0; i < 2; ++i) {
+      const int item = R > 1 ? thread % items : thread + i * threads, t = item >> 3;
+      const uint4 raw = sh.v[stage][item];
+      const uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
+      const float by = sh.steps[stage].key[t];
+      const float(&own)[8] = by_v[R > 1 ? i : 0];
+      uint32_t scaled[4] = {0, 0, 0, 0};
+      if (t < n) {
+#pragma unroll
+        for (int w = 0; w < 4; ++w) {
+          const float x = low_of(words[w]) * own[2 * w], y = high_of(words[w]) * own[2 * w + 1];
+          scaled[w] = two_rounded(by * x, by * y);
+        }
       }
+      *reinterpret_cast<uint4*>(sh.weighed + place_of(t * R + rank(i), (item & 7) * 8)) = {
+          scaled[0], scaled[1], scaled[2], scaled[3]};
     }
-    *reinterpret_cast<uint4*>(sh.weighed + place_of(t * R + r, (item & 7) * 8)) = {
-        scaled[0], scaled[1], scaled[2], scaled[3]};
   }
   __device__ __forceinline__ void add_product(float (&h)[32], int stage) {
     hopper::fence_async_shared();
-    sync();
-    if constexpr (!holds) return;
+    __syncthreads();
     scale_state(h, sh.steps[stage].whole);
     products_begin(h);
     columns_by_columns<64>(h, Operand(sh.weighed),
@@ -227,6 +241,7 @@ class Chain {
   const Unit& u;
   Shared& sh;
   const int thread, segment, tokens;
+  float4 bias[blocks][R];  // of the thread's pairs
 };
 
 }  // namespace talea::mamba3::sm90

@@ -95,55 +95,67 @@ struct GatedRow {
   }
 };
 
-// Eight columns of a row a thread, of a chunk after another.
+// Two rows of eight columns a thread, of a chunk after another: of one token where R > 1.
 template <int R, int threads>
-class GatedItem {
-  static constexpr int items = tokens_of<R> * 8;
-  static_assert(threads == rows * 8);
+class GatedItems {
+  static constexpr int C = tokens_of<R>, items = C * 8;
+  static constexpr int apart = R > 1 ? threads / items : 0, ranks = R > 1 ? 2 : 1;
+  static_assert(2 * threads == rows * 8 && (R == 1 || threads % items == 0));
 
  public:
-  __device__ __forceinline__ explicit GatedItem(int thread)
-      : token_(thread % items / 8), column_(thread % 8 * 8), rank_(thread / items) {}
-  // Rows of z and of d_out as they lie: [C, 8] pieces. up_of(token, rank, column): of d_out where
-  // its rows are not pieces, or differ by rank.
-  template <class Up>
-  __device__ __forceinline__ void put(const Args& a, int n, const float* mimo_z,
-                                      const float* mimo_out, const uint4* zs, const uint4* ups,
-                                      bool pieces, const float* left, char* tile, Up up_of) const {
-    const bool gated = a.z.data;
-    uint4 to = {0, 0, 0, 0};
-    if (token_ < n) {
-      const uint4 z = zs[token_ * 8 + column_ / 8];
-      const uint32_t words[4] = {z.x, z.y, z.z, z.w};
-      const float by = left[token_];
-      float x[8], by_z[8], by_out[8];
-      take_eight(mimo_z + rank_ * values + column_, by_z);
-      take_eight(mimo_out + rank_ * values + column_, by_out);
-      if (pieces) {
-        const uint4 up = ups[token_ * 8 + column_ / 8];
-        const uint32_t own[4] = {up.x, up.y, up.z, up.w};
+  __device__ __forceinline__ GatedItems(const float* mimo_z, const float* mimo_out, int thread) {
+    first_ = thread % items / 8, column_ = thread % 8 * 8, rank_ = R > 1 ? thread / items : 0;
 #pragma unroll
-        for (int c = 0; c < 8; ++c) x[c] = c & 1 ? high_of(own[c / 2]) : low_of(own[c / 2]);
-      } else {
-#pragma unroll
-        for (int c = 0; c < 8; ++c) x[c] = a.d_out.data ? up_of(token_, rank_, column_ + c) : 0.0f;
-      }
-#pragma unroll
-      for (int c = 0; c < 8; ++c) {
-        x[c] *= by_out[c];
-        if (gated) {
-          const float w = (c & 1 ? high_of(words[c / 2]) : low_of(words[c / 2])) * by_z[c];
-          x[c] *= w * gate_sigmoid(w);
-        }
-      }
-      to = {two_rounded(by * x[0], by * x[1]), two_rounded(by * x[2], by * x[3]),
-            two_rounded(by * x[4], by * x[5]), two_rounded(by * x[6], by * x[7])};
+    for (int i = 0; i < ranks; ++i) {
+      take_eight(mimo_z + (rank_ + i * apart) * values + column_, by_z_[i]);
+      take_eight(mimo_out + (rank_ + i * apart) * values + column_, by_out_[i]);
     }
-    *reinterpret_cast<uint4*>(tile + place_of(token_ * R + rank_, column_)) = to;
+  }
+  // Rows of z and of d_out as they lie: [C, 8] pieces, of d_out a set for each rank where they
+  // differ. up(token, rank, column): of d_out where pieces are not what is copied.
+  template <class Up>
+  __device__ __forceinline__ void put(const Args& a, int n, const uint4* zs, const uint4* ups,
+                                      bool pieces, const float* left, char* tile, Up up_of) const {
+    const bool gated = a.z.data, apart_ranks = R > 1 && !a.size.reduce;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int t = first_ + (R == 1 ? i * (threads / 8) : 0), r = rank_ + i * apart;
+      const int item = t * 8 + column_ / 8;
+      const float(&by_z)[8] = by_z_[R > 1 ? i : 0];
+      const float(&by_out)[8] = by_out_[R > 1 ? i : 0];
+      uint4 to = {0, 0, 0, 0};
+      if (t < n) {
+        const uint4 z = zs[item];
+        const uint32_t words[4] = {z.x, z.y, z.z, z.w};
+        const float by = left[t];
+        float x[8];
+        if (pieces && !apart_ranks) {
+          const uint4 up = ups[item];
+          const uint32_t own[4] = {up.x, up.y, up.z, up.w};
+#pragma unroll
+          for (int c = 0; c < 8; ++c) x[c] = c & 1 ? high_of(own[c / 2]) : low_of(own[c / 2]);
+        } else {
+#pragma unroll
+          for (int c = 0; c < 8; ++c) x[c] = a.d_out.data ? up_of(t, r, column_ + c) : 0.0f;
+        }
+#pragma unroll
+        for (int c = 0; c < 8; ++c) {
+          x[c] *= by_out[c];
+          if (gated) {
+            const float w = (c & 1 ? high_of(words[c / 2]) : low_of(words[c / 2])) * by_z[c];
+            x[c] *= w * gate_sigmoid(w);
+          }
+        }
+        to = {two_rounded(by * x[0], by * x[1]), two_rounded(by * x[2], by * x[3]),
+              two_rounded(by * x[4], by * x[5]), two_rounded(by * x[6], by * x[7])};
+      }
+      *reinterpret_cast<uint4*>(tile + place_of(t * R + r, column_)) = to;
+    }
   }
 
  private:
-  int token_, column_, rank_;
+  int first_, column_, rank_;
+  float by_z_[ranks][8], by_out_[ranks][8];
 };
 
 }  // namespace talea::mamba3::sm90

@@ -36,7 +36,7 @@ __device__ __forceinline__ void put_places(const Args& a, const UnitBuffers& b, 
 
 // h before each chunk of the segment at work, and the one behind it, as operands; or, on the way to
 // the last segment, the state behind this one alone.
-template <int R, int blocks, bool halves, bool holds>
+template <int R, int blocks, bool halves>
 __device__ __forceinline__ void states_of(const Args& a, const UnitBuffers& b, const Wave& wave,
                                           int64_t number, int first, int end, bool ahead,
                                           ChainShared<R, blocks>& sh) {
@@ -44,18 +44,15 @@ __device__ __forceinline__ void states_of(const Args& a, const UnitBuffers& b, c
     sh.to = static_cast<__nv_bfloat16*>(b.inner) + number * (a.size.segment + 1) * size;
     put_places(a, b, number, sh);
   }
-  hopper::named_barrier_sync(1, chain_threads);
+  __syncthreads();
   float h[32];
   const float* const saved = cuda::saved_states(a, sh.unit);
-  if (holds)
-    take_half(saved ? saved + wave.segment * size
-                    : b.states + (number * wave.segments + wave.segment) * size,
-              h);
-  Chain<R, blocks, halves, holds>(a, sh, first)
-      .forward(h, first, end, [&](int chunk, float(&own)[32]) {
-        if (!ahead) put_half_rounded(sh.to + int64_t{chunk - first} * size, own);
-      });
-  if (!holds) return;
+  take_half(saved ? saved + wave.segment * size
+                  : b.states + (number * wave.segments + wave.segment) * size,
+            h);
+  Chain<R, blocks, halves>(a, sh, first).forward(h, first, end, [&](int chunk, float(&own)[32]) {
+    if (!ahead) put_half_rounded(sh.to + int64_t{chunk - first} * size, own);
+  });
   if (ahead)
     put_half(b.states + (number * wave.segments + wave.segment + 1) * size, h);
   else
@@ -63,7 +60,7 @@ __device__ __forceinline__ void states_of(const Args& a, const UnitBuffers& b, c
 }
 
 // E behind each chunk of the slice at work.
-template <int R, int blocks, bool halves, bool holds>
+template <int R, int blocks, bool halves>
 __device__ __forceinline__ void upstream_of(const Args& a, const UnitBuffers& b, const Wave& wave,
                                             int64_t number, int first, int end,
                                             ChainShared<R, blocks>& sh) {
@@ -72,14 +69,14 @@ __device__ __forceinline__ void upstream_of(const Args& a, const UnitBuffers& b,
     sh.to = static_cast<__nv_bfloat16*>(b.inner_upstream) + number * wave.slice_chunks * size;
     put_places(a, b, number, sh);
   }
-  hopper::named_barrier_sync(1, chain_threads);
+  __syncthreads();
   float e[32];
-  if (holds) take_half(sh.home, e);
-  Chain<R, blocks, halves, holds>(a, sh, static_cast<int>(wave.segment * a.size.segment))
+  take_half(sh.home, e);
+  Chain<R, blocks, halves>(a, sh, static_cast<int>(wave.segment * a.size.segment))
       .backward(e, first, end, [&](int chunk, float(&own)[32]) {
         put_half_rounded(sh.to + int64_t{chunk - first} * size, own);
       });
-  if (holds) put_half(sh.home, e);
+  put_half(sh.home, e);
 }
 
 // Blocks below `states` have h of a unit of the segment, those above E of the slice.
@@ -104,19 +101,10 @@ __global__ void __launch_bounds__(chain_threads, 2)
   if (threadIdx.x == 0) sh.unit = u;
   __syncthreads();
   const int from = static_cast<int>(first), to = static_cast<int>(end);
-  const auto walk = [&](auto holds) {
-    if (upstream)
-      upstream_of<R, blocks, halves, holds()>(a, b, wave, number, from, to, sh);
-    else
-      states_of<R, blocks, halves, holds()>(a, b, wave, number, from, to, ahead, sh);
-  };
-  if (warpgroup() < 2) {
-    hopper::raise_registers<80>();
-    walk(std::true_type{});
-  } else {
-    hopper::lower_registers<48>();
-    walk(std::false_type{});
-  }
+  if (upstream)
+    upstream_of<R, blocks, halves>(a, b, wave, number, from, to, sh);
+  else
+    states_of<R, blocks, halves>(a, b, wave, number, from, to, ahead, sh);
 }
 
 void launch_chains(const Args& args, const Wave& wave, const UnitBuffers& b, int64_t states,

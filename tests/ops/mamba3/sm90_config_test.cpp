@@ -177,6 +177,15 @@ TEST(ScanSm90Config, ForwardFormsTokensAheadWithinTheCache) {
   EXPECT_GE(make_plan(problem(Pass::forward, 1, 0, 4, 1, 4), h200()).ahead, 1);
 }
 
+// The turns of one row a token are as many numbers as its rows: its heads form their own, but where
+// they are too few for the device.
+TEST(ScanSm90Config, ForwardOfOneRowATokenFormsNothingAhead) {
+  const Problem many = problem(Pass::forward, 4, 4096, 64, 1, 1);
+  EXPECT_EQ(make_plan(many, h200()).ahead, 0);
+  EXPECT_LT(cuda::workspace_of(many, make_plan(many, h200())), int64_t{1} << 20);
+  EXPECT_GT(make_plan(problem(Pass::forward, 1, 4096, 32, 1, 1), h200()).ahead, 0);
+}
+
 // What was saved is not kept once more, and changes nothing that has an order.
 TEST(ScanSm90Config, SavedStatesAreReadWhereTheyLie) {
   Problem p = problem(Pass::backward, 2, 4096, 112, 8, 4);

@@ -65,7 +65,8 @@ void fit(const Problem& p, int64_t limit, cuda::Plan& plan) {
 }
 
 // Forward forms the tokens of some chunks ahead of each launch: as many as the cache holds, of as
-// many sequences as then fit.
+// many sequences as then fit. Not for one row a token (SISO), as long as every multiprocessor has
+// heads: its turns are as many numbers as the rows that they turn.
 void fit_forward(const Problem& p, int64_t limit, cuda::Plan& plan) {
   const int64_t most = std::min(limit, forward_bytes), n = std::max<int64_t>(p.sequences, 1);
   plan.wave = n, plan.ahead = std::clamp<int64_t>(plan.chunks, 1, most_ahead);
@@ -154,7 +155,8 @@ cuda::Plan make_plan(const Problem& p, const DeviceFacts&) {
     places->padded_values = static_cast<int>(values);
   }
   if (!p.backward()) {
-    fit_forward(p, p.options.workspace_limit_bytes, plan);
+    if (p.rank > 1 || p.sequences * p.heads <= processors / 2)
+      fit_forward(p, p.options.workspace_limit_bytes, plan);
     return plan;
   }
   plan.parts = parts_of(p, plan);

@@ -17,6 +17,7 @@ class HopperMachine final : public cuda::DeviceMachine {
  public:
   using DeviceMachine::DeviceMachine;
   void forward(const cuda::Args& a) override {
+    if (at_.plan.ahead == 0) return sm90::launch_forward_siso(a, at_.stream);
     cuda::Wave w;
     for (; w.first < a.size.sequences; w.first = w.last) {
       w.last = std::min(w.first + at_.plan.wave, a.size.sequences);

@@ -71,10 +71,18 @@ struct alignas(16) ChunkSteps {
   float whole;  // e^(L_C)
 };
 
-// One warp.
+// What forward alone needs of them.
 template <int C>
-__device__ __forceinline__ void read_steps(const RawTokens<C>& raw, const Part& p,
-                                           ChunkSteps<C>& to) {
+struct Steps {
+  float4 pair[C];
+  float left[C], key[C];
+  float whole;
+};
+
+// One warp. more(token, e^(L_C - L), lambda, other, dt): what `to` has beside Steps.
+template <int C, class To, class More>
+__device__ __forceinline__ void read_steps(const RawTokens<C>& raw, const Part& p, To& to,
+                                           More more) {
   constexpr int each = C > 32 ? C / 32 : 1;
   const int lane = threadIdx.x & 31;
   double own[each], sum = 0;
@@ -114,8 +122,7 @@ __device__ __forceinline__ void read_steps(const RawTokens<C>& raw, const Part& 
     to.pair[t] = {top, rest, s, gamma};
     to.left[t] = expf(top + rest);
     to.key[t] = t < p.n ? right * s : 0.0f;
-    to.right[t] = right, to.lambda[t] = lambda, to.other[t] = other;
-    to.dt[t] = dt, to.adt[t] = raw.adt[t];
+    more(t, right, lambda, other, dt);
   }
   if (lane == 0) to.whole = expf(end_top + end_rest);
 }

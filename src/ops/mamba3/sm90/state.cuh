@@ -165,9 +165,8 @@ __device__ __forceinline__ float shared_by_ranks(const float (&x)[R]) {
 }
 // Q K^T weighed: f(j, second, x, y) of the two neighbours of column group j, of the first row or
 // of the second.
-template <int R, class F>
-__device__ __forceinline__ void weigh(float (&scores)[32], const ChunkSteps<tokens_of<R>>& steps,
-                                      int n, F f) {
+template <int R, class Steps, class F>
+__device__ __forceinline__ void weigh(float (&scores)[32], const Steps& steps, int n, F f) {
   const int row = own_row(), column = own_column();
   const int t[2] = {row / R, (row + 8) / R};
   const float4 own[2] = {steps.pair[t[0]], steps.pair[t[1]]};

@@ -160,7 +160,10 @@ __global__ void __launch_bounds__(threads)
   if (x.first == 0) {
     auto& to =
         *reinterpret_cast<ChunkSteps<C>*>(b.token_steps + at * int64_t{sizeof(ChunkSteps<C>)});
-    read_steps(raw, x.part, to);
+    read_steps(raw, x.part, to, [&](int t, float right, float lambda, float other, float dt) {
+      to.right[t] = right, to.lambda[t] = lambda, to.other[t] = other;
+      to.dt[t] = dt, to.adt[t] = raw.adt[t];
+    });
   }
   auto* const turns = reinterpret_cast<float2*>(b.token_turns) + at * (C * pairs);
 #pragma unroll 1

@@ -1,0 +1,142 @@
+// What: forward of one row a token (SISO) where every multiprocessor has heads enough: a block a head
+//       of a sequence, two warpgroups.
+// Why: as in forward.cu, but that the warpgroup which reads the rows forms their turns as well.
+// Never: writes a state of every chunk, or divides by a decay.
+#include "device/common/cuda_check.hpp"
+#include "ops/mamba3/sm90/forward_multiply.cuh"
+#include "ops/mamba3/sm90/launch.cuh"
+#include "ops/mamba3/sm90/own_turns.cuh"
+
+namespace talea::mamba3::sm90 {
+namespace {
+
+constexpr int C = tokens_of<1>;
+
+struct Shared {
+  char q[2][wide_bytes], k[2][wide_bytes], h[wide_bytes];
+  char v[2][panel_bytes], weighed[panel_bytes];
+  float4 q_bias[32], k_bias[32];
+  float mimo_v[values], mimo_z[values], mimo_out[values];
+  Steps<C> steps[2];
+  Carried carried;
+};
+
+template <int blocks>
+__device__ __forceinline__ void read_chunks(const Args& a, const Unit& u, Shared& sh) {
+  using Turns = TurnReader<C, blocks, 128>;
+  struct Scratch {
+    typename Turns::Scratch turns;
+    RawTokens<C> raw;
+  };
+  static_assert(sizeof(Scratch) <= panel_bytes);
+  auto& scratch = *reinterpret_cast<Scratch*>(sh.weighed);
+  const int thread = threadIdx.x & 127;
+  const int chunks = static_cast<int>(cuda::chunks_of(a.size, u.tokens));
+  const auto sync = [] { hopper::named_barrier_sync(reading, 128); };
+  Turns turns(thread);
+  float h[64];
+#pragma unroll
+  for (float& x : h) x = 0;
+  float* const saved = cuda::saved_states(a, u);
+
+  Part p = part_of<C>(u, 0);
+  const auto begin = [&](int stage) -> RawToken {
+    copy_rows<1, 128>(a.q, u, p, sh.q[stage], thread);
+    copy_rows<1, 128>(a.k, u, p, sh.k[stage], thread);
+    copy_values<128>(a, u, p, sh.v[stage], thread);
+    turns.load(a, u, p);
+    return thread <= C ? raw_token(a, u, p, thread) : RawToken{};
+  };
+  RawToken raw = begin(0);
+#pragma unroll 1
+  for (int chunk = 0; chunk < chunks; ++chunk) {
+    const int stage = chunk & 1;
+    if (saved && chunk % a.size.segment == 0)
+      put_state(saved + chunk / a.size.segment * (columns * values), h);
+    scratch.raw.put(thread, raw);
+    if (thread < 64) scratch.turns.lost[thread] = 0;
+    const RawValues<1, 128> own(a, u, p, thread);
+    copies_done();
+    sync();
+    if (thread < 32)
+      read_steps(scratch.raw, p, sh.steps[stage], [](int, float, float, float, float) {});
+    turns.add(a, p, scratch.raw.dt, scratch.turns);
+    sync();
+    const auto turn = [&](auto halves) {
+      turns.each_turn(a, p, sh.carried, scratch.turns,
+                      [&](int t0, int j, int pp, const TwoTurns& by) {
+                        // The rows of a group of tokens begin at a multiple of eight.
+                        turn_row<halves()>(sh.q[stage] + t0 * 128, j, pp, sh.q_bias[pp], by);
+                        turn_row<halves()>(sh.k[stage] + t0 * 128, j, pp, sh.k_bias[pp], by);
+                      });
+      // Pairs that never turn.
+      if constexpr (blocks == 1) {
+        const int pp = 16 + (thread & 15), row0 = thread / 16 * 8;
+        char* const q = sh.q[stage] + row0 * 128;
+        char* const k = sh.k[stage] + row0 * 128;
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+          if (row0 + i >= p.n) break;
+          bias_row<halves()>(q, i, pp, sh.q_bias[pp]);
+          bias_row<halves()>(k, i, pp, sh.k_bias[pp]);
+        }
+      }
+    };
+    if (a.size.halves)
+      turn(std::true_type{});
+    else
+      turn(std::false_type{});
+    sync();
+    turns.finish(a, sh.carried);
+    own.put(p, sh.mimo_v, sh.steps[stage].key, sh.v[stage], sh.weighed);
+    if (chunk > 0) hopper::named_barrier_sync(state_read, 256);
+    put_tile(sh.h, h);
+    hopper::fence_async_shared();
+    sync();
+    hopper::named_barrier_arrive(full + stage, 256);
+    const float whole = sh.steps[stage].whole;
+    scale_state(h, whole);
+    products_begin(h);
+    columns_by_columns<128>(h, Operand(sh.weighed), Operand(sh.k[stage]));
+    hopper::warpgroup_commit();
+    if (chunk + 1 < chunks) {
+      p = part_of<C>(u, chunk + 1);
+      if (chunk > 0) hopper::named_barrier_sync(empty + (stage ^ 1), 256);
+      raw = begin(stage ^ 1);
+    }
+    hopper::warpgroup_wait<0>();
+    hopper::hold_registers(h);
+    sync();  // the scratch lies where the weighed values are
+  }
+}
+
+template <int blocks>
+__global__ void __launch_bounds__(256, 2) siso_kernel(const __grid_constant__ Args a) {
+  extern __shared__ __align__(1024) char memory[];
+  auto& sh = *reinterpret_cast<Shared*>(memory);
+  const int64_t sequence = blockIdx.x / static_cast<unsigned>(a.size.heads);
+  const Unit u = cuda::unit_of(a, sequence, static_cast<int>(blockIdx.x - sequence * a.size.heads));
+  if (u.tokens <= 0) return;
+  read_bias<1>(a.q_bias, u.head, a.size.halves, sh.q_bias, threadIdx.x, 256);
+  read_bias<1>(a.k_bias, u.head, a.size.halves, sh.k_bias, threadIdx.x, 256);
+  read_projection<1>(a.mimo_v, u.head, sh.mimo_v, threadIdx.x, 256);
+  read_projection<1>(a.mimo_z, u.head, sh.mimo_z, threadIdx.x, 256);
+  read_projection<1>(a.mimo_out, u.head, sh.mimo_out, threadIdx.x, 256);
+  if (threadIdx.x < 64) sh.carried.turns[threadIdx.x] = 0, sh.carried.tainted[threadIdx.x] = 0;
+  __syncthreads();
+  if (warpgroup() == 0)
+    multiply_chunks<1>(a, u, sh, 0, static_cast<int>(cuda::chunks_of(a.size, u.tokens)));
+  else
+    read_chunks<blocks>(a, u, sh);
+}
+
+}  // namespace
+
+void launch_forward_siso(const Args& args, cudaStream_t stream) {
+  const int64_t units = args.size.sequences * args.size.heads;
+  with_shape(args.size, [&](auto, auto blocks) {
+    launch("mamba3: forward", siso_kernel<blocks()>, units, 256, sizeof(Shared), stream, args);
+  });
+}
+
+}  // namespace talea::mamba3::sm90

@@ -1,0 +1,158 @@
+// What: the turns of a chunk: exact sums over its tokens by groups of threads of the block that
+//       reads it.
+// Why: one row a token is as few numbers as its turns, so turns that lie in memory would double
+//      what is read.
+// Never: rounds a turn before it is summed.
+#pragma once
+
+#include "ops/mamba3/sm90/turns.cuh"
+
+namespace talea::mamba3::sm90 {
+
+// The turns that lie before the chunk at work, of each pair, and whether one was not finite.
+struct Carried {
+  uint64_t turns[64];
+  int tainted[64];
+};
+
+// Turns of a chunk by `threads` threads: sixteen have two pairs each of a group of tokens.
+template <int C, int blocks, int threads>
+class TurnReader {
+ public:
+  static constexpr int groups = threads / 16, each = C / groups;
+  static_assert(each >= 1);
+  struct Scratch {
+    ulonglong2 sums[groups][16 * blocks];
+    unsigned lost[64];  // bit g: a turn of group g is not finite
+  };
+
+  __device__ __forceinline__ explicit TurnReader(int thread)
+      : pair_(thread & 15), group_(thread >> 4) {}
+
+  __device__ __forceinline__ int first_token() const { return group_ * each; }
+  __device__ __forceinline__ int pair_pair(int block) const { return pair_ + 16 * block; }
+
+  // Rates as they lie in memory: all loads are under way together.
+  __device__ __forceinline__ void load(const Args& a, const Unit& u, const Part& p) {
+    const View& from = a.angles;
+    const int64_t base = cuda::at(from, u.batch, u.begin + p.first, u.head);
+    if (!from.data) return;
+    const auto all = [&](auto get) {
+#pragma unroll
+      for (int b = 0; b < blocks; ++b)
+#pragma unroll
+        for (int j = 0; j < each; ++j)
+#pragma unroll
+          for (int e = 0; e < 2; ++e) {
+            const int t = first_token() + j, i = 2 * pair_pair(b) + e;
+            const bool known = t < p.n && i < a.size.pairs;
+            bits_[b][j][e] = known ? get(base + t * from.stride[1] + i * from.stride[3]) : 0u;
+          }
+    };
+    if (from.dtype == DType::f32)
+      all([&](int64_t at) { return __ldg(static_cast<const uint32_t*>(from.data) + at); });
+    else
+      all([&](int64_t at) -> uint32_t {
+        return __ldg(static_cast<const uint16_t*>(from.data) + at);
+      });
+  }
+
+  // Rates become turns; their sums go to the other groups.
+  __device__ __forceinline__ void add(const Args& a, const Part& p, const float* dt,
+                                      Scratch& scratch) {
+    if (!a.angles.data) return;
+#pragma unroll
+    for (int b = 0; b < blocks; ++b) {
+      uint64_t sums[2] = {0, 0};
+#pragma unroll
+      for (int j = 0; j < each; ++j)
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          const int t = first_token() + j, i = 2 * pair_pair(b) + e;
+          if (t >= p.n || i >= a.size.pairs) {
+            bits_[b][j][e] = 0;
+            continue;
+          }
+          const float x = tanhf(cuda::number_of(a.angles.dtype, bits_[b][j][e]));
+          const float turn = x * (0.5f * dt[t]);
+          bits_[b][j][e] = __float_as_uint(turn);
+          const uint64_t whole = cuda::to_turn(turn);
+          if (whole == cuda::no_turn)
+            atomicOr(&scratch.lost[i], 1u << group_);
+          else
+            sums[e] += whole;
+        }
+      scratch.sums[group_][pair_pair(b)] = {sums[0], sums[1]};
+    }
+  }
+
+  // f(first token, token within it, pair of pairs, turns) of each token of the group. Behind it,
+  // `finish` has what lies before the next chunk. A loop that is not unrolled is fetched once.
+  template <class F>
+  __device__ __forceinline__ void each_turn(const Args& a, const Part& p, const Carried& carried,
+                                            const Scratch& scratch, F f) {
+#pragma unroll
+    for (int b = 0; b < blocks; ++b) {
+      const int pp = pair_pair(b);
+      const bool turns = a.angles.data && 2 * pp < a.size.pairs;
+      uint64_t sum[2] = {0, 0};
+      bool lost[2] = {false, false};
+      if (turns) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          sum[e] = carried.turns[2 * pp + e];
+          lost[e] = carried.tainted[2 * pp + e] != 0 ||
+                    (scratch.lost[2 * pp + e] & ((1u << group_) - 1)) != 0;
+        }
+#pragma unroll 1
+        for (int g = 0; g < group_; ++g) {
+          if (g >= group_) continue;  // without it the compiler unrolls the loop by four
+          const ulonglong2 more = scratch.sums[g][pp];
+          sum[0] += more.x, sum[1] += more.y;
+        }
+      }
+#pragma unroll 1
+      for (int j = 0; j < each; ++j) {
+        const int t = first_token() + j;
+        if (t >= p.n) break;
+        TwoTurns by;
+        if (turns) {
+          const uint64_t whole[2] = {cuda::to_turn(__uint_as_float(bits_[b][j][0])),
+                                     cuda::to_turn(__uint_as_float(bits_[b][j][1]))};
+#pragma unroll
+          for (int e = 0; e < 2; ++e) {
+            lost[e] = lost[e] || whole[e] == cuda::no_turn;
+            if (whole[e] != cuda::no_turn) sum[e] += whole[e];
+          }
+          turn_sine_cosine(sum[0], by.sin0, by.cos0);
+          turn_sine_cosine(sum[1], by.sin1, by.cos1);
+          if (lost[0]) by.cos0 = by.sin0 = NAN;
+          if (lost[1]) by.cos1 = by.sin1 = NAN;
+        }
+        f(first_token(), j, pp, by);
+      }
+      end_[b][0] = sum[0], end_[b][1] = sum[1];
+      lost_[b] = (lost[0] ? 1 : 0) + (lost[1] ? 2 : 0);
+    }
+  }
+
+  // After a barrier behind each_turn.
+  __device__ __forceinline__ void finish(const Args& a, Carried& carried) {
+    if (group_ != groups - 1 || !a.angles.data) return;
+#pragma unroll
+    for (int b = 0; b < blocks; ++b) {
+      const int i = 2 * pair_pair(b);
+      if (i >= a.size.pairs) continue;
+      carried.turns[i] = end_[b][0], carried.turns[i + 1] = end_[b][1];
+      carried.tainted[i] = lost_[b] & 1, carried.tainted[i + 1] = lost_[b] >> 1;
+    }
+  }
+
+ private:
+  int pair_, group_;
+  uint32_t bits_[blocks][each][2];
+  uint64_t end_[blocks][2];
+  int lost_[blocks];
+};
+
+}  // namespace talea::mamba3::sm90

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import torch
 
-from .. import _fast
-from .._abi import UsageError
 from . import _settings, _torch
 
 # The tensors of a call beside q, kv and sink, in the order in which ops take them.
@@ -70,7 +68,7 @@ def backward(text: str, q, kv, sink, rest, kept, upstream, need, *, main_grad=No
 
 class Attention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, q, kv, sink, text, rest, main_grad):
+    def forward(ctx, q, kv, sink, text, rest, main_grad, anchor):
         made = forward(text, q, kv, sink, rest)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(
@@ -91,7 +89,8 @@ class Attention(torch.autograd.Function):
         formed = [g for g in found if g is not None]
         if not formed:
             return found
-        made = iter(_Constant.apply(len(formed), *formed, *ctx.saved_tensors[:3], *upstream))
+        tensors = (*formed, *ctx.saved_tensors[:3], *upstream)
+        made = iter(_torch.Constant.apply("sparse_attention", len(formed), *tensors))
         return tuple(None if g is None else next(made) for g in found)
 
 
@@ -99,39 +98,28 @@ def _backward(ctx, *upstream):
     by_name = dict(zip(ctx.names, upstream, strict=True))
     grads = by_name.get("o"), by_name.get("lse")
     if all(g is None for g in grads):
-        return (None,) * 6
+        return (None,) * 7
     q, kv, sink, *more = ctx.saved_tensors
     need = list(ctx.needs_input_grad[:3])
     if ctx.main_grad is not None:
         need[1] = False
     rest, kept = more[: len(REST)], more[len(REST) :]
     found = backward(ctx.text, q, kv, sink, rest, kept, grads, need, main_grad=ctx.main_grad)
-    return (*found, None, None, None)
+    return (*found, None, None, None, None)
 
 
-class _Constant(torch.autograd.Function):
-    """Its first inputs, with the others as what they depend on, by a derivative that is an error."""
-
-    @staticmethod
-    def forward(ctx, count, *tensors):
-        return tuple(t.detach() for t in tensors[:count])
-
-    @staticmethod
-    def backward(ctx, *upstream):
-        raise RuntimeError("talea.sparse_attention: double backward is not supported")
+def _anchor(main_grad):
+    """What requires grad where main_grad alone waits for it: backward must come here."""
+    return None if main_grad is None else torch.empty(0, requires_grad=True)
 
 
 def apply(text: str, q, kv, sink, rest, main_grad=None) -> dict:
     """By name, what the settings ask for; o and lse are differentiable in q, kv and sink."""
-    if _fast.in_transform():
-        raise UsageError(
-            "talea.sparse_attention: not inside grad, vmap, vjp or jvp of torch.func: use "
-            "torch.autograd.grad, and the leading dimension for batches"
-        )
+    _torch.refuse_transforms("sparse_attention", (q, kv, sink))
     if torch.is_grad_enabled() and (
         main_grad is not None or any(t is not None and t.requires_grad for t in (q, kv, sink))
     ):
-        found = Attention.apply(q, kv, sink, text, tuple(rest), main_grad)
+        found = Attention.apply(q, kv, sink, text, tuple(rest), main_grad, _anchor(main_grad))
         return dict(
             zip((n for n in RESULTS if n in _settings.parse(text).outputs), found, strict=True)
         )

@@ -115,8 +115,9 @@ def _(*arguments):
 
 
 def _loss_setup(ctx, inputs, output):
-    ctx.save_for_backward(*output[1:])
-    ctx.dtypes = [inputs[i].dtype for i in _TRAINED]
+    trained = [inputs[i] for i in _TRAINED]
+    ctx.save_for_backward(*output[1:], *trained)
+    ctx.dtypes = [t.dtype for t in trained]
     ctx.count, ctx.need = len(inputs), inputs[-1]
     ctx.set_materialize_grads(False)
 
@@ -124,9 +125,10 @@ def _loss_setup(ctx, inputs, output):
 def _loss_gradient(ctx, grads):
     found = [None] * ctx.count
     if grads[0] is not None:
-        for i, g, dtype, need in zip(
-            _TRAINED, ctx.saved_tensors, ctx.dtypes, ctx.need, strict=True
-        ):
+        formed, trained = ctx.saved_tensors[:3], ctx.saved_tensors[3:]
+        if torch.is_grad_enabled():  # the graph of this backward is wanted, which there is none of
+            formed = _torch.Constant.apply("sparse_index_loss", 3, *formed, *trained)
+        for i, g, dtype, need in zip(_TRAINED, formed, ctx.dtypes, ctx.need, strict=True):
             if need:
                 found[i] = (g * grads[0].to(g.dtype)).to(dtype)
     return tuple(found)

@@ -34,12 +34,19 @@ def whole(name: str, value, least: int = -(2**63)) -> int:
 
 
 def number(name: str, value) -> float:
-    if hasattr(value, "data_ptr") or isinstance(value, str):
+    if hasattr(value, "data_ptr") or isinstance(value, str | bool):
         raise UsageError(f"{name} = {value!r}: a number is needed")
     value = float(value)
     if not math.isfinite(value):
         raise UsageError(f"{name} = {value}: must be finite")
     return value
+
+
+def flag(name: str, value) -> bool:
+    """True or False, or what equals them; "no" is neither, and a tensor may lie on a device."""
+    if hasattr(value, "data_ptr") or value not in (0, 1):
+        raise UsageError(f"{name} = {value!r}: True or False is needed")
+    return bool(value)
 
 
 def text_of(**settings) -> str:
@@ -56,7 +63,7 @@ def text_of(**settings) -> str:
         elif name in _NUMBERS:
             value = repr(number(name, value))
         elif name in _FLAGS:
-            value = "1" if value else "0"
+            value = "1" if flag(name, value) else "0"
         elif not isinstance(value, str) or ";" in value:
             raise UsageError(f"{name} = {value!r}: no such {name}")
         parts.append(f"{name}={value}")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 
 import torch
+from torch.autograd import forward_ad
 
-from .. import _abi
+from .. import _abi, _fast
 from .._torch import refuse_negated, settled
 from . import _c, _call, _settings
 
@@ -45,6 +46,32 @@ def fill(slot: _abi.Tensor, tensor: torch.Tensor, name: str) -> None:
         slot.device, slot.device_index = _abi.CUDA, device.index
     elif device.type != "cpu":
         raise _abi.DataError(f"{name}: device {device} is not supported; cpu or cuda")
+
+
+def refuse_transforms(name: str, tensors) -> None:
+    """Derivatives that are not backward's would be left out in silence."""
+    if _fast.in_transform():
+        raise _abi.UsageError(
+            f"talea.{name}: not inside grad, vmap, vjp or jvp of torch.func: use "
+            "torch.autograd.grad, and the leading dimension for batches"
+        )
+    if not _fast.forward_mode():
+        return
+    if any(t is not None and forward_ad.unpack_dual(t).tangent is not None for t in tensors):
+        raise _abi.UsageError(f"talea.{name}: forward-mode derivatives: not supported")
+
+
+class Constant(torch.autograd.Function):
+    """Its first tensors, with the others as what they depend on, by a derivative that is an error."""
+
+    @staticmethod
+    def forward(ctx, name, count, *tensors):
+        ctx.name = name
+        return tuple(t.detach() for t in tensors[:count])
+
+    @staticmethod
+    def backward(ctx, *upstream):
+        raise RuntimeError(f"talea.{ctx.name}: double backward is not supported")
 
 
 def stream_of(device: torch.device):

@@ -14,16 +14,20 @@ def _wide(dtype) -> type:
     return np.float64 if dtype == np.float64 else np.float32
 
 
+def _options_text(which: str, arguments: dict) -> str:
+    names = {n for n, _ in _c.DOORS[which].options._fields_}
+    for name in arguments:
+        if name not in names:
+            raise _abi.UsageError(f"{name}: neither a tensor nor an option of {which}")
+    return _settings.text_of(**arguments) if arguments else "outputs="
+
+
 def _run(which: str, arguments: dict, shapes, fill, as_array) -> dict:
     door = _c.DOORS[which]
     tensors = [n for n, kind in door.inputs._fields_ if kind is _abi.Tensor]
     inputs = {n: as_array(arguments.pop(n, None)) for n in tensors}
-    names = {n for n, _ in door.options._fields_}
-    for name in arguments:
-        if name not in names:
-            raise _abi.UsageError(f"{name}: neither a tensor nor an option of {which}")
+    text = _options_text(which, arguments)
     made = shapes(inputs)
-    text = _settings.text_of(**arguments) if arguments else "outputs="
     args = _call.describe(which, text, inputs, made, fill)
 
     def workspace(size):
@@ -68,6 +72,9 @@ def sparse_attention(
     backward = any(name in ("dq", "dkv", "d_sink") for name in outputs)
     tensors = {"q": q, "kv": kv, "indices": indices, "value_dim": value_dim, **more}
     upstream = ("d_o", "d_lse", "o", "o_residual", "lse")
+    given = [n for n in upstream if more.get(n) is not None]
+    if given and not backward:
+        raise _abi.UsageError(f"{given[0]}: of a gradient; outputs names none of dq, dkv, d_sink")
     ahead = [n for n in outputs if n not in ("dq", "dkv", "d_sink")]
     made: dict = {}
     if ahead or not backward:
@@ -128,8 +135,8 @@ def index_mask(fill, as_array, mask, indices, topk_length=None, **more):
         n: as_array(more.pop(n, None)) for n in ("cu_seqlens_q", "cu_seqlens_k", "q_positions")
     }
     tensors |= {"indices": as_array(indices), "topk_length": as_array(topk_length)}
-    text = _settings.text_of(**more) if more else "outputs="
-    args, slot = _call.describe("forward", text, tensors, {}, fill), _abi.Tensor()
+    args = _call.describe("forward", _options_text("forward", more), tensors, {}, fill)
+    slot = _abi.Tensor()
     fill(slot, mask, "mask")
     _abi.check(_abi.lib.talea_sparse_attention_index_mask(c.byref(args), c.byref(slot)))
     return mask

@@ -10,13 +10,12 @@ import torch
 from .. import _abi
 from .._abi import DataError, UsageError
 from .._call import Receipt
-from . import _attention, _call, _settings, _torch, storage
+from . import _attention, _call, _checks, _settings, _torch, storage
 from .storage import Fp8, PackedKV
 
 __all__ = ["Fp8", "PackedKV", "SparseAttentionOutput", "index_mask", "pack_rows", "require_clean",
            "sparse_attention", "sparse_index_loss", "sparse_select"]  # fmt: skip
 OUTPUTS = _attention.RESULTS[1:]
-LAYOUTS = ("bshd", "sbhd", "thd")
 
 
 @dataclass
@@ -37,65 +36,30 @@ class SparseAttentionOutput:
         return self._receipt.facts()
 
 
-def _name_of(group) -> str:
-    return "" if group is None else group.group_name
-
-
-def _constant(name: str, t):
-    """A tensor that gets no gradient: better said than left out."""
-    if t is None:
-        return None
-    t = storage.tensor(name, t)
-    if t.requires_grad and torch.is_grad_enabled():
-        raise UsageError(f"{name}: requires grad, and gets none here; pass {name}.detach()")
-    return t
-
-
 def _device_type(t: torch.Tensor) -> str:
     return "cpu" if t.is_cpu else "cuda"  # of another, the call itself says so
 
 
-def _cast(t: torch.Tensor, device: str) -> torch.Tensor:
+def _cast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Under autocast: floating tensors of an operand's kind; FP8, scales and indices stay."""
-    kinds = (torch.float32, torch.float16, torch.bfloat16)
-    return t.to(torch.get_autocast_dtype(device)) if t.dtype in kinds else t
+    device = _device_type(tensors[0])
+    if not torch.is_autocast_enabled(device):
+        return tensors
+    kinds, to = (torch.float32, torch.float16, torch.bfloat16), torch.get_autocast_dtype(device)
+    return tuple(t.to(to) if t.dtype in kinds else t for t in tensors)
 
 
-def _batch_first(layout: str, t, rank: int):
-    """[S, B, ...] as [B, S, ...]: a view. Tensors below `rank` have no S and B to swap."""
-    return t.transpose(0, 1) if layout == "sbhd" and t is not None and t.dim() >= rank else t
+def _turned(layout: str, t):
+    """[S, B, ...] as [B, S, ...] or back: a view."""
+    return t.transpose(0, 1) if layout == "sbhd" and t is not None else t
 
 
-def _check_layout(layout: str, q: torch.Tensor, cu_seqlens) -> None:
-    if layout not in LAYOUTS:
-        raise UsageError(f"layout = {layout!r}: one of {', '.join(LAYOUTS)}")
-    want = {"bshd": (3, 4), "sbhd": (4,), "thd": (3,)}[layout]
-    if q.dim() not in want:
-        raise DataError(
-            f"q: shape {list(q.shape)} in layout {layout}: {want[-1]} extents are needed"
-        )
-    if layout == "thd" and cu_seqlens is None:
-        raise UsageError("layout = 'thd': needs cu_seqlens_q and cu_seqlens_k")
-
-
-def _check_value_dim(value_dim, columns: int) -> int:
-    value_dim = _settings.whole("value_dim", value_dim)
-    if not 1 <= value_dim <= columns:
-        raise UsageError(f"value_dim = {value_dim}: must lie in [1, {columns}], the columns of q")
-    return value_dim
-
-
-def _check_main_grad(main_grad, kv: torch.Tensor) -> None:
-    if main_grad is None:
-        return
-    if torch.compiler.is_compiling():
-        raise UsageError("main_grad: not supported under torch.compile; call it outside the graph")
-    storage.tensor("main_grad", main_grad)
-    if main_grad.dtype != torch.float32 or main_grad.shape != kv.shape:
-        raise DataError(
-            f"main_grad: {main_grad.dtype} {list(main_grad.shape)} where float32 {list(kv.shape)}, as "
-            "kv, is needed"
-        )
+def _batch_first(layout: str, t, rank: int, batch: int):
+    """A given tensor as [B, S, ...]: below `rank`, or with another second extent where B is 1, it has
+    no B to turn."""
+    if t is None or t.dim() < rank or (batch == 1 and t.shape[1] != 1):
+        return t
+    return _turned(layout, t)
 
 
 def _names(outputs, q, operands: str, trained: bool) -> tuple[str, ...]:
@@ -153,27 +117,31 @@ def sparse_attention(
     """
     q, q_scale = storage.open_q(q, q_scale)
     kv, kv_scale, kind = storage.open_kv(kv)
-    _check_layout(layout, q, cu_seqlens_q)
-    _check_main_grad(main_grad, kv)
-    value_dim = _check_value_dim(value_dim, q.shape[-1])
-    device = _device_type(q)
-    if torch.is_autocast_enabled(device):
-        q, kv = _cast(q, device), _cast(kv, device) if kind == "plain" else kv
-    q = _batch_first(layout, q, 4)
-    kv = kv if block_table is not None else _batch_first(layout, kv, 3)
+    _checks.check_layout(layout, q, cu_seqlens_q)
+    _checks.check_main_grad(main_grad, kv)
+    _checks.check_fp8_grad(q, kv, main_grad)
+    value_dim = _checks.check_value_dim(value_dim, q.shape[-1])
+    q, kv = _cast(q, kv)
+    _checks.check_gather(gather_kv, sequence_group)
+    _checks.check_report(index_check, "status" in (outputs or ()), "which is none of outputs")
+    _checks.warn_unused(causal, q_positions, q_position_base)
+    q = _turned(layout, q)
+    batch = q.shape[0]
+    # Pages of a cache are no sequence: they lie as they lie, whatever the layout.
+    rows = "bshd" if block_table is not None or index_space == "slots" else layout
+    kv, main_grad = (_batch_first(rows, t, 3, batch) for t in (kv, main_grad))
     if sink is not None:
         sink = storage.tensor("sink", sink)
-    main_grad = main_grad if block_table is not None else _batch_first(layout, main_grad, 3)
     rest = [
-        _batch_first(layout, storage.tensor("indices", indices), 3),
-        _constant("q_scale", q_scale),
-        _constant("kv_scale", kv_scale),
-        _batch_first(layout, _constant("topk_length", topk_length), 2),
-        _constant("cu_seqlens_q", cu_seqlens_q),
-        _constant("cu_seqlens_k", cu_seqlens_k),
-        _batch_first(layout, _constant("q_positions", q_positions), 2),
-        _constant("block_table", block_table),
-        _constant("kv_lengths", kv_lengths),
+        _batch_first(layout, storage.tensor("indices", indices), 3, batch),
+        _batch_first(layout, _checks.constant("q_scale", q_scale), 2, batch),
+        _batch_first(rows, _checks.constant("kv_scale", kv_scale), 2, batch),
+        _batch_first(layout, _checks.constant("topk_length", topk_length), 2, batch),
+        _checks.constant("cu_seqlens_q", cu_seqlens_q),
+        _checks.constant("cu_seqlens_k", cu_seqlens_k),
+        _batch_first(layout, _checks.constant("q_positions", q_positions), 2, batch),
+        _checks.constant("block_table", block_table),
+        _checks.constant("kv_lengths", kv_lengths),
     ]
     trained = torch.is_grad_enabled() and (
         main_grad is not None
@@ -187,7 +155,7 @@ def sparse_attention(
         q_position_base=q_position_base, index_space=index_space, index_check=index_check,
         kv_storage=kind, fp8_path=fp8_path, dkv_sum=dkv_sum, operands=operands, threads=threads,
         workspace_limit_bytes=workspace_limit, lane=lane, outputs=names, gather_kv=gather_kv,
-        heads_group=_name_of(heads_group), sequence_group=_name_of(sequence_group),
+        heads_group=_checks.name_of("heads_group", heads_group), sequence_group=_checks.name_of("sequence_group", sequence_group),
     )  # fmt: skip
     if torch.compiler.is_compiling():
         from . import _ops
@@ -197,8 +165,9 @@ def sparse_attention(
         found = _attention.apply(text, q, kv, sink, rest, main_grad)
         receipt = _torch.latest.receipt
     if outputs is None:
-        return _batch_first(layout, found["o"], 4)
-    shown = {n: _batch_first(layout, found[n], 3) for n in names if n == "o" or n in outputs}
+        return _turned(layout, found["o"])
+    shown = {n: found[n] for n in names if n == "o" or n in outputs}
+    shown = {n: t if n == "status" else _turned(layout, t) for n, t in shown.items()}
     return SparseAttentionOutput(**shown, _receipt=receipt)
 
 
@@ -214,7 +183,7 @@ def _opened_index(name: str, t, scale):
             f"{name}: {t.dtype} {'without' if scale is None else 'with'} a scale; float8_e4m3fn, and "
             "nothing else, has one"
         )
-    return t, _constant(f"{name}_scale", scale)
+    return t, _checks.constant(f"{name}_scale", scale)
 
 
 def sparse_select(
@@ -248,23 +217,28 @@ def sparse_select(
     """
     index_q, index_q_scale = _opened_index("index_q", index_q, index_q_scale)
     index_k, index_k_scale = _opened_index("index_k", index_k, index_k_scale)
+    index_q, index_k = _cast(index_q, index_k)
+    _checks.check_gather(gather_kv, sequence_group)
+    _checks.warn_unused(causal, q_positions, q_position_base, key_stride)
     top_k = _settings.whole("top_k", top_k, 0)
     if index_q.dim() not in (3, 4):
         raise DataError(f"index_q: shape {list(index_q.shape)}: [B, S, Hi, di] is needed")
     tensors = [
         index_q.detach(), index_q_scale, index_k.detach(), index_k_scale,
-        storage.tensor("index_weights", index_weights).detach(), _constant("begin", begin),
-        _constant("end", end), _constant("cu_seqlens_q", cu_seqlens_q),
-        _constant("cu_seqlens_k", cu_seqlens_k), _constant("q_positions", q_positions),
+        storage.tensor("index_weights", index_weights).detach(), _checks.constant("begin", begin),
+        _checks.constant("end", end), _checks.constant("cu_seqlens_q", cu_seqlens_q),
+        _checks.constant("cu_seqlens_k", cu_seqlens_k), _checks.constant("q_positions", q_positions),
     ]  # fmt: skip
     names = ("indices", "topk_length", "scores") if return_scores else ("indices", "topk_length")
     text = _settings.text_of(
         top_k=top_k, q_position_base=q_position_base, key_stride=key_stride, act=act,
         causal=causal, threads=threads, workspace_limit_bytes=workspace_limit, lane=lane,
-        outputs=names, sequence_group=_name_of(sequence_group), gather_kv=gather_kv,
+        outputs=names, sequence_group=_checks.name_of("sequence_group", sequence_group), gather_kv=gather_kv,
     )  # fmt: skip
     from . import _ops
 
+    if not torch.compiler.is_compiling():
+        _torch.refuse_transforms("sparse_select", (index_q, index_k, index_weights))
     return tuple(_ops.select(*tensors, text)[: len(names)])
 
 
@@ -318,17 +292,21 @@ def sparse_index_loss(
     index_weights = storage.tensor("index_weights", index_weights)
     q, q_scale = storage.open_q(q, q_scale)
     kv, kv_scale, kind = storage.open_kv(kv)
-    _check_value_dim(value_dim, q.shape[-1])
+    index_q, index_k, q, kv = _cast(index_q, index_k, q, kv)
+    _checks.check_gather(gather_kv, sequence_group)
+    _checks.check_report(index_check, False, "and a loss gives none; 'checked' is an error")
+    _checks.warn_unused(causal, q_positions, q_position_base, key_stride)
+    _checks.check_value_dim(value_dim, q.shape[-1])
     trained = (index_q, index_k, index_weights)
     need = [t.requires_grad and torch.is_grad_enabled() for t in trained]
     given = not isinstance(denominator, str)
     tensors = [
         index_q, index_q_scale, index_k, index_k_scale, index_weights, q.detach(), q_scale,
-        kv.detach(), kv_scale, _constant("indices", indices), _constant("topk_length", topk_length),
+        kv.detach(), kv_scale, _checks.constant("indices", indices), _checks.constant("topk_length", topk_length),
         None if lse is None else storage.tensor("lse", lse).detach(),
-        _constant("row_weight", row_weight), _constant("begin", begin), _constant("end", end),
-        _constant("cu_seqlens_q", cu_seqlens_q), _constant("cu_seqlens_k", cu_seqlens_k),
-        _constant("q_positions", q_positions),
+        _checks.constant("row_weight", row_weight), _checks.constant("begin", begin), _checks.constant("end", end),
+        _checks.constant("cu_seqlens_q", cu_seqlens_q), _checks.constant("cu_seqlens_k", cu_seqlens_k),
+        _checks.constant("q_positions", q_positions),
     ]  # fmt: skip
     text = _settings.text_of(
         coeff=coeff, denominator="given" if given else denominator,
@@ -337,11 +315,13 @@ def sparse_index_loss(
         key_stride=key_stride, keys="dense" if indices is None else "sparse", act=act,
         causal=causal, index_space=index_space, index_check=index_check, kv_storage=kind,
         dindex_k_sum=dindex_k_sum, threads=threads, workspace_limit_bytes=workspace_limit,
-        lane=lane, batch_group=_name_of(batch_group), heads_group=_name_of(heads_group),
-        sequence_group=_name_of(sequence_group), gather_kv=gather_kv,
+        lane=lane, batch_group=_checks.name_of("batch_group", batch_group), heads_group=_checks.name_of("heads_group", heads_group),
+        sequence_group=_checks.name_of("sequence_group", sequence_group), gather_kv=gather_kv,
     )  # fmt: skip
     from . import _ops
 
+    if not torch.compiler.is_compiling():
+        _torch.refuse_transforms("sparse_index_loss", (index_q, index_k, index_weights, q, kv))
     return _ops.index_loss(*tensors, text, need)[0]
 
 
@@ -360,13 +340,14 @@ def index_mask(
 ) -> torch.Tensor:
     """In place: element (s, j) of an additive fp32 mask [B, S, S_kv] becomes 0 where a valid slot of
     query s names key j; the others stay. No host read: legal while a graph is captured."""
-    mask = _constant("mask", mask)
+    _checks.warn_unused(causal, q_positions, q_position_base)
+    mask = _checks.constant("mask", mask)
     inputs = {
         "indices": storage.tensor("indices", indices),
-        "topk_length": _constant("topk_length", topk_length),
-        "cu_seqlens_q": _constant("cu_seqlens_q", cu_seqlens_q),
-        "cu_seqlens_k": _constant("cu_seqlens_k", cu_seqlens_k),
-        "q_positions": _constant("q_positions", q_positions),
+        "topk_length": _checks.constant("topk_length", topk_length),
+        "cu_seqlens_q": _checks.constant("cu_seqlens_q", cu_seqlens_q),
+        "cu_seqlens_k": _checks.constant("cu_seqlens_k", cu_seqlens_k),
+        "q_positions": _checks.constant("q_positions", q_positions),
     }
     text = _settings.text_of(
         causal=causal, q_position_base=q_position_base, index_space=index_space,

@@ -63,6 +63,8 @@ def tensor(name: str, value) -> torch.Tensor:
             f"{name}: a {type(value).__name__}, which has a dispatch of its own; looked for a plain "
             "torch.Tensor, talea.Fp8(data, scale) or talea.PackedKV(rows). Pass what it holds"
         )
+    if value.layout != torch.strided:
+        raise DataError(f"{name}: a tensor of layout {value.layout}; torch.strided is needed")
     for dtype_name, dtype in _DECLINED.items():
         if value.dtype == dtype:
             raise UsageError(f"{name}: {dtype_name}: not in this version; float8_e4m3fn is")

@@ -47,6 +47,7 @@ void fit_indexer(CheckedCall& r, const Indexer& t, const Ranks& ranks) {
             p.row_begin, p.row_begin + p.keys_stored);
     p.keys = ranks.total_kv_rows;
   }
+  check_whole_keys(p, ranks);
   const Dim b = {"B", p.batch, true}, s = {"S", p.queries}, h = {"Hi", p.index_heads};
   const Dim k = {"S_kv", p.keys_stored}, d = {"di", p.index_dim};
   a.index_q = fit("index_q", t.q, {b, s, h, d});
@@ -98,6 +99,8 @@ void check_loss(const IndexLossInputs& in, const IndexLossOutputs& out, const In
               (std::isfinite(o.denominator_value) && o.denominator_value > 0),
           usage, "denominator = {}: a given denominator must be finite and > 0",
           o.denominator_value);
+  require(o.denominator == LossDenominator::given || o.denominator_value == 0, usage,
+          "denominator_value = {}: of denominator = given; it is valid", o.denominator_value);
   require(o.denominator_scope == LossScope::local || o.denominator == LossDenominator::valid, usage,
           "denominator_scope = global: a given denominator is already global");
   const bool sparse = o.keys == LossKeys::sparse;

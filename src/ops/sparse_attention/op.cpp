@@ -27,6 +27,21 @@ void start(const Problem& p, Result& r) {
     r.selection_rule = "largest score, ties to the lower index, NaN first, -Inf never";
 }
 
+// What was given and has no part in the result: nothing is left out in silence.
+void note_unused(const Problem& p, Result& r) {
+  const int64_t base = p.options.q_position_base;
+  const auto note = [&](const std::string& what) { r.notes.push_back(what); };
+  if (!p.options.causal) {
+    if (p.has_positions) note("q_positions: without causal they bound nothing");
+    if (base != 0)
+      note(fmt::format("q_position_base = {}: without causal it bounds nothing", base));
+    if (p.key_stride != 1)
+      note(fmt::format("key_stride = {}: without causal it bounds nothing", p.key_stride));
+  } else if (p.has_positions && base != 0) {
+    note(fmt::format("q_position_base = {}: q_positions say where the queries are", base));
+  }
+}
+
 // Lanes describe both passes of attention at once; what a pass has not is empty.
 void finish(const Problem& p, Result& r) {
   if (p.pass != Pass::forward) return;
@@ -56,6 +71,7 @@ Result run(const CheckedCall& c, const Workspace& workspace, const Ranks& ranks,
       c.problem, workspace, c.memory, [&](const Prepared<Operator>& ready, Result& result) {
         const Problem& p = ready.problem;
         start(p, result);
+        note_unused(p, result);
         if (ranks.handshake) shake_hands(c, ready.lane->name, heads, sequence, result);
         const SlotFacts facts = on_host ? count_slots(c, result) : SlotFacts{};
         const Workspace room = {workspace.data, ready.plan.workspace_bytes};

@@ -97,6 +97,11 @@ void index_mask(const Inputs& in, const Tensor& mask, const Options& options, St
   p.total_heads = 1;
   require(!in.block_table && options.index_space != IndexSpace::slots, ErrorKind::usage,
           "block_table, index_space = slots: a mask has one column for each row of kv");
+  require(options.index_check != IndexCheck::report, ErrorKind::usage,
+          "index_check = report: counts into a status, and a mask has none");
+  require(options.index_check == IndexCheck::ignore || mask.device == DeviceKind::cpu,
+          ErrorKind::unavailable,
+          "index_check = checked: of a mask in device memory: not in this version");
   check_dtype("indices", in.indices, {DType::i32, DType::i64});
   check_dtype("topk_length", in.topk_length, {DType::i32});
   check_dtype("cu_seqlens_q", in.cu_seqlens_q, {DType::i32});

@@ -160,6 +160,15 @@ void set_ranks(Problem& p, const Ranks& ranks) {
   require(ranks.row_begin >= 0, usage, "row_begin = {}: must be >= 0", ranks.row_begin);
 }
 
+void check_whole_keys(const Problem& p, const Ranks& ranks) {
+  if (!ranks.gather_kv || p.gather_kv) return;
+  const int64_t total = ranks.total_kv_rows, rows = p.keys_stored;
+  require(ranks.row_begin == 0 && (total == 0 || total == rows), usage,
+          "gather_kv: row_begin = {}, total_kv_rows = {} beside {} rows of this rank, and no other "
+          "rank in sequence",
+          ranks.row_begin, total, rows);
+}
+
 void check_spaces(const Problem& p, const Inputs& in) {
   const Options& o = p.options;
   require(in.cu_seqlens_q.present == in.cu_seqlens_k.present, usage,
@@ -224,6 +233,7 @@ void fit_keys(CheckedCall& r, const KeyTensors& t, const Ranks& ranks) {
             p.row_begin, p.row_begin + p.keys_stored);
     p.keys = ranks.total_kv_rows;
   }
+  check_whole_keys(p, ranks);
   require(p.groups >= 1, bad, "kv: {} groups: at least 1 is needed", p.groups);
   require(p.heads_world == 1 || p.groups == 1 || ranks.total_heads > 0, usage,
           "total_heads = 0: with {} groups and heads cut over ranks it must be given", p.groups);

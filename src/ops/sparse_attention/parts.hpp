@@ -15,6 +15,8 @@ std::vector<NamedTensor> check_memory(const NamedTensor& leader, std::vector<Nam
 void check_options(const Options& o);
 void check_threads(int threads, int64_t workspace_limit_bytes);
 void set_ranks(Problem& p, const Ranks& ranks);
+// gather_kv where one rank has no others to gather from: it must hold all rows.
+void check_whole_keys(const Problem& p, const Ranks& ranks);
 // Spaces, pages, sequences and bounds that cannot go together.
 void check_spaces(const Problem& p, const Inputs& in);
 

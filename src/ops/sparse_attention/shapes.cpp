@@ -11,7 +11,8 @@ constexpr auto data_error = ErrorKind::invalid_data;
 std::string full_shape(const std::vector<Dim>& dims) {
   std::string s = "[";
   for (size_t i = 0; i < dims.size(); ++i)
-    s += fmt::format("{}{}{} = {}", i ? ", " : "", dims[i].optional ? "?" : "", dims[i].name,
+    s += fmt::format("{}{}{} = {}", i ? ", " : "",
+                     dims[i].optional && dims[i].extent == 1 ? "?" : "", dims[i].name,
                      dims[i].extent);
   return s + "]";
 }

@@ -205,6 +205,73 @@ TEST(AttentionErrors, WorkspaceIsNamed) {
   EXPECT_THROW(sa::forward(in, out, options, room.workspace()), Error);
 }
 
+std::string kind_and_text(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Error& e) {
+    return std::to_string(static_cast<int>(e.kind())) + ": " + e.what();
+  }
+  return "accepted";
+}
+
+TEST(AttentionErrors, WhatOneRankCannotGather) {
+  const Case c = make_case(plain());
+  Grid o(DType::f32, {1, c.queries(), c.heads(), c.value_dim()});
+  sa::Inputs in = inputs_of(c);
+  in.d_o = in.d_lse = {};
+  sa::Outputs out;
+  out.o = o.tensor();
+  const auto of = [&](int64_t begin, int64_t total) {
+    sa::Ranks ranks;
+    ranks.gather_kv = true, ranks.row_begin = begin, ranks.total_kv_rows = total;
+    return kind_and_text([&] { sa::describe(sa::Pass::forward, in, out, c.options, ranks); });
+  };
+  EXPECT_EQ(of(0, 0), "accepted");
+  EXPECT_EQ(of(0, 37), "accepted");
+  expect_refused(of(0, 74), "2", {"total_kv_rows = 74", "37 rows"});
+  expect_refused(of(37, 37), "2", {"row_begin = 37"});
+}
+
+TEST(AttentionErrors, ADenominatorThatDividesNothing) {
+  float x[4] = {};
+  sa::IndexLossInputs in;
+  in.index_q = make_tensor(x, DType::f32, {1, 1, 4});
+  in.index_k = make_tensor(x, DType::f32, {1, 4});
+  in.index_weights = make_tensor(x, DType::f32, {1, 1});
+  in.q = make_tensor(x, DType::f32, {1, 1, 4});
+  in.kv = make_tensor(x, DType::f32, {1, 4});
+  sa::IndexLossOptions options;
+  options.keys = sa::LossKeys::dense;
+  EXPECT_EQ(kind_and_text([&] { sa::describe(in, {}, options); }), "accepted");
+  options.denominator_value = 3;
+  expect_refused(kind_and_text([&] { sa::describe(in, {}, options); }), "2",
+                 {"denominator_value = 3", "given"});
+}
+
+// What is given and bounds nothing stands in the receipt.
+TEST(AttentionErrors, WhatBoundsNothingIsNoted) {
+  Spec spec = plain();
+  spec.positions = true, spec.causal = false;
+  Case c = make_case(spec);
+  Grid o(DType::f32, {1, c.queries(), c.heads(), c.value_dim()});
+  sa::Inputs in = inputs_of(c);
+  in.d_o = in.d_lse = {};
+  sa::Outputs out;
+  out.o = o.tensor();
+  const auto notes = [&](bool causal, int64_t base) {
+    sa::Options options = c.options;
+    options.causal = causal, options.q_position_base = base;
+    Room room(sa::workspace_bytes(sa::describe(sa::Pass::forward, in, out, options)));
+    return sa::forward(in, out, options, room.workspace()).notes;
+  };
+  EXPECT_EQ(notes(true, 0).size(), 0u);
+  ASSERT_EQ(notes(false, 0).size(), 1u);
+  EXPECT_NE(notes(false, 0)[0].find("q_positions"), std::string::npos);
+  EXPECT_EQ(notes(false, 5).size(), 2u);
+  ASSERT_EQ(notes(true, 5).size(), 1u);
+  EXPECT_NE(notes(true, 5)[0].find("q_position_base = 5"), std::string::npos);
+}
+
 TEST(AttentionStatus, RequireCleanAndMask) {
   int64_t status[4] = {0, -1, 0, 0};
   sa::require_clean(make_tensor(status, DType::i64, {4}));
@@ -223,6 +290,12 @@ TEST(AttentionStatus, RequireCleanAndMask) {
   in.indices = make_tensor(indices, DType::i32, {3, 3});
   for (int twice = 0; twice < 2; ++twice)
     sa::index_mask(in, make_tensor(mask, DType::f32, {3, 4}), {});
+  sa::Options report;
+  report.index_check = sa::IndexCheck::report;
+  expect_refused(kind_and_text([&] {
+                   sa::index_mask(in, make_tensor(mask, DType::f32, {3, 4}), report);
+                 }),
+                 "2", {"index_check = report", "status"});
   const float want[3][4] = {{0, -1, 0, -1}, {0, -1, 0, -1}, {-1, -1, -1, 0}};
   for (int i = 0; i < 12; ++i) EXPECT_EQ(mask[i / 4][i % 4], want[i / 4][i % 4]) << i;
 }

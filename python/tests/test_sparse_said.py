@@ -1,0 +1,193 @@
+"""Sparse attention: what is asked for happens or is refused; nothing is left out in silence."""
+
+import pytest
+import talea
+import torch
+from conftest import close, gradients
+from sparse_forms import eager, indexer, problem
+from torch.autograd import forward_ad
+
+
+def turned(t):
+    return t.transpose(0, 1).contiguous()
+
+
+@pytest.mark.parametrize("form", ((3, 3), (3, 3, 1)))
+def test_sbhd_turns_scales_as_it_turns_rows(form):
+    """As many tokens as batch entries: the other reading would fit as well."""
+    data = torch.randn(3, 3, 32).to(torch.float8_e4m3fn)
+    q = torch.randn(3, 3, 4, 32).to(torch.float8_e4m3fn)
+    scale, q_scale = torch.rand(form) + 0.1, torch.rand(3, 3) + 0.1
+    indices = torch.randint(0, 3, (3, 3, 5))
+    want = talea.sparse_attention(
+        talea.Fp8(q, q_scale), talea.Fp8(data, scale), indices, value_dim=16
+    )
+    have = talea.sparse_attention(
+        talea.Fp8(turned(q), turned(q_scale)), talea.Fp8(turned(data), turned(scale)),
+        turned(indices), value_dim=16, layout="sbhd",
+    )  # fmt: skip
+    assert torch.equal(turned(have), want)
+
+
+@pytest.mark.parametrize("paged", (False, True))
+def test_pages_lie_as_they_lie_in_any_layout(paged):
+    q, cache = torch.randn(2, 6, 4, 32), torch.randn(4, 3, 32, requires_grad=True)
+    indices = torch.randint(0, 9, (2, 6, 5))
+    more = {"index_space": "slots"}
+    if paged:
+        table = torch.tensor([[3, 0, 1], [2, 2, 0]], dtype=torch.int32)
+        more = {"index_space": "sequence", "block_table": table,
+                "kv_lengths": torch.tensor([9, 7], dtype=torch.int32)}  # fmt: skip
+    want = talea.sparse_attention(q, cache, indices, value_dim=16, **more)
+    have = talea.sparse_attention(
+        turned(q), cache, turned(indices), value_dim=16, layout="sbhd", **more
+    )
+    assert torch.equal(turned(have), want)
+    weight = torch.randn_like(want)
+    (mine,) = gradients(have, cache, upstream=turned(weight))
+    assert torch.equal(mine, gradients(want, cache, upstream=weight)[0])
+    main = torch.zeros_like(cache)
+    talea.sparse_attention(
+        turned(q), cache, turned(indices), value_dim=16, layout="sbhd", main_grad=main, **more
+    ).backward(turned(weight))
+    assert close(main, mine, 1e-6)
+
+
+def test_sbhd_of_one_batch_entry_takes_lists_without_it():
+    q, kv, indices, _ = problem(b=1, g=3, s=3, h=6)
+    want = talea.sparse_attention(q, kv, indices, value_dim=16)
+    have = talea.sparse_attention(turned(q), turned(kv), indices[0], value_dim=16, layout="sbhd")
+    assert torch.equal(turned(have), want)
+
+
+ASKED = {
+    "report": ({"index_check": "report"}, "status"),
+    "report_beside": ({"index_check": "report", "outputs": ("lse",)}, "status"),
+    "gather": ({"gather_kv": True}, "sequence_group"),
+    "group": ({"heads_group": "tp"}, "heads_group = 'tp'"),
+    "flag": ({"causal": "no"}, "causal = 'no'"),
+    "flag_tensor": ({"causal": torch.tensor(True)}, "causal"),
+    "scale": ({"scale": True}, "scale = True"),
+}
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_an_option_that_cannot_be_followed_is_refused(name):
+    q, kv, indices, _ = problem()
+    options, word = ASKED[name]
+    with pytest.raises(talea.UsageError, match=word):
+        talea.sparse_attention(q, kv, indices, **{"value_dim": 16, **options})
+
+
+def test_report_is_counted_where_it_can_be():
+    q, kv, indices, _ = problem()
+    indices[0, 0, 2] = 400
+    out = talea.sparse_attention(
+        q, kv, indices, value_dim=16, index_check="report", outputs=("status",)
+    )
+    with pytest.raises(talea.DataError, match="400"):
+        talea.require_clean(out.status)
+    out.o.sum().backward()
+    iq, ik, iw, q, kv = indexer()
+    lists = torch.zeros(6, 3, dtype=torch.int32)
+    with pytest.raises(talea.UsageError, match="status"):
+        talea.sparse_index_loss(
+            iq, ik, iw, q, kv, value_dim=16, indices=lists, index_check="report"
+        )
+    with pytest.raises(talea.UsageError, match="status"):
+        talea.index_mask(torch.zeros(6, 17), lists, index_check="report")
+    with pytest.raises(talea.UsageError, match="sequence_group"):
+        talea.sparse_select(iq, ik, iw, top_k=3, gather_kv=True)
+    with pytest.raises(talea.UsageError, match="sequence_group"):
+        talea.sparse_index_loss(iq, ik, iw, q, kv, value_dim=16, gather_kv=True)
+
+
+@pytest.mark.filterwarnings("error")
+def test_positions_without_causal_are_told():
+    q, kv, indices, _ = problem()
+    iq, ik, iw, aq, akv = indexer()
+    at = torch.arange(7, dtype=torch.int32)
+    for more in ({"q_positions": at}, {"q_position_base": 3}):
+        with pytest.warns(UserWarning, match=f"{next(iter(more))}: bounds nothing"):
+            talea.sparse_attention(q, kv, indices, value_dim=16, **more)
+        talea.sparse_attention(q, kv, indices, value_dim=16, causal=True, **more)
+        with pytest.warns(UserWarning, match="bounds nothing"):
+            talea.index_mask(torch.zeros(7, 19), indices[:, 0], **more)
+    with pytest.warns(UserWarning, match="key_stride: bounds nothing"):
+        talea.sparse_select(iq, ik, iw, top_k=3, key_stride=2)
+    with pytest.warns(UserWarning, match="key_stride: bounds nothing"):
+        talea.sparse_index_loss(iq, ik, iw, aq, akv, value_dim=16, key_stride=2)
+
+
+def test_arrays_know_their_options():
+    import talea.arrays as arrays
+
+    q, kv, indices = (t.detach().numpy() for t in problem()[:3])
+    mask, lists = torch.zeros(7, 19).numpy(), indices[:, 0]
+    for unknown in ({"foo": "x"}, {"layout": "sbhd"}, {"top_k": 3}):
+        with pytest.raises(talea.UsageError, match=next(iter(unknown))):
+            arrays.index_mask(mask, lists, **unknown)
+    with pytest.raises(talea.UsageError, match="status"):
+        arrays.index_mask(mask, lists, index_check="report")
+    with pytest.raises(talea.UsageError, match="d_o"):
+        arrays.sparse_attention(q, kv, indices, value_dim=16, d_o=q[..., :16].copy())
+
+
+def test_a_gradient_is_never_e4m3():
+    q, kv, indices, _ = problem()
+    low = kv.detach().to(torch.float8_e4m3fn).requires_grad_()
+    with pytest.raises(talea.UsageError, match="kv: float8_e4m3fn requires grad"):
+        talea.sparse_attention(q, talea.Fp8(low, torch.ones(())), indices, value_dim=16)
+    main = torch.zeros(kv.shape)
+    talea.sparse_attention(
+        q, talea.Fp8(low, torch.ones(())), indices, value_dim=16, main_grad=main
+    ).sum().backward()
+    assert low.grad is None and main.abs().sum() > 0
+    low_q = q.detach().to(torch.float8_e4m3fn).requires_grad_()
+    with pytest.raises(talea.UsageError, match="q: float8_e4m3fn requires grad"):
+        talea.sparse_attention(
+            talea.Fp8(low_q, torch.ones(())), talea.Fp8(low.detach(), torch.ones(())), indices,
+            value_dim=16,
+        )  # fmt: skip
+
+
+def test_main_grad_alone_is_filled():
+    """Nothing else of the call requires grad; another part of the graph does."""
+    q, kv, indices, _ = problem()
+    want = gradients(eager(q, kv, indices, 16)[0].sum(), kv)[0]
+    main, factor = torch.zeros(kv.shape), torch.ones((), requires_grad=True)
+    o = talea.sparse_attention(q.detach(), kv.detach(), indices, value_dim=16, main_grad=main)
+    (o.sum() * factor).backward()
+    assert close(main, want, 1e-5)
+
+
+def test_derivatives_that_are_not_backwards():
+    q, kv, indices, _ = problem()
+    iq, ik, iw, aq, akv = (t.detach() for t in indexer())
+    calls = (
+        lambda q, iq: talea.sparse_attention(q, kv.detach(), indices, value_dim=16),
+        lambda q, iq: talea.sparse_select(iq, ik, iw, top_k=3),
+        lambda q, iq: talea.sparse_index_loss(iq, ik, iw, aq, akv, value_dim=16),
+    )
+    with forward_ad.dual_level():
+        duals = [forward_ad.make_dual(t, torch.ones_like(t)) for t in (q.detach(), iq)]
+        for call in calls:
+            with pytest.raises(talea.UsageError, match="forward-mode"):
+                call(*duals)
+    loss = talea.sparse_index_loss(iq.requires_grad_(), ik, iw, aq, akv, value_dim=16)
+    (d,) = torch.autograd.grad(loss, iq, create_graph=True)
+    with pytest.raises(RuntimeError, match="sparse_index_loss: double backward"):
+        (d.square().sum() + iq.sum()).backward()
+
+
+def test_the_indexer_under_autocast():
+    """A product gives 16 bits there and a norm fp32: both become the type of products."""
+    iq, ik, iw, q, kv = indexer()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found, _ = talea.sparse_select(iq.bfloat16(), ik, iw, top_k=5)
+        loss = talea.sparse_index_loss(iq.bfloat16(), ik, iw, q, kv.bfloat16(), value_dim=16)
+    low = [t.bfloat16() for t in (iq, ik)]
+    assert torch.equal(found, talea.sparse_select(*low, iw, top_k=5)[0])
+    want = talea.sparse_index_loss(*low, iw, q.bfloat16(), kv.bfloat16(), value_dim=16)
+    assert torch.equal(loss, want)
+    assert gradients(loss, ik)[0].dtype == torch.float32

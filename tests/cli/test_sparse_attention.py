@@ -185,6 +185,66 @@ class Attend(SparseCase):
         self.assertEqual(two["o"][0], [S, 1, H, DV])
         self.assertEqual(one["o"][1], two["o"][1])
 
+    def test_what_sbhd_turns(self):
+        """Pages and what has no batch lie as they lie; the sizes fit in either reading."""
+
+        def same(kv, *flags):
+            flags = [*flags, "--indices", "i.npy", "--value-dim", str(DV), "--kv", kv]
+            self.talea("attend", *entry, *flags, "--out", "one.safetensors")
+            self.talea("attend", *turned, *flags, "--out", "two.safetensors")
+            one, two = self.read("one.safetensors"), self.read("two.safetensors")
+            for name in one:
+                self.assertEqual(one[name][1], two[name][1], name)
+            cut = ["--ranks", "2", "--cut", "sequence", "--out", "r.safetensors"]
+            self.talea("attend", *entry, *flags, *cut)
+            self.compare("one.safetensors", "r.safetensors")
+
+        test_cli.floats(self.at("b.npy"), (1, S, H, D), self.q)
+        test_cli.floats(self.at("s.npy"), (S, 1, H, D), self.q)
+        test_cli.floats(self.at("u.npy"), (1, S, H, DV), self.d_o)
+        test_cli.floats(self.at("v.npy"), (S, 1, H, DV), self.d_o)
+        entry = ["--q", "b.npy", "--upstream", "u.npy"]
+        turned = ["--q", "s.npy", "--upstream", "v.npy", "--layout", "sbhd"]
+        ints(self.at("i.npy"), (S, S), [(3 * i) % D for i in range(S * S)])
+        for name, shape in (("pages.npy", (3, 5, D)), ("square.npy", (D, D))):
+            test_cli.floats(self.at(name), shape, self.kv[: math.prod(shape)])
+            test_cli.floats(self.at("sum_" + name), shape, self.kv[: math.prod(shape)])
+        same("pages.npy", "--index-space", "slots", "--main-grad", "sum_pages.npy")
+        same("square.npy", "--main-grad", "sum_square.npy")
+
+    def test_scales_are_turned_as_rows_are(self):
+        q = [self.q[: 2 * H * D], self.q[2 * H * D : 4 * H * D]]  # two entries of two queries
+        swapped = [q[b][s * H * D :][: H * D] for s in (0, 1) for b in (0, 1)]
+        test_cli.floats(self.at("b.npy"), (2, 2, H, D), sum(q, []))
+        test_cli.floats(self.at("s.npy"), (2, 2, H, D), sum(swapped, []))
+        rows = [bytes([0x30 + 2 * r]) * D for r in range(4)]
+        for name, order in (("b", (0, 1, 2, 3)), ("s", (0, 2, 1, 3))):
+            entries = {"kv": ("F8_E4M3", [2, 2, D], b"".join(rows[r] for r in order))}
+            safetensors(self.at(name + ".safetensors"), entries)
+            test_cli.floats(self.at(name + "_scale.npy"), (2, 2), [0.25 + r for r in order])
+        ints(self.at("i.npy"), (2, 2, 1), [0, 1, 1, 0])
+        for name, layout in (("b", "bshd"), ("s", "sbhd")):
+            self.talea("attend", "--q", name + ".npy", "--kv", name + ".safetensors",
+                       "--kv-scale", name + "_scale.npy", "--kv-storage", "fp8_scaled",
+                       "--indices", "i.npy", "--value-dim", str(DV), "--layout", layout,
+                       "--out", name + "_o.safetensors")  # fmt: skip
+        one, two = (self.read(n)["o"][1] for n in ("b_o.safetensors", "s_o.safetensors"))
+        size = H * DV
+        turned = [two[(s * 2 + b) * size :][:size] for b in (0, 1) for s in (0, 1)]
+        self.assertEqual(one, sum(turned, []))
+
+    def test_what_bounds_nothing_is_noted(self):
+        ints(self.at("p.npy"), (S,), range(S))
+        done = self.attend("--q-positions", "p.npy", "--receipt", "r.json")
+        self.assertIn("q_positions: without causal", done.stdout)
+        self.assertIn("q_positions", self.receipt()["calls"][0]["notes"][0])
+        done = self.attend("--q-positions", "p.npy", "--causal", "--receipt", "r.json")
+        self.assertEqual(self.receipt()["calls"][0]["notes"], [])
+        done = self.attend("--q-positions", "p.npy", "--causal", "--q-position-base", "4")
+        self.assertIn("q_position_base = 4", done.stdout)
+        done = self.index("--top-k", "3", "--key-stride", "2")
+        self.assertIn("key_stride = 2", done.stdout)
+
     def test_main_grad_is_added_to(self):
         test_cli.floats(self.at("g.npy"), (KEYS, D), [5.0] * (KEYS * D))
         flags = ["--upstream", "do.npy", "--outputs", "dkv"]
@@ -326,13 +386,36 @@ class Index(SparseCase):
             self.index(*flags, "--loss", "dense", *more)
             self.compare("c.safetensors", "d.safetensors")
 
+    def test_a_given_denominator_divides_the_sum_of_all_ranks(self):
+        flags = ["--q", "q.npy", "--kv", "kv.npy", "--value-dim", str(DV), "--loss", "dense"]
+        flags += ["--denominator", "10"]
+        self.index(*flags, "--out", "one.safetensors")
+        for cut in ("heads", "sequence"):
+            more = ["--ranks", "3", "--cut", cut, "--out", "r.safetensors", "--receipt", "r.json"]
+            self.index(*flags, *more)
+            self.compare("one.safetensors", "r.safetensors")
+
+    def test_a_selection_by_stride_and_its_loss(self):
+        flags = ["--q", "q.npy", "--kv", "kv.npy", "--value-dim", str(DV), "--loss", "sparse"]
+        stride = ["--top-k", "3", "--causal", "--key-stride", "2"]
+        self.index(*flags, *stride, "--outputs", "indices,index_loss", "--out", "a.safetensors")
+        found = self.read_any("a.safetensors")
+        self.assertEqual(found["indices"][:6], [-1, -1, -1, 0, -1, -1])
+
     def test_refusals_name_the_flag(self):
+        loss = ["--q", "q.npy", "--kv", "kv.npy", "--value-dim", "2", "--loss", "sparse"]
         for words, flags in (
             ("--top-k", []),
             ("--loss sparse: needs --q", ["--loss", "sparse", "--top-k", "3", "--value-dim", "4"]),
             ("--outputs index_loss", ["--top-k", "3", "--outputs", "index_loss"]),
             ("--q q.npy", ["--top-k", "3", "--q", "q.npy"]),
             ("--scale", ["--top-k", "3", "--scale", "2"]),
+            ("--coeff", ["--top-k", "3", "--coeff", "2"]),
+            ("--value-dim", ["--top-k", "3", "--value-dim", "2"]),
+            ("--denominator-scope", ["--top-k", "3", "--denominator-scope", "global"]),
+            ("--topk-length i.npy", [*loss, "--top-k", "3", "--topk-length", "i.npy"]),
+            ("--begin i.npy", [*loss, "--indices", "i.npy", "--begin", "i.npy"]),
+            ("--key-stride 2", [*loss, "--indices", "i.npy", "--key-stride", "2"]),
         ):
             self.assertIn(words, self.index(*flags, code=2).stderr)
 

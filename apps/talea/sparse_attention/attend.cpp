@@ -30,10 +30,16 @@ constexpr FileFlag<sa::Inputs> file_flags[] = {
     {"kv-lengths", "[B] int32: keys of a sequence of a paged kv", &sa::Inputs::kv_lengths},
     {"upstream", "as o: its gradient; asks for backward", &sa::Inputs::d_o},
     {"upstream-lse", "[B, S, H] fp32: gradient of lse", &sa::Inputs::d_lse}};
-// Tensors of a token, which --layout sbhd turns; the others keep their order.
-constexpr Tensor sa::Inputs::*per_token[] = {&sa::Inputs::q,           &sa::Inputs::indices,
-                                             &sa::Inputs::topk_length, &sa::Inputs::q_positions,
-                                             &sa::Inputs::d_o,         &sa::Inputs::d_lse};
+// Tensors of a token, which --layout sbhd turns, and the least rank at which they have a B; the
+// others keep their order.
+struct PerToken {
+  Tensor sa::Inputs::*member;
+  int least_rank;
+};
+constexpr PerToken per_token[] = {{&sa::Inputs::indices, 3},     {&sa::Inputs::q_scale, 2},
+                                  {&sa::Inputs::topk_length, 2}, {&sa::Inputs::q_positions, 2},
+                                  {&sa::Inputs::d_o, 4},         {&sa::Inputs::d_lse, 3}};
+constexpr PerToken per_key[] = {{&sa::Inputs::kv, 3}, {&sa::Inputs::kv_scale, 2}};
 const std::vector<std::string> output_names = {"o",  "lse", "row_max", "o_residual",
                                                "dq", "dkv", "d_sink"};
 
@@ -119,6 +125,17 @@ void check_flags(const Flags& f) {
   f.cut.check();
 }
 
+// Whether --layout sbhd turns what has a row for each key: pages of a cache are no sequence.
+bool turns_keys(const Flags& f) {
+  return f.layout == "sbhd" && !f.given(&sa::Inputs::block_table) && f.index_space != "slots";
+}
+
+// As [B, S, ...], in a layout of [S, B, ...] and a batch of so many; B may be missing where it
+// is 1.
+Tensor batch_first(const Tensor& t, int least_rank, int64_t batch) {
+  return t.rank < least_rank || (batch == 1 && t.shape[1] != 1) ? t : swapped(t);
+}
+
 // The inputs of the files, in the order [B, S, ...].
 sa::Inputs read_inputs(const Flags& f, TensorFiles& files) {
   sa::Inputs in = f.files.read(files);
@@ -133,8 +150,12 @@ sa::Inputs read_inputs(const Flags& f, TensorFiles& files) {
   require(in.q.rank == 4, ErrorKind::invalid_data,
           "--q {}: shape {} where --layout sbhd needs [S, B, H, D]",
           f.files.argument(&sa::Inputs::q), io::shape_text(in.q));
-  for (const auto member : per_token) in.*member = swapped(in.*member);
-  if (!in.block_table && in.kv.rank >= 3) in.kv = swapped(in.kv);
+  in.q = swapped(in.q);
+  for (const PerToken& t : per_token)
+    in.*t.member = batch_first(in.*t.member, t.least_rank, in.q.shape[0]);
+  if (turns_keys(f))
+    for (const PerToken& t : per_key)
+      in.*t.member = batch_first(in.*t.member, t.least_rank, in.q.shape[0]);
   return in;
 }
 
@@ -172,7 +193,7 @@ Tensor read_main_grad(const Flags& f, TensorFiles& files, const Tensor& kv) {
   Tensor sum = files.read("main-grad", f.main_grad);
   require(sum.dtype == DType::f32, ErrorKind::invalid_data,
           "--main-grad {}: {} where fp32 is needed", f.main_grad, name_of(sum.dtype));
-  if (f.layout == "sbhd") sum = swapped(sum);
+  if (turns_keys(f) && sum.rank >= 3) sum = swapped(sum);
   require(shape_of(sum) == shape_of(kv), ErrorKind::invalid_data,
           "--main-grad {}: shape {} where kv has {}", f.main_grad, io::shape_text(sum),
           io::shape_text(kv));
@@ -201,7 +222,7 @@ Made allocate(const Flags& f, const std::vector<std::string>& wanted, const sa::
   if (has(wanted, "dkv")) {
     const bool plain = is_floating(in.kv.dtype) && in.kv.dtype != DType::f8_e4m3;
     const DType kind = wide || main_grad || !plain ? DType::f32 : in.kv.dtype;
-    v.dkv = add("dkv", kind, shape_of(in.kv), !in.block_table && in.kv.rank >= 3);
+    v.dkv = add("dkv", kind, shape_of(in.kv), turns_keys(f) && in.kv.rank >= 3);
     if (main_grad) copy_elements(main_grad, v.dkv);
     v.accumulate_dkv = main_grad.present;
   }
@@ -242,6 +263,7 @@ void print_people(const Flags& f, const std::vector<PassDone>& passes, const Mad
                                   human_ms(done.ms)));
     for (const LaneDecline& d : r.declined)
       facts.add("declined", fmt::format("{}: {}", d.lane, d.reason));
+    for (const std::string& note : r.notes) facts.add("note", note);
     for (const sa::ShareFact& s : done.shares)
       facts.add(fmt::format("rank {}", s.rank),
                 fmt::format("{} [{}, {}), {}", f.cut.cut == "heads" ? "heads" : "queries", s.begin,

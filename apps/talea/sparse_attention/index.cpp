@@ -79,7 +79,24 @@ Wanted wanted_of(const Flags& f) {
   return w;
 }
 
-void check_flags(const Flags& f) {
+// Flags of a selection where none is made, and of a list where the selection makes its own.
+void check_selection_flags(const Flags& f, bool selects) {
+  const bool listed = f.given(&In::indices);
+  require(!f.given(&In::topk_length) || listed, ErrorKind::usage,
+          "--topk-length {}: of --indices; a selection has its own",
+          f.files.argument(&In::topk_length));
+  if (selects) return;
+  if (f.loss != "sparse") return;
+  require(f.key_stride == 1, ErrorKind::usage,
+          "--key-stride {}: of a selection; --loss sparse runs over --indices {}", f.key_stride,
+          f.files.argument(&In::indices));
+  for (const auto member : {&In::begin, &In::end})
+    require(!f.given(member), ErrorKind::usage,
+            "--{} {}: of a selection; --loss sparse runs over --indices {}",
+            f.files.spelling(member), f.files.argument(member), f.files.argument(&In::indices));
+}
+
+void check_flags(const Flags& f, bool selects) {
   require(f.out.empty() || f.out.ends_with(".safetensors") || f.out.starts_with("/dev/"),
           ErrorKind::usage, "--out {}: the outputs are written as .safetensors", f.out);
   std::vector<std::string> read = f.files.arguments();
@@ -92,9 +109,12 @@ void check_flags(const Flags& f) {
   }
   require(f.loss.empty() || f.value_dim > 0, ErrorKind::usage, "--loss {}: needs --value-dim",
           f.loss);
-  require(!f.loss.empty() || (f.scale.empty() && f.denominator == "valid"), ErrorKind::usage,
-          "--{}: of the loss; needs --loss sparse or --loss dense",
-          f.scale.empty() ? "denominator" : "scale");
+  for (const auto& [name, given] :
+       {std::pair{"scale", !f.scale.empty()}, std::pair{"denominator", f.denominator != "valid"},
+        std::pair{"denominator-scope", f.scope != "local"}, std::pair{"coeff", f.coeff != 1},
+        std::pair{"value-dim", f.value_dim != 0}})
+    require(!f.loss.empty() || !given, ErrorKind::usage,
+            "--{}: of the loss; needs --loss sparse or --loss dense", name);
   for (const auto member :
        {&In::q, &In::kv, &In::indices, &In::topk_length, &In::lse, &In::row_weight})
     require(!f.loss.empty() || !f.given(member), ErrorKind::usage,
@@ -103,6 +123,7 @@ void check_flags(const Flags& f) {
   require(f.loss != "dense" || !f.given(&In::indices), ErrorKind::usage,
           "--indices {}: --loss dense runs over all keys in bounds",
           f.files.argument(&In::indices));
+  check_selection_flags(f, selects);
   f.cut.check();
 }
 
@@ -175,7 +196,8 @@ sa::IndexLossOptions loss_options(const Flags& f) {
             f.denominator);
   }
   // Ranks that share out the queries divide by the rows of all of them, as one rank would.
-  const bool shared = f.scope == "global" || f.cut.cut == "sequence";
+  const bool counted = o.denominator == sa::LossDenominator::valid;
+  const bool shared = f.scope == "global" || (f.cut.cut == "sequence" && counted);
   o.denominator_scope = shared ? sa::LossScope::global : sa::LossScope::local;
   o.act = choice<sa::Activation>(f.act, {"relu", "identity"});
   if (!f.scale.empty()) {
@@ -184,7 +206,7 @@ sa::IndexLossOptions loss_options(const Flags& f) {
   }
   o.causal = f.causal;
   o.q_position_base = f.q_position_base;
-  o.key_stride = f.key_stride;
+  if (o.keys == sa::LossKeys::dense) o.key_stride = f.key_stride;
   o.threads = f.threads;
   o.lane = f.lane;
   o.workspace_limit_bytes = parse_bytes("--workspace-limit", f.workspace_limit);
@@ -225,6 +247,7 @@ void print_people(const Flags& f, const std::vector<PassDone>& passes, const Mad
                                   human_ms(done.ms)));
     for (const LaneDecline& d : r.declined)
       facts.add("declined", fmt::format("{}: {}", d.lane, d.reason));
+    for (const std::string& note : r.notes) facts.add("note", note);
     if (!r.selection_rule.empty()) facts.add("rule", r.selection_rule);
     if (r.nan_scores > 0) facts.add("NaN scores", grouped(r.nan_scores));
     if (r.pass == sa::Pass::index_loss)
@@ -233,6 +256,8 @@ void print_people(const Flags& f, const std::vector<PassDone>& passes, const Mad
     facts.add("memory", fmt::format("{} measured, {} declared", human_bytes(done.peak_extra_bytes),
                                     human_bytes(r.workspace_bytes)));
   }
+  if (f.top_k > 0 && passes.front().result.pass != sa::Pass::select)
+    facts.add("note", fmt::format("--top-k {}: no output asks for a selection", f.top_k));
   if (!f.out.empty()) facts.add("tensors", f.out);
   if (!f.receipt.empty()) facts.add("receipt", f.receipt);
   facts.print();
@@ -264,7 +289,7 @@ std::vector<PassDone> run_passes(const Flags& f, const Wanted& w, In in, const M
 
 void run(Context& context, const Flags& f) {
   const Wanted wanted = wanted_of(f);
-  check_flags(f);
+  check_flags(f, wanted.select);
   const RankWorld world(f.cut.ranks);
   Receipt receipt(ReceiptKind::index, provenance_of(context));
   TensorFiles files;

@@ -22,11 +22,12 @@ struct Role {
   Tensor Struct::*member;
   bool rows;
   int heads;
+  bool lengths = false;  // one extent beside a batch is [B]
 };
 
 constexpr Role<sa::Inputs> input_roles[] = {
     {&sa::Inputs::q, true, 2},       {&sa::Inputs::q_scale, true, 1},
-    {&sa::Inputs::indices, true, 0}, {&sa::Inputs::topk_length, true, 0},
+    {&sa::Inputs::indices, true, 0}, {&sa::Inputs::topk_length, true, 0, true},
     {&sa::Inputs::sink, false, 1},   {&sa::Inputs::q_positions, true, 0},
     {&sa::Inputs::d_o, true, 2},     {&sa::Inputs::d_lse, true, 1},
     {&sa::Inputs::o, true, 2},       {&sa::Inputs::o_residual, true, 2},
@@ -46,12 +47,18 @@ constexpr Role<sa::SelectOutputs> select_output_roles[] = {
     {&sa::SelectOutputs::scores, true, 0},
     {&sa::SelectOutputs::status, false, 0}};
 constexpr Role<sa::IndexLossInputs> loss_input_roles[] = {
-    {&sa::IndexLossInputs::index_q, true, 0},       {&sa::IndexLossInputs::index_q_scale, true, 0},
-    {&sa::IndexLossInputs::index_weights, true, 0}, {&sa::IndexLossInputs::q, true, 2},
-    {&sa::IndexLossInputs::q_scale, true, 1},       {&sa::IndexLossInputs::indices, true, 0},
-    {&sa::IndexLossInputs::topk_length, true, 0},   {&sa::IndexLossInputs::lse, true, 1},
-    {&sa::IndexLossInputs::row_weight, true, 0},    {&sa::IndexLossInputs::begin, true, 0},
-    {&sa::IndexLossInputs::end, true, 0},           {&sa::IndexLossInputs::q_positions, true, 0}};
+    {&sa::IndexLossInputs::index_q, true, 0},
+    {&sa::IndexLossInputs::index_q_scale, true, 0},
+    {&sa::IndexLossInputs::index_weights, true, 0},
+    {&sa::IndexLossInputs::q, true, 2},
+    {&sa::IndexLossInputs::q_scale, true, 1},
+    {&sa::IndexLossInputs::indices, true, 0},
+    {&sa::IndexLossInputs::topk_length, true, 0, true},
+    {&sa::IndexLossInputs::lse, true, 1},
+    {&sa::IndexLossInputs::row_weight, true, 0},
+    {&sa::IndexLossInputs::begin, true, 0},
+    {&sa::IndexLossInputs::end, true, 0},
+    {&sa::IndexLossInputs::q_positions, true, 0}};
 constexpr Role<sa::IndexLossOutputs> loss_output_roles[] = {
     {&sa::IndexLossOutputs::dindex_q, true, 0},
     {&sa::IndexLossOutputs::dindex_weights, true, 0},
@@ -63,12 +70,21 @@ constexpr Role<sa::IndexLossOutputs> loss_output_roles[] = {
 struct Cut {
   bool heads = false;  // else along the queries
   bool batch = false;  // B stands in front
+  int64_t entries = 1, queries = 0;
   int64_t begin = 0, end = 0;
 };
 
+// Where the queries of a tensor are; B may be missing where it is 1.
+int row_axis_of(const Tensor& t, const Cut& cut) {
+  if (!cut.batch) return 0;
+  const bool second = t.rank > 1 && t.shape[0] == 1 && t.shape[1] == cut.queries;
+  return cut.entries == 1 && t.rank > 0 && t.shape[0] == cut.queries && !second ? 0 : 1;
+}
+
 template <typename Struct>
 bool is_cut(const Tensor& t, const Role<Struct>& role, const Cut& cut) {
-  const int row_axis = cut.batch ? 1 : 0;
+  const int row_axis = row_axis_of(t, cut);
+  if (role.lengths && cut.batch && t.rank == 1) return false;
   if (!cut.heads) return role.rows && t.rank > row_axis;
   return role.heads > 0 && (!role.rows || t.rank - role.heads > row_axis);
 }
@@ -76,7 +92,7 @@ bool is_cut(const Tensor& t, const Role<Struct>& role, const Cut& cut) {
 template <typename Struct>
 Tensor part_of(const Tensor& t, const Role<Struct>& role, const Cut& cut) {
   if (!t || !is_cut(t, role, cut)) return t;
-  return slice(t, cut.heads ? t.rank - role.heads : cut.batch ? 1 : 0, cut.begin, cut.end);
+  return slice(t, cut.heads ? t.rank - role.heads : row_axis_of(t, cut), cut.begin, cut.end);
 }
 
 // The whole views of a rank's inputs and outputs, and what it must own to have them.
@@ -138,7 +154,7 @@ auto share_of(const Whole& whole, const In& in_roles, const Out& out_roles, cons
   if (cut.heads) s.ranks.head_begin = cut.begin;
   if (!cut.heads && whole.in.cu_seqlens_q)
     cut_sequences(s, whole.in.cu_seqlens_q, cut, s.options.causal, s.options.q_position_base);
-  else if (!cut.heads && !s.in.q_positions)
+  else if (!cut.heads && s.options.causal && !s.in.q_positions)
     s.options.q_position_base += cut.begin;
   return s;
 }
@@ -166,6 +182,22 @@ struct Ran {
   sa::Result result;
   double ms = 0;
 };
+
+template <typename S>
+void sum_loss(const S&, const Cut&, Communicator&, Ran&) {}
+// With a denominator of the caller's each rank of the queries has its share of the sum.
+void sum_loss(const Share<sa::IndexLossInputs, sa::IndexLossOutputs, sa::IndexLossOptions>& s,
+              const Cut& cut, Communicator& ranks, Ran& ran) {
+  const Tensor& loss = s.out.loss;
+  if (cut.heads || !loss || s.options.denominator_scope == sa::LossScope::global) return;
+  double sum = ran.result.loss;
+  ranks.all_reduce_sum(&sum, 1, DType::f64, nullptr);
+  if (loss.dtype == DType::f64)
+    *static_cast<double*>(loss.data) = sum;
+  else
+    *static_cast<float*>(loss.data) = static_cast<float>(sum);
+  ran.result.loss = sum;
+}
 
 template <typename Whole>
 Ran run_one(sa::Pass pass, const Whole& whole, const sa::Ranks& ranks) {
@@ -286,7 +318,9 @@ PassDone cut_pass(sa::Pass pass, const Whole& whole, const Tensor& queries, cons
   base.heads = how == "heads";
   base.batch = queries.rank == 4;
   const int64_t total_heads = heads ? heads.shape[static_cast<size_t>(heads.rank - 2)] : 0;
-  const int64_t all = base.heads ? total_heads : queries.shape[base.batch ? 1 : 0];
+  base.entries = base.batch ? queries.shape[0] : 1;
+  base.queries = queries.shape[base.batch ? 1 : 0];
+  const int64_t all = base.heads ? total_heads : base.queries;
   const auto body = [&](Communicator& c) {
     Cut cut = base;
     cut.begin = even_shard_begin(all, c.size(), c.rank());
@@ -294,6 +328,7 @@ PassDone cut_pass(sa::Pass pass, const Whole& whole, const Tensor& queries, cons
     auto share = share_of(whole, in_roles, out_roles, cut, c, !world.processes());
     if (cut.heads) share.ranks.total_heads = total_heads;
     Ran ran = run_one(pass, Whole{share.in, share.out, share.options}, share.ranks);
+    sum_loss(share, cut, c, ran);
     const Note mine = note_of(ran, cut);
     std::vector<Note> notes(static_cast<size_t>(c.size()));
     c.all_gather(&mine, notes.data(), sizeof(Note), nullptr);

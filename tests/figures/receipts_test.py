@@ -6,6 +6,7 @@ usage: receipts_test.py
 """
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -29,7 +30,11 @@ class Small(unittest.TestCase):
     def git(self, *words):
         who = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
         done = subprocess.run(
-            ["git", "-C", self.root, *who, *words], capture_output=True, text=True, check=True
+            ["git", "-C", self.root, *who, *words],
+            capture_output=True,
+            text=True,
+            check=True,
+            env=os.environ | {"GIT_COMMITTER_DATE": "2026-11-21T08:00:00Z"},
         )
         return done.stdout.strip()
 
@@ -108,6 +113,32 @@ class Small(unittest.TestCase):
 
     def test_a_span_shorter_than_what_was_timed(self):
         self.fails_by("span", provenance__end_time="2026-11-21T09:00:00.300Z")  # ten runs of 0.1 s
+
+    def test_a_run_of_a_revision_to_come_and_one_that_has_not_ended(self):
+        self.fails_by("span", provenance__start_time="2026-11-21T07:50:00.000Z")
+        self.fails_by("span", provenance__end_time="2999-01-01T00:00:00.000Z")
+        self.fails_by("span", provenance__start_time="2026-11-21T09:02:00.000Z")
+
+    def test_a_verdict_that_its_cases_do_not_bear(self):
+        self.fails_by("verdict", verdict="failed")
+        for right, said in ((False, (2, 0)), (True, (1, 1))):
+            cases = [{"name": "a", "passed": True}, {"name": "b", "passed": right}]
+            check = {"passed": said[0], "failed": said[1], "cases": cases}
+            for verdict in ("passed", "failed"):
+                self.fails_by("verdict", verdict=verdict, check=check)
+        for section in ("gates", "mutants", "sentinels"):
+            self.fails_by("verdict", verdict="passed", **{section: [{"passed": False}]})
+        self.receipt(verdict="failed", gates=[{"passed": False}])
+        self.assertEqual(self.run_tool("check_receipts")[0], 0)
+
+    def test_numbers_that_are_none(self):
+        for value in ("nan", -1, float("inf"), float("nan"), "3"):
+            self.fails_by("numbers", bench__runs__0__seconds=value)
+            self.fails_by("numbers", bench__runs__0__asked={"runs": [1, value]})
+        self.fails_by("numbers", bench__runs__0__time__p20_ms=101, bench__runs__0__time__p80_ms=102)
+        self.fails_by("numbers", bench__runs__0__time__p20_ms=98, bench__runs__0__time__p80_ms=99)
+        self.receipt(bench__runs__0__time__p20_ms=99, bench__runs__0__time__p80_ms=101)
+        self.assertEqual(self.run_tool("check_receipts")[0], 0)
 
     def test_a_device_that_nobody_names(self):
         self.fails_by("device", bench__runs__0__lane="sm90")

@@ -191,3 +191,17 @@ def test_the_indexer_under_autocast():
     want = talea.sparse_index_loss(*low, iw, q.bfloat16(), kv.bfloat16(), value_dim=16)
     assert torch.equal(loss, want)
     assert gradients(loss, ik)[0].dtype == torch.float32
+
+
+@pytest.mark.parametrize("empty", ("b", "s", "h", "keys", "k"))
+def test_nothing_has_gradients_of_nothing(empty):
+    """An upstream of a sum has strides of 0, which an empty tensor keeps whatever is done to it."""
+    n = {"b": 2, "s": 3, "h": 4, "keys": 9, "k": 5, empty: 0}
+    q = torch.randn(n["b"], n["s"], n["h"], 32, requires_grad=True)
+    kv = torch.randn(n["b"], n["keys"], 32, requires_grad=True)
+    sink = torch.randn(n["h"], requires_grad=True)
+    indices = torch.zeros(n["b"], n["s"], n["k"], dtype=torch.int32)
+    out = talea.sparse_attention(q, kv, indices, value_dim=16, sink=sink, outputs=("lse",))
+    assert not out.o.any() and torch.isposinf(out.lse).all()
+    for grad in gradients(out.o.sum() + out.lse.sum() * 0, q, kv, sink):
+        assert not grad.any()

@@ -65,7 +65,7 @@ View fit_any(const char* name, const Tensor& t, const std::vector<std::vector<Di
 }
 
 void check_rows(const char* name, const Tensor& t) {
-  if (!t || t.rank == 0 || t.shape[t.rank - 1] <= 1) return;
+  if (!t || t.rank == 0 || t.shape[t.rank - 1] <= 1 || t.elements() == 0) return;
   require(t.stride[t.rank - 1] == 1, data_error, "{}: last stride = {}: must be 1", name,
           t.stride[t.rank - 1]);
 }

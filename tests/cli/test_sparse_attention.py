@@ -233,17 +233,18 @@ class Attend(SparseCase):
         turned = [two[(s * 2 + b) * size :][:size] for b in (0, 1) for s in (0, 1)]
         self.assertEqual(one, sum(turned, []))
 
-    def test_what_bounds_nothing_is_noted(self):
+    def test_positions_are_of_the_causal_rule(self):
         ints(self.at("p.npy"), (S,), range(S))
-        done = self.attend("--q-positions", "p.npy", "--receipt", "r.json")
-        self.assertIn("q_positions: without causal", done.stdout)
-        self.assertIn("q_positions", self.receipt()["calls"][0]["notes"][0])
-        done = self.attend("--q-positions", "p.npy", "--causal", "--receipt", "r.json")
+        for flags in (["--q-positions", "p.npy"], ["--q-position-base", "3"]):
+            done = self.attend(*flags, code=2)
+            self.assertIn(flags[0] + ": without --causal", done.stderr)
+            self.index("--top-k", "3", *flags, code=2)
+        self.index("--top-k", "3", "--key-stride", "2", code=2)
+        flags = ["--q-positions", "p.npy", "--causal", "--receipt", "r.json"]
+        self.attend(*flags)
         self.assertEqual(self.receipt()["calls"][0]["notes"], [])
-        done = self.attend("--q-positions", "p.npy", "--causal", "--q-position-base", "4")
+        done = self.attend(*flags, "--q-position-base", "4")
         self.assertIn("q_position_base = 4", done.stdout)
-        done = self.index("--top-k", "3", "--key-stride", "2")
-        self.assertIn("key_stride = 2", done.stdout)
 
     def test_main_grad_is_added_to(self):
         test_cli.floats(self.at("g.npy"), (KEYS, D), [5.0] * (KEYS * D))
@@ -315,6 +316,25 @@ class Attend(SparseCase):
         self.assertIn("--value-dim 13", self.talea("attend", *flags, code=2).stderr)
         done = self.attend("--out", "q.npy", code=2)
         self.assertIn("--out q.npy", done.stderr)
+
+
+class Check(SparseCase):
+    def test_a_pass_of_given_sizes(self):
+        sizes = ["--tokens", "5", "--keys", "30", "--heads", "3", "--dim", "32", "--value-dim", "16",
+                 "--top-k", "7", "--index-heads", "2", "--index-dim", "8"]  # fmt: skip
+        check = ["check", "--operator", "sparse_attention", "--receipt", "r.json"]
+        for name in ("forward", "backward", "select", "index_loss"):
+            self.talea(*check, *sizes, "--pass", name)
+            cases = self.receipt()["check"]["cases"]
+            self.assertEqual({c["name"] for c in cases}, {"sizes"})
+            judged = [c["lane"] for c in cases if "declined" not in c]
+            self.assertEqual(judged[:2], ["cpu", "unfused"] if name < "i" else ["cpu", "reference"])
+        for words, flags in (
+            ("--value-dim 64", ["--dim", "32"]),
+            ("--keys 0", ["--keys", "0"]),
+            ("--case", ["--keys", "9", "--case", "1"]),
+        ):
+            self.assertIn(words, self.talea(*check, *flags, code=2).stderr)
 
 
 class Index(SparseCase):
@@ -415,7 +435,7 @@ class Index(SparseCase):
             ("--denominator-scope", ["--top-k", "3", "--denominator-scope", "global"]),
             ("--topk-length i.npy", [*loss, "--top-k", "3", "--topk-length", "i.npy"]),
             ("--begin i.npy", [*loss, "--indices", "i.npy", "--begin", "i.npy"]),
-            ("--key-stride 2", [*loss, "--indices", "i.npy", "--key-stride", "2"]),
+            ("--key-stride 2", [*loss, "--causal", "--indices", "i.npy", "--key-stride", "2"]),
         ):
             self.assertIn(words, self.index(*flags, code=2).stderr)
 

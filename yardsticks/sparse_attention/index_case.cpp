@@ -31,8 +31,9 @@ void make_bounds(const IndexSpec& s, IndexCase& c, Random& random) {
 }
 
 void make_loss(const IndexSpec& s, IndexCase& c, Random& random) {
-  c.attention_q = Grid(s.attention_dtype, {s.batch, s.queries, 3, 16});
-  c.kv = Grid(s.attention_dtype, {s.batch, s.keys, 1, 16});
+  const int64_t dim = s.attention_dim;
+  c.attention_q = Grid(s.attention_dtype, {s.batch, s.queries, s.attention_heads, dim});
+  c.kv = Grid(s.attention_dtype, {s.batch, s.keys, 1, dim});
   fill_normal(c.attention_q, random);
   fill_normal(c.kv, random);
   c.loss.keys = s.dense ? sa::LossKeys::dense : sa::LossKeys::sparse;

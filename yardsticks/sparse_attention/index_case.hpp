@@ -31,6 +31,7 @@ struct IndexSpec {
   sa::Activation act = sa::Activation::relu;
   bool loss = false, dense = false, row_weight = false, given = false, saved_lse = false;
   DType attention_dtype = DType::f32;
+  int64_t attention_heads = 3, attention_dim = 16;
 };
 IndexCase make_index_case(const IndexSpec& s);
 std::string describe(const IndexSpec& s);

@@ -118,6 +118,8 @@ void check_flags(const Flags& f) {
   require_other_file("--out", f.out, read);
   read.push_back(f.out);
   require_other_file("--receipt", f.receipt, read);
+  require_causal(f.causal, {{"q-positions", f.given(&sa::Inputs::q_positions)},
+                            {"q-position-base", f.q_position_base != 0}});
   const bool sequences = f.given(&sa::Inputs::cu_seqlens_q) && f.given(&sa::Inputs::cu_seqlens_k);
   require((f.layout == "thd") == sequences, ErrorKind::usage, "--layout {}: {}", f.layout,
           sequences ? "--cu-seqlens-q and --cu-seqlens-k mean --layout thd"

@@ -73,6 +73,12 @@ std::vector<std::string> parse_names(const std::string& flag, const std::string&
   return names;
 }
 
+void require_causal(bool causal, std::initializer_list<std::pair<const char*, bool>> given) {
+  for (const auto& [flag, is_given] : given)
+    require(causal || !is_given, ErrorKind::usage, "--{}: without --causal it would do nothing",
+            flag);
+}
+
 Tensor slice(const Tensor& t, int axis, int64_t begin, int64_t end) {
   if (!t) return t;
   Tensor part = t;

@@ -81,6 +81,9 @@ Enum choice(const std::string& text, std::initializer_list<const char*> names) {
 std::vector<std::string> parse_names(const std::string& flag, const std::string& text,
                                      const std::vector<std::string>& known);
 
+// Error(usage) for a flag that would do nothing: each is of --causal.
+void require_causal(bool causal, std::initializer_list<std::pair<const char*, bool>> given);
+
 // A view of [begin, end) of one axis.
 Tensor slice(const Tensor& t, int axis, int64_t begin, int64_t end);
 // The first two dimensions exchanged: [S, B, ...] as [B, S, ...].

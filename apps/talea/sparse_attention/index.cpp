@@ -123,6 +123,9 @@ void check_flags(const Flags& f, bool selects) {
   require(f.loss != "dense" || !f.given(&In::indices), ErrorKind::usage,
           "--indices {}: --loss dense runs over all keys in bounds",
           f.files.argument(&In::indices));
+  require_causal(f.causal, {{"q-positions", f.given(&In::q_positions)},
+                            {"q-position-base", f.q_position_base != 0},
+                            {"key-stride", f.key_stride != 1}});
   check_selection_flags(f, selects);
   f.cut.check();
 }

@@ -124,7 +124,10 @@ void fill_groups(Problem& p, const Ranks& ranks) {
           "head_begin = {}: heads [{}, {}) of total_heads = {}", p.head_begin, p.head_begin,
           p.head_begin + p.heads, p.total_heads);
   p.heads_per_group = p.total_heads / p.total_groups;
-  const int64_t first = p.groups == p.total_groups ? 0 : p.head_begin / p.heads_per_group;
+  int64_t first = p.groups == p.total_groups ? 0 : p.head_begin / p.heads_per_group;
+  if (p.heads == 0) first = std::min(first, std::max<int64_t>(p.total_groups - p.groups, 0));
+  require(first + p.groups <= p.total_groups, data_error,
+          "q: G = {} groups from group {} on; total_groups = {}", p.groups, first, p.total_groups);
   p.head_offset = p.head_begin - first * p.heads_per_group;
   const int64_t needed = p.heads == 0 ? 0 : (p.head_offset + p.heads - 1) / p.heads_per_group + 1;
   require(p.groups >= needed, data_error,

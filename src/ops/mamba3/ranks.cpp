@@ -60,13 +60,16 @@ Problem local_problem(const Problem& p) {
 
 struct HeadShare {
   int64_t begin, heads, groups, sums_angles;
+  int64_t angle_heads;  // of d_angles; -1: not wanted
 };
 
 class SharedHeads {
  public:
   SharedHeads(const Call& c, Communicator& ranks, Arena& arena)
       : c_(c), p_(c.problem), ranks_(ranks), m_(arena, p_) {
-    const HeadShare own = {p_.head_begin, p_.heads, p_.groups, p_.sum_angles};
+    const Tensor& angles = c_.out.d.angles;
+    const HeadShare own = {p_.head_begin, p_.heads, p_.groups, p_.sum_angles,
+                           angles ? angles.shape[2] : -1};
     all_.resize(static_cast<size_t>(ranks.size()));
     ranks.all_gather(&own, all_.data(), sizeof own, nullptr);
     check();
@@ -99,7 +102,7 @@ class SharedHeads {
  private:
   bool known() const { return p_.total_heads > 0; }
   int64_t first_group() const {
-    return p_.groups == p_.total_groups || !known() ? 0 : p_.head_begin / p_.heads_per_group;
+    return known() ? (p_.head_begin - p_.head_offset) / p_.heads_per_group : 0;
   }
   bool sums_angles() const {
     for (const HeadShare& s : all_)
@@ -107,7 +110,13 @@ class SharedHeads {
     return false;
   }
 
+  // By what all ranks know: all of them throw, and none waits for another.
   void check() const {
+    for (size_t r = 0; sums_angles() && r < all_.size(); ++r)
+      require(all_[r].angle_heads < 0 || all_[r].angle_heads == 1, ErrorKind::invalid_data,
+              "d_angles: {} heads on rank {}, where another rank's [B, S, 1, A] are shared by all "
+              "heads: share them on every rank or on none",
+              all_[r].angle_heads, r);
     if (!known()) return;
     int64_t covered = 0;
     for (size_t r = 0; r < all_.size(); ++r) {
@@ -217,6 +226,17 @@ std::vector<AgreedField> fields_of(const Problem& p, const std::string& lane, bo
   add("total_heads", p.total_heads);
   add("total_groups", p.total_groups);
   add("z", p.in.z.present);
+  if (!heads) {  // what each rank replays of the others' pieces depends on all of these
+    const auto presence = [&](const char* name, const Tensor& t) { add(name, t.present); };
+    for (const auto& [name, t] :
+         {std::pair{"q_bias", &p.in.q_bias}, std::pair{"k_bias", &p.in.k_bias},
+          std::pair{"d", &p.in.d}, std::pair{"mimo_v", &p.in.mimo_v},
+          std::pair{"mimo_z", &p.in.mimo_z}, std::pair{"mimo_out", &p.in.mimo_out},
+          std::pair{"norm_weight", &p.in.norm_weight}})
+      presence(name, *t);
+    for_states(p.in.initial_states, initial_names, presence);
+    for_states(p.in.d_final_states, d_final_names, presence);
+  }
   add("output d_q", p.out.d.q.present);
   add("output d_k", p.out.d.k.present);
   add("output d_angles", p.out.d.angles.present);

@@ -143,6 +143,7 @@ TEST_P(ScanRanks, HeadsInShares) {
                                                  {0, 2, 4, 6},
                                                  {0, 1, 5, 6},
                                                  {0, 0, 4, 6},
+                                                 {0, 2, 6, 6},
                                                  {0, 1, 2, 3, 4, 5, 6}}) {
         std::vector<int64_t> groups;
         for (size_t r = 0; r + 1 < bounds.size(); ++r)
@@ -155,7 +156,7 @@ TEST_P(ScanRanks, HeadsInShares) {
           how.ranks.total_heads = 6;
           how.ranks.total_groups = G;
           how.ranks.shared_angles = s.shared_angles && ranks == 6;  // one head each
-          const int64_t last = std::max(bounds[at + 1], bounds[at] + 1) - 1;
+          const int64_t last = std::min<int64_t>(std::max(bounds[at + 1], bounds[at] + 1), 6) - 1;
           const int64_t count = replicated ? G : last / each - groups[at] + 1;
           return heads_of(c, bounds[at], bounds[at + 1], groups[at], count);
         });
@@ -222,6 +223,34 @@ TEST_P(ScanRanks, BadWorldsAreNamed) {
   expect("z: the ranks disagree", [](int r, Case& own, How&) {
     if (r == 1) own.in.erase("z"), own.in.erase("mimo_z");
   });
+  expect("initial_k: the ranks disagree", [](int r, Case& own, How&) {
+    if (r == 1) own.in.erase("initial_k");
+  });
+  expect("d_final_ssm: the ranks disagree", [](int r, Case& own, How&) {
+    if (r == 0) own.in.erase("d_final_ssm");
+  });
+}
+
+TEST_P(ScanRanks, AnglesOfAllHeadsAreSoOnEveryRank) {
+  Sizes s{1, 9, 3, 3, 16, 8, 2, 6};
+  s.rank_axis = true;
+  const Case own = full_case(s, DType::f32, 4);
+  s.shared_angles = true;
+  const Case shared = full_case(s, DType::f32, 4);
+  try {
+    run_world(lane(), 2, [&](int r, Communicator& world, How& how) {
+      how.ranks.heads = &world;
+      how.ranks.head_begin = r;
+      how.ranks.total_heads = 3;
+      how.ranks.total_groups = 3;
+      how.ranks.shared_angles = r == 0;
+      return r == 0 ? heads_of(shared, 0, 1, 0, 1) : heads_of(own, 1, 3, 1, 2);
+    });
+    ADD_FAILURE() << "no error";
+  } catch (const Error& e) {
+    EXPECT_NE(std::string(e.what()).find("d_angles: 2 heads on rank 1"), std::string::npos)
+        << e.what();
+  }
 }
 
 TALEA_SCAN_LANES(ScanRanks, host_lanes());

@@ -24,6 +24,11 @@ void check_either(const char* name, const Tensor& t, std::initializer_list<int64
     check_shape(name, t, full);
 }
 
+// What the caller calls the states that a call starts from.
+const StateNames& initial_names_of(const Problem& p) {
+  return p.pass == Pass::step ? step_state_names : initial_names;
+}
+
 void check_state_shapes(const Problem& p, const StateNames& names, const States& s, int64_t rows) {
   check_shape(names.names[0], s.angle, {rows, p.heads, p.pairs});
   check_shape(names.names[1], s.ssm, {rows, p.heads, p.head_dim, p.state_dim});
@@ -121,7 +126,7 @@ void check_dtypes(const Problem& p, const Inputs& in, const Outputs& out) {
   check_dtype("saved", out.saved, {u8});
   check_dtype("out", out.out, {own, plain});
   check_dtype("d_out", in.d_out, {own, plain});
-  check_state_dtypes(p, initial_names, in.initial_states, plain);
+  check_state_dtypes(p, initial_names_of(p), in.initial_states, plain);
   check_state_dtypes(p, final_names, out.final_states, plain);
   check_state_dtypes(p, d_final_names, in.d_final_states, plain);
   check_state_dtypes(p, d_initial_names, out.d.initial_states, plain);
@@ -168,8 +173,7 @@ void check_shapes(const Problem& p, const Inputs& in, const Outputs& out) {
   finished("out", out.out), finished("d_out", in.d_out);
   check_shape("status", out.status, {4});
   const int64_t n = p.pass == Pass::step ? p.state_rows : p.sequences;
-  check_state_shapes(p, p.pass == Pass::step ? step_state_names : initial_names, in.initial_states,
-                     n);
+  check_state_shapes(p, initial_names_of(p), in.initial_states, n);
   check_state_shapes(p, final_names, out.final_states, n);
   check_state_shapes(p, d_final_names, in.d_final_states, n);
   check_state_shapes(p, d_initial_names, out.d.initial_states, n);

@@ -63,7 +63,7 @@ void take_saved(const Problem& p, const std::string& lane, const Planned& plan, 
   if (!written && !read) return;
   const Mark own = mark_of(p, lane, plan);
   result.saved_bytes = own.bytes;
-  result.states_from_saved = read.present;
+  result.states_from_saved = read.present && plan.kept_bytes > 0;  // not all lanes keep states
   if (written) {
     check_size(written, own.bytes);
     if (p.device == DeviceKind::cpu) std::memcpy(written.data, &own, sizeof own);

@@ -84,7 +84,42 @@ TEST(ScanRefusals, MemoryThatCannotBe) {
   EXPECT_NO_THROW(forward(inputs, o, c.options, {room.data(), workspace_bytes(p)}));
 }
 
+TEST(ScanRefusals, GroupsThatNoHeadCouldRead) {
+  const Case c = usual(6);
+  talea::mamba3::Ranks ranks;
+  const auto refused = [&](int64_t begin, int64_t heads, int64_t groups, const char* words) {
+    ranks.head_begin = begin, ranks.total_heads = heads, ranks.total_groups = groups;
+    try {
+      describe(talea::mamba3::Pass::forward, inputs_of(c.in, false), {}, c.options, ranks);
+      ADD_FAILURE() << "no error: " << words;
+    } catch (const Error& e) {
+      EXPECT_NE(std::string(e.what()).find(words), std::string::npos) << e.what();
+    }
+  };
+  refused(0, 4, 1, "q: G = 2 groups from group 0 on; total_groups = 1");
+  refused(12, 16, 4, "q: G = 2 groups from group 3 on; total_groups = 4");
+}
+
 class ScanManners : public ScanLane {};
+
+TEST_P(ScanManners, StatesOfAStepGoByTheirNames) {
+  for (const std::string state : {"angle", "ssm", "k", "v"}) {
+    Case c = usual(1);
+    fill(c, "initial_" + state, DType::f64, 1);
+    try {
+      run_step(lane(), c, {});
+      ADD_FAILURE() << "no error: " << state;
+    } catch (const Error& e) {
+      EXPECT_EQ(std::string(e.what()).find("state_" + state + ": dtype fp64"), 0u) << e.what();
+    }
+  }
+}
+
+TEST_P(ScanManners, StatesComeFromSavedWhereTheyWereKept) {
+  const Case c = usual(11);
+  const Outcome o = run(lane(), c, {.save = true});
+  EXPECT_EQ(o.backward.states_from_saved, lane() != "reference" && lane() != "unfused");
+}
 
 // The least limit that forward and backward can keep, as their errors name it.
 int64_t least_limit(const std::string& lane, Case c) {

@@ -162,6 +162,9 @@ Problem checked(Problem p, const Inputs& in, const Outputs& out, const Ranks& ra
   fill_pairs(p);
   fill_groups(p, ranks);
   fill_rest(p, in, out, ranks.shared_angles);
+  require(!ranks.shared_angles || !in.angles || in.angles.shape[2] == 1, data_error,
+          "angles: shape {}; shared_angles says that all heads share [B, S, 1, A]",
+          shape_of(in.angles));
   check_presence(p, in, out);
   check_dtypes(p, in, out);
   check_shapes(p, in, out);

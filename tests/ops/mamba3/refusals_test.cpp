@@ -98,6 +98,8 @@ TEST(ScanRefusals, GroupsThatNoHeadCouldRead) {
   };
   refused(0, 4, 1, "q: G = 2 groups from group 0 on; total_groups = 1");
   refused(12, 16, 4, "q: G = 2 groups from group 3 on; total_groups = 4");
+  ranks.shared_angles = true;
+  refused(0, 4, 2, "angles: shape [1, 6, 4, 6]; shared_angles says");
 }
 
 class ScanManners : public ScanLane {};

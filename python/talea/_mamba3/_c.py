@@ -23,6 +23,7 @@ SCANNED = (
     "mimo_out", "norm_weight",
 )  # fmt: skip
 PARAMETERS = SCANNED[8:]
+SHAPING = ("q", "v")  # what the shapes of a result are taken from
 INITIAL = tuple("initial_" + n for n in STATES)
 FINAL = tuple("final_" + n for n in STATES)
 

@@ -67,7 +67,7 @@ def make(**given) -> Settings:
     """Settings whose values are of the right kind; the library says what is out of range."""
     for name in ("chunk", "workspace_limit_bytes", "threads", "total_groups"):
         if name in given:
-            given[name] = whole(name, given[name])
+            given[name] = whole(name.removesuffix("_bytes"), given[name])
     for name, table in ENUMS.items():
         value = given.get(name, "automatic")
         if value not in table:

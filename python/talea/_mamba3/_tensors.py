@@ -63,14 +63,18 @@ def final_tensors(t: dict) -> dict:
     return made
 
 
-def check_shapes(t: dict) -> None:
-    """What must hold before a shape can be formed; all else the library says."""
+def check_kinds(t: dict) -> None:
     for name, tensor in t.items():
-        if tensor is not None and not isinstance(tensor, torch.Tensor):
+        if not isinstance(tensor, torch.Tensor) and (tensor is not None or name in _c.SHAPING):
             raise DataError(
                 f"{name}: {type(tensor).__name__} where a torch.Tensor is needed; talea.arrays "
                 "takes NumPy's"
             )
+
+
+def check_shapes(t: dict) -> None:
+    """What must hold before a shape can be formed; all else the library says."""
+    check_kinds(t)
     if t["q"].dim() not in (4, 5):
         raise DataError(f"q: shape {list(t['q'].shape)}; [B, S, R, G, N] or [B, S, G, N] is needed")
     if t["v"].dim() != 4:
@@ -94,6 +98,13 @@ def _run(settings: Settings, call: Call, like: torch.Tensor, groups=None) -> Non
     )
     if done is not None:
         latest.receipt = done
+
+
+def written(tensors) -> None:
+    """The library writes by address; autograd must know, where one was kept for a backward."""
+    for tensor in tensors:
+        if tensor is not None and not tensor.is_inference():
+            torch.autograd.graph.increment_version(tensor)
 
 
 def _groups(settings: Settings, t: dict):
@@ -126,7 +137,7 @@ def forward(settings: Settings, t: dict) -> dict:
 def gradient_like(name: str, tensor: torch.Tensor, summed: bool) -> torch.Tensor:
     """Dense: an expanded input's gradient is a tensor of its own."""
     if summed and name in _c.PARAMETERS:
-        return torch.zeros(tensor.shape, dtype=torch.float32, device=tensor.device)
+        return torch.zeros(tensor.shape, dtype=wide(tensor), device=tensor.device)
     return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
 
 
@@ -148,6 +159,7 @@ def backward(settings: Settings, t: dict, upstream: dict, need, main_grads=None)
         accumulate=bool(main_grads),
     )  # fmt: skip
     _run(settings, call, t["q"], groups)
+    written(main_grads.values())
     return {
         name: tensor.to(t[name].dtype) for name, tensor in made.items() if name not in main_grads
     }

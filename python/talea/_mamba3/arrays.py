@@ -11,6 +11,7 @@ from ._settings import make
 
 _INPUTS = (*_c.SCANNED, "cu_seqlens", *_c.INITIAL)
 _UPSTREAM = ("d_out", *("d_" + n for n in _c.FINAL))
+_OPTIONS = (*_c.ENUMS, "head_norm", "norm_eps", "chunk", "workspace_limit_bytes", "threads", "lane")
 _GRADIENTS = tuple("d_" + n for n in (*_c.SCANNED, *_c.INITIAL))
 
 
@@ -20,6 +21,14 @@ def _split(arguments: dict, names) -> tuple[dict, dict]:
 
     arrays = {n: _as_array(arguments.pop(n)) for n in names if n in arguments}
     return arrays, arguments
+
+
+def _settings(given: dict):
+    """Options that these functions have: what else a Settings holds would be left aside in silence."""
+    for name in given:
+        if name not in _OPTIONS:
+            raise TypeError(f"{name!r} is no option here: {', '.join(_OPTIONS)}")
+    return make(**given)
 
 
 def _wide(array: np.ndarray):
@@ -66,7 +75,7 @@ def mamba3(q, k, v, adt, dt, trap, angles=None, *, outputs=("out",), **arguments
     more, arguments = _split(arguments, _INPUTS)
     t.update(more)
     upstream, arguments = _split(arguments, _UPSTREAM)
-    settings = make(**arguments)
+    settings = _settings(arguments)
     forward, backward = {}, {}
     for name in outputs:
         if name == "out" or name in _c.FINAL:
@@ -98,5 +107,5 @@ def mamba3_step(state, q, k, v, adt, dt, trap, angles=None, *, slots=None, **arg
     rank = q.shape[1:2] if q.ndim == 4 and q.shape[1] > 1 and t.get("mimo_out") is None else ()
     out = np.empty((t["v"].shape[0], *rank, *t["v"].shape[1:]), q.dtype)
     written = {"slots": slots, "out": out, **{"state_" + n: a for n, a in state.items()}}
-    receipt = _run(_c.STEP, make(**arguments), t, written)
+    receipt = _run(_c.STEP, _settings(arguments), t, written)
     return {"out": out, "receipt": receipt}

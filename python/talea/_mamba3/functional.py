@@ -82,12 +82,23 @@ def _main_grads(main_grads, t: dict) -> dict | None:
             raise UsageError(f"main_grads: {name!r} is none of {', '.join(PARAMETERS)}")
         if t.get(name) is None:
             raise UsageError(f"main_grads: {name!r}: that tensor is not given")
-        if total.dtype != torch.float32 or total.shape != t[name].shape:
+        kind = _tensors.wide(t["q"])
+        if total.dtype != kind or total.shape != t[name].shape:
             raise DataError(
-                f"main_grads: {name!r}: {total.dtype} {list(total.shape)}; fp32 "
-                f"{list(t[name].shape)} is needed"
+                f"main_grads: {name!r}: {total.dtype} {list(total.shape)}; "
+                f"{'fp64' if kind == torch.float64 else 'fp32'} {list(t[name].shape)} is needed"
             )
     return dict(main_grads) if main_grads else None
+
+
+def _group_name(name: str, group) -> str:
+    if group is None:
+        return ""
+    if not hasattr(group, "group_name"):
+        raise UsageError(
+            f"{name}: {type(group).__name__} where a process group of torch.distributed is needed"
+        )
+    return group.group_name
 
 
 def _compiling() -> bool:
@@ -141,6 +152,10 @@ def mamba3(
     read the same groups, how many there are on all of them; d_q and d_k are then summed. shared_angles:
     with one head a rank, angles [B, S, 1, A] are those of all ranks' heads.
     """
+    if not isinstance(initial, Mamba3State | None):
+        raise UsageError(
+            f"initial: {type(initial).__name__} where a talea.Mamba3State is needed"
+        )
     states = initial or Mamba3State()
     t = {
         "q": q, "k": k, "v": v, "z": z, "adt": adt, "dt": dt, "trap": trap, "angles": angles,
@@ -150,12 +165,16 @@ def mamba3(
         "cu_seqlens": cu_seqlens,
     }  # fmt: skip
     _tensors.check_shapes(t)
+    if heads_group is None and total_groups not in (0, q.shape[-2]):
+        raise UsageError(
+            f"total_groups = {total_groups}: without heads_group, G = {q.shape[-2]} of q are all"
+        )
     t, compiling = _autocast(t), _compiling()
     settings = make(
         rotary_pairs=rotary_pairs, schedule=schedule, head_norm=bool(head_norm), norm_eps=norm_eps,
         chunk=chunk, workspace_limit_bytes=workspace_limit, lane=lane, final=bool(return_final),
-        save=bool(save_states), heads_group=heads_group.group_name if heads_group else "",
-        sequence_group=sequence_group.group_name if sequence_group else "",
+        save=bool(save_states), heads_group=_group_name("heads_group", heads_group),
+        sequence_group=_group_name("sequence_group", sequence_group),
         total_groups=total_groups, shared_angles=bool(shared_angles),
         receipt=bool(return_final) and not compiling,
     )  # fmt: skip
@@ -191,6 +210,9 @@ def mamba3_step(
     norm_weight: torch.Tensor | None = None,
     norm_eps: float = 1e-5,
     rotary_pairs: str = "automatic",
+    chunk: int = 0,
+    schedule: str = "automatic",
+    workspace_limit: int = 256 << 20,
     slots: torch.Tensor | None = None,
     lane: str = "auto",
 ) -> torch.Tensor:
@@ -198,14 +220,18 @@ def mamba3_step(
 
     Shapes are those of mamba3 without S: q, k [B, R, G, N] or [B, G, N]; v, z [B, H, P]; adt, dt, trap
     [B, H]; angles [B, H, A] or [B, 1, A]. slots [B] int32: rows of larger state caches; -1 skips the
-    entry. No gradient is formed.
+    entry. No gradient is formed. chunk and schedule are those of mamba3; a token is a chunk whatever
+    they are, and a lane without chunks declines one.
     """
+    if not isinstance(state, Mamba3State):
+        raise UsageError(f"state: {type(state).__name__} where a talea.Mamba3State is needed")
     t = {
         "q": q, "k": k, "v": v, "z": z, "adt": adt, "dt": dt, "trap": trap, "angles": angles,
         "q_bias": q_bias, "k_bias": k_bias, "d": d, "mimo_v": mimo_v, "mimo_z": mimo_z,
         "mimo_out": mimo_out, "norm_weight": norm_weight,
     }  # fmt: skip
     caches = {n: getattr(state, n) for n in STATES}
+    _tensors.check_kinds({**t, **{"state_" + n: s for n, s in caches.items()}, "slots": slots})
     if torch.is_grad_enabled():
         for name, tensor in {**t, **caches}.items():
             if tensor is not None and tensor.requires_grad:
@@ -216,14 +242,17 @@ def mamba3_step(
     if q.dim() not in (3, 4):
         raise DataError(f"q: shape {list(q.shape)}; [B, R, G, N] or [B, G, N] is needed")
     t, settings = _autocast(t), make(
-        rotary_pairs=rotary_pairs, head_norm=bool(head_norm), norm_eps=norm_eps, lane=lane
+        rotary_pairs=rotary_pairs, head_norm=bool(head_norm), norm_eps=norm_eps, lane=lane,
+        chunk=chunk, schedule=schedule, workspace_limit_bytes=workspace_limit,
     )  # fmt: skip
     if _compiling():
         from ._compiled import apply_step
 
         return apply_step(settings, t, caches, slots)
     _operator.refuse_transforms(t)
-    return _tensors.step(settings, t, caches, slots)
+    out = _tensors.step(settings, t, caches, slots)
+    _tensors.written(caches.values())
+    return out
 
 
 def group_rows(

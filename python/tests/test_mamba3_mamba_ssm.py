@@ -6,6 +6,8 @@ the test says so and compares with its own restatement alone, which it always do
 """
 
 import ast
+import importlib
+import inspect
 import math
 import os
 import subprocess
@@ -331,6 +333,61 @@ def test_patch_raises_on_a_difference(installed):
     names = ("q", "k", "v", "adt", "dt", "trap", "q_bias", "k_bias", "angles", "d", "z")
     with pytest.raises(RuntimeError, match="apart from mamba_ssm's"):
         user.mamba3_siso_combined(*(t[n] for n in names))
+
+
+@pytest.mark.parametrize("wrong", ["out", "state"])
+def test_patch_compares_what_a_step_writes(installed, monkeypatch, wrong):
+    """`out` and the state, by place or by name, where upstream's returns nothing."""
+    module = types.ModuleType(ours._STEP_FN)
+
+    def step_fn(*arguments, **keywords):
+        bound = inspect.signature(ours.mamba3_step_fn).bind(*arguments, **keywords).arguments
+        ours.mamba3_step_fn(*arguments, **keywords)
+        bound[wrong].mul_(1.01)
+
+    module.mamba3_step_fn = step_fn
+    for name in ("mamba_ssm.ops.cute", "mamba_ssm.ops.cute.mamba3"):
+        package = types.ModuleType(name)
+        package.__path__ = []
+        monkeypatch.setitem(sys.modules, name, package)
+    monkeypatch.setitem(sys.modules, ours._STEP_FN, module)
+    ours.patch(tolerance=1e-3)
+    t = rows(dtype=torch.float32)
+    order = list(inspect.signature(ours.mamba3_step_fn).parameters)[:16]
+    t.update(out=torch.empty_like(t["x"]), state_out=None)
+    with pytest.raises(RuntimeError, match="apart from mamba_ssm's"):
+        module.mamba3_step_fn(*(t[n] for n in order))
+
+
+def test_patch_before_the_module_is_imported(installed, monkeypatch):
+    _, _, user = installed
+    imported = importlib.import_module
+
+    def importing(name, *rest):
+        if name == ours._MODULE:
+            sys.modules[name] = user
+        return imported(name, *rest)
+
+    monkeypatch.delitem(sys.modules, ours._MODULE)
+    monkeypatch.setattr(importlib, "import_module", importing)
+    assert f"{ours._MODULE}.mamba3_mimo_combined" in ours.patch()
+
+
+@pytest.mark.parametrize("rank", [1, 2], ids=["siso", "mimo"])
+def test_a_model_in_fp64_and_lengths_of_cumsum(rank):
+    """Upstream's module makes angles fp32 whatever its own type; torch.cumsum gives int64."""
+    t = sequence(rank, torch.float64)
+    names = ["q", "k", "v", "adt", "dt", "trap", "q_bias", "k_bias"]
+    names += ["mimo_v", "mimo_z", "mimo_out", "angles", "d", "z"] if rank > 1 else ["angles", "d", "z"]
+    mixed = {**t, "angles": t["angles"].float(), "adt": t["adt"].float()}
+    one = {n: x[:1] if n not in ("q_bias", "k_bias", "d") and "mimo" not in n else x
+           for n, x in mixed.items()}  # fmt: skip
+    more = {"chunk_size": 16, "rotary_dim_divisor": 2, "dtype": torch.float64} if rank > 1 else {}
+    call = ours.mamba3_mimo if rank > 1 else ours.mamba3_siso_combined
+    made = call(*(one[n] for n in names), **more, cu_seqlens=torch.tensor([0, 4, 9]))
+    wide = {n: x.double() for n, x in one.items()}
+    wide["cu_seqlens"] = torch.tensor([0, 4, 9], dtype=torch.int32)
+    assert relative_l2(made, quadratic(wide)[0]) <= 1e-13
 
 
 def test_patch_without_mamba_ssm():

@@ -7,7 +7,7 @@ ran. What upstream computes differently at the edges is listed in docs/mamba3.md
 from __future__ import annotations
 
 import importlib
-import sys
+import inspect
 
 import torch
 
@@ -60,8 +60,22 @@ def _check_model(module: torch.nn.Module) -> None:
 
 
 def _wide(t: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor | None:
-    """A parameter in another 16-bit type than q's is widened, exactly."""
-    return t if t is None or t.dtype in (like.dtype, torch.float32) else t.float()
+    """What is in another 16-bit type than q's, or in less than fp64 beside it, is widened, exactly."""
+    if t is None or t.dtype == like.dtype:
+        return t
+    if like.dtype == torch.float64:
+        return t.double()
+    return t if t.dtype == torch.float32 else t.float()
+
+
+def _scanned(q: torch.Tensor, *tensors):
+    """ADT, DT, Trap, Angles: of any type that fits, but beside fp64, in which a model is checked."""
+    return tuple(_wide(t, q) for t in tensors) if q.dtype == torch.float64 else tensors
+
+
+def _lengths(cu_seqlens: torch.Tensor | None) -> torch.Tensor | None:
+    """int32, as upstream makes them: torch.cumsum gives int64."""
+    return cu_seqlens if cu_seqlens is None else cu_seqlens.to(torch.int32)
 
 
 def _rows(*tensors):
@@ -83,10 +97,11 @@ def mamba3_siso_combined(
     if len(states) != 4:
         raise DataError(f"Input_States: {len(states)} tensors; angle, ssm, k, v are needed")
     Q, K, V, Z = _rows(Q, K, V, Z)
+    ADT, DT, Trap, Angles = _scanned(Q, ADT, DT, Trap, Angles)
     made = mamba3(
         Q, K, V, ADT, DT, Trap, Angles, q_bias=_wide(Q_bias, Q), k_bias=_wide(K_bias, Q),
         d=_wide(D, Q), z=Z, initial=Mamba3State(*states), return_final=return_final_states,
-        cu_seqlens=cu_seqlens,
+        cu_seqlens=_lengths(cu_seqlens),
     )  # fmt: skip
     if not return_final_states:
         return made
@@ -106,9 +121,8 @@ def mamba3_mimo(
             f"rotary_dim_divisor = {rotary_dim_divisor} beside {Angles.shape[-1]} angles and "
             f"{Q.shape[-1]} columns: columns over angles, 2 or 4, is needed"
         )
-    if cu_seqlens is not None and cu_seqlens.dtype != torch.int32:
-        cu_seqlens = cu_seqlens.to(torch.int32)
     Q, K, V, Z = _rows(Q, K, V, Z)
+    ADT, DT, Trap, Angles = _scanned(Q, ADT, DT, Trap, Angles)
     norm_weight = outproj_norm_weight if fuse_pregate_headwise_rms_norm else None
     if norm_weight is not None:
         if norm_weight.numel() != V.shape[2] * V.shape[3]:
@@ -120,7 +134,7 @@ def mamba3_mimo(
     made = mamba3(
         Q, K, V, ADT, DT, Trap, Angles, q_bias=_wide(Q_bias, Q), k_bias=_wide(K_bias, Q),
         d=_wide(D, Q), z=Z, mimo_v=_wide(MIMO_V, Q), mimo_z=_wide(MIMO_Z, Q) if Z is not None else None,
-        mimo_out=_wide(MIMO_Out, Q), return_final=return_state, cu_seqlens=cu_seqlens,
+        mimo_out=_wide(MIMO_Out, Q), return_final=return_state, cu_seqlens=_lengths(cu_seqlens),
         rotary_pairs="halves", head_norm=fuse_pregate_headwise_rms_norm, norm_weight=norm_weight,
         norm_eps=outproj_norm_eps,
     )  # fmt: skip
@@ -136,6 +150,7 @@ def mamba3_siso_step(
     """As upstream's: (out, (angle, ssm, k, v)) of the next token; Input_States stay as they are."""
     _steps("mamba3_siso_step", ADT=ADT, DT=DT)
     Q, K, V, Z = _rows(Q, K, V, Z)
+    ADT, DT, Trap, Angles = _scanned(Q, ADT, DT, Trap, Angles)
     batch, heads, head_dim = V.shape
     if Input_States is None:
         state = Mamba3State.zeros(
@@ -238,6 +253,12 @@ def compare(name: str, theirs, ours, tolerance: float) -> float:
     return worst
 
 
+def _written(step: dict) -> tuple:
+    """What mamba3_step_fn has written, by its arguments: out, the state."""
+    state = step.get("state_out")
+    return step["out"], step["state"] if state is None else state
+
+
 def _checked_once(name: str, theirs, ours, tolerance: float):
     """Ours; its first batch runs both ways, and a difference raises."""
     state = {"checked": False}
@@ -255,9 +276,10 @@ def _checked_once(name: str, theirs, ours, tolerance: float):
         with torch.no_grad():
             wanted = theirs(*first[0], **first[1])
         made = ours(*arguments, **keywords)
-        if wanted is None:  # mamba3_step_fn writes into `out`
-            wanted, made_out = first[1].get("out"), keywords.get("out")
-            compare(name, wanted, made_out, tolerance)
+        if wanted is None:  # mamba3_step_fn writes into `out` and the state
+            bound = inspect.signature(ours).bind
+            compare(name, _written(bound(*first[0], **first[1]).arguments),
+                    _written(bound(*arguments, **keywords).arguments), tolerance)  # fmt: skip
         else:
             compare(name, wanted, made, tolerance)
         state["checked"] = True
@@ -275,6 +297,10 @@ def patch(*, check: bool = True, tolerance: float = 0.1) -> list[str]:
     largest magnitude raises (upstream works in bf16 and is off by up to 7.5 % itself).
     """
     done = []
+    try:  # here, so that a later import finds nothing unpatched
+        user = importlib.import_module(_MODULE)
+    except ImportError:
+        user = None
     for name, (module_name, ours) in OURS.items():
         try:
             module = importlib.import_module(module_name)
@@ -285,12 +311,10 @@ def patch(*, check: bool = True, tolerance: float = 0.1) -> list[str]:
         if module is not None:
             setattr(module, name, new)
             done.append(f"{module_name}.{name}")
-        user = sys.modules.get(_MODULE)
         alias = _ALIASES.get(name, name)
         if user is not None and hasattr(user, alias):
             setattr(user, alias, new)
             done.append(f"{_MODULE}.{alias}")
-    user = sys.modules.get(_MODULE)
     if user is not None and hasattr(user, "Mamba3"):
         _guard(user.Mamba3)
     if not done:

@@ -378,7 +378,9 @@ def test_a_model_in_fp64_and_lengths_of_cumsum(rank):
     """Upstream's module makes angles fp32 whatever its own type; torch.cumsum gives int64."""
     t = sequence(rank, torch.float64)
     names = ["q", "k", "v", "adt", "dt", "trap", "q_bias", "k_bias"]
-    names += ["mimo_v", "mimo_z", "mimo_out", "angles", "d", "z"] if rank > 1 else ["angles", "d", "z"]
+    names += (
+        ["mimo_v", "mimo_z", "mimo_out", "angles", "d", "z"] if rank > 1 else ["angles", "d", "z"]
+    )
     mixed = {**t, "angles": t["angles"].float(), "adt": t["adt"].float()}
     one = {n: x[:1] if n not in ("q_bias", "k_bias", "d") and "mimo" not in n else x
            for n, x in mixed.items()}  # fmt: skip

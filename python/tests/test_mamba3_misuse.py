@@ -49,6 +49,17 @@ def test_main_grads_are_seen_to_be_written(problem):
     assert total.any() and total._version > before
 
 
+@pytest.mark.parametrize("trained", ["d", "q", None])
+def test_main_grads_are_filled_whatever_requires_grad(problem, trained):
+    leaf = {**problem, "d": problem["d"].clone().requires_grad_()}
+    wanted = torch.autograd.grad(scan(leaf).sum(), leaf["d"])[0]
+    mixed = {n: x.clone().requires_grad_(n == trained) for n, x in problem.items()}
+    total = torch.zeros(4)
+    scan(mixed, main_grads={"d": total}).sum().backward()
+    assert torch.equal(total, wanted) and mixed["d"].grad is None
+    assert (mixed["q"].grad is not None) == (trained == "q")
+
+
 def test_main_grads_of_fp64_are_fp64():
     t = draw(1, 5, without=("norm_weight",))
     wanted = torch.autograd.grad(scan(t).sum(), [t["d"], t["q_bias"]])

@@ -12,6 +12,7 @@ from ._c import FINAL, INITIAL, SCANNED
 from ._settings import Settings
 
 DIFFERENTIABLE = (*SCANNED, *INITIAL)
+_BEFORE = 4  # arguments of Scan.forward before those tensors
 
 
 def upstream_of(grads) -> dict:
@@ -22,7 +23,7 @@ def upstream_of(grads) -> dict:
 
 class Scan(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, settings, main_grads, cu_seqlens, *tensors):
+    def forward(ctx, settings, main_grads, cu_seqlens, anchor, *tensors):
         t = dict(zip(DIFFERENTIABLE, tensors, strict=True))
         made = _tensors.forward(settings, {**t, "cu_seqlens": cu_seqlens})
         ctx.save_for_backward(*tensors, cu_seqlens, made.get("saved"))
@@ -49,14 +50,15 @@ class Scan(torch.autograd.Function):
 def _backward(ctx, *upstream):
     settings, main_grads = ctx.call
     if all(g is None for g in upstream):
-        return (None,) * (3 + len(DIFFERENTIABLE))
+        return (None,) * (_BEFORE + len(DIFFERENTIABLE))
     *tensors, cu_seqlens, saved = ctx.saved_tensors
     t = dict(zip(DIFFERENTIABLE, tensors, strict=True))
     t["cu_seqlens"] = cu_seqlens
-    need = [n for n, wanted in zip(DIFFERENTIABLE, ctx.needs_input_grad[3:], strict=True) if wanted]
+    wanted = zip(DIFFERENTIABLE, ctx.needs_input_grad[_BEFORE:], strict=True)
+    need = [n for n, asked in wanted if asked or n in (main_grads or ())]
     ups = {**upstream_of(upstream), "saved": saved}
     made = _tensors.backward(settings, t, ups, need, main_grads)
-    return (None, None, None, *(made.get(n) for n in DIFFERENTIABLE))
+    return (*(None,) * _BEFORE, *(made.get(n) for n in DIFFERENTIABLE))
 
 
 class _Constant(torch.autograd.Function):
@@ -87,8 +89,11 @@ def apply(settings: Settings, t: dict, main_grads=None) -> tuple:
     """(out, then the final states where asked for), differentiable in every floating tensor."""
     refuse_transforms(t)
     tensors = [t.get(n) for n in DIFFERENTIABLE]
-    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors):
-        found = Scan.apply(settings, main_grads, t.get("cu_seqlens"), *tensors)
+    asked = main_grads or any(x is not None and x.requires_grad for x in tensors)
+    if torch.is_grad_enabled() and asked:
+        # Requires grad where main_grads alone wait for it: backward must come here.
+        anchor = torch.empty(0, requires_grad=True) if main_grads else None
+        found = Scan.apply(settings, main_grads, t.get("cu_seqlens"), anchor, *tensors)
         return found if type(found) is tuple else (found,)
     made = _tensors.forward(Settings(**{**settings.__dict__, "save": False}), t)
     return (made["out"], *(made[n] for n in FINAL if n in made))

@@ -153,9 +153,7 @@ def mamba3(
     with one head a rank, angles [B, S, 1, A] are those of all ranks' heads.
     """
     if not isinstance(initial, Mamba3State | None):
-        raise UsageError(
-            f"initial: {type(initial).__name__} where a talea.Mamba3State is needed"
-        )
+        raise UsageError(f"initial: {type(initial).__name__} where a talea.Mamba3State is needed")
     states = initial or Mamba3State()
     t = {
         "q": q, "k": k, "v": v, "z": z, "adt": adt, "dt": dt, "trap": trap, "angles": angles,

@@ -151,9 +151,9 @@ def apply(settings: Settings, t: dict, main_grads=None) -> tuple:
         t.get(n) is not None and t[n].requires_grad for n in DIFFERENTIABLE
     )
     if settings.save and not needs:
-        settings = Settings(**{**settings.__dict__, "save": False})
+        settings = settings.but(save=False)
     if settings.save:
-        settings = Settings(**{**settings.__dict__, "build": _BUILD})
+        settings = settings.but(build=_BUILD)
     found = forward(*(t.get(n) for n in _TENSORS), settings.text())
     return (found[0], *(found[2:] if settings.final else ()))
 

@@ -42,6 +42,10 @@ class Settings:
     def text(self) -> str:
         return ";".join(f"{n}={getattr(self, n)}" for n in _KINDS)
 
+    def but(self, **other) -> Settings:
+        """The same but for some fields. By name: Dynamo of PyTorch 2.11 does not read __dict__."""
+        return Settings(**({n: getattr(self, n) for n in _KINDS} | other))
+
     @staticmethod
     @lru_cache(maxsize=512)
     def parse(text: str) -> Settings:

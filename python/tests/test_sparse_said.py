@@ -129,8 +129,36 @@ def test_arrays_know_their_options():
             arrays.index_mask(mask, lists, **unknown)
     with pytest.raises(talea.UsageError, match="status"):
         arrays.index_mask(mask, lists, index_check="report")
+    frozen = mask.copy()
+    frozen.flags.writeable = False
+    for written in (frozen, mask.tolist()):
+        with pytest.raises(talea.DataError, match="mask"):
+            arrays.index_mask(written, lists)
+    assert not frozen.any()
     with pytest.raises(talea.UsageError, match="d_o"):
         arrays.sparse_attention(q, kv, indices, value_dim=16, d_o=q[..., :16].copy())
+
+
+class Float8Tensor(torch.Tensor):
+    """As Transformer Engine's: a logical dtype, and what it holds beside it."""
+
+    @staticmethod
+    def __new__(cls, data, scale):
+        self = torch.Tensor._make_wrapper_subclass(cls, data.shape, dtype=torch.float32)
+        self._data, self._scale_inv, self._fp8_dtype = data.view(torch.uint8), scale, "kFloat8E4M3"
+        return self
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        raise AssertionError("dispatched behind the caller's back")
+
+
+def test_autograd_sees_that_a_mask_was_written():
+    scores, mask = torch.randn(3, 6, requires_grad=True), torch.full((3, 6), -1.0)
+    product = scores * mask  # keeps the mask
+    talea.index_mask(mask, torch.tensor([[1, -1], [0, 5], [2, 4]]))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        product.sum().backward()
 
 
 def test_a_gradient_is_never_e4m3():
@@ -143,6 +171,20 @@ def test_a_gradient_is_never_e4m3():
         q, talea.Fp8(low, torch.ones(())), indices, value_dim=16, main_grad=main
     ).sum().backward()
     assert low.grad is None and main.abs().sum() > 0
+    wrapper = Float8Tensor(low.detach(), torch.ones(1))
+    o = talea.sparse_attention(q, wrapper, indices, value_dim=16)
+    wrapper.requires_grad_()
+    with pytest.raises(talea.UsageError, match="kv: float8_e4m3fn requires grad"):
+        talea.sparse_attention(q, wrapper, indices, value_dim=16)
+    talea.sparse_attention(q, wrapper, indices, value_dim=16, main_grad=main)
+    with torch.no_grad():
+        assert torch.equal(talea.sparse_attention(q, wrapper, indices, value_dim=16), o)
+    iq, ik, iw, aq, akv = (t.detach() for t in indexer())
+    scaled = talea.Fp8(iq.to(torch.float8_e4m3fn).requires_grad_(), torch.ones(6, 3))
+    keys = talea.Fp8(ik.to(torch.float8_e4m3fn), torch.ones(17))
+    talea.sparse_select(scaled, keys, iw, top_k=3)
+    with pytest.raises(talea.UsageError, match="index_q: float8_e4m3fn requires grad"):
+        talea.sparse_index_loss(scaled, keys, iw, aq, akv, value_dim=16)
     low_q = q.detach().to(torch.float8_e4m3fn).requires_grad_()
     with pytest.raises(talea.UsageError, match="q: float8_e4m3fn requires grad"):
         talea.sparse_attention(

@@ -70,17 +70,19 @@ def check_value_dim(value_dim, columns: int) -> int:
     return value_dim
 
 
-def check_fp8_grad(q: torch.Tensor, kv: torch.Tensor, main_grad) -> None:
-    """autograd would round a gradient to the type of its tensor."""
-    for name, t in (("q", q), ("kv", kv)):
-        trained = t.requires_grad and torch.is_grad_enabled()
-        if trained and t.dtype == torch.float8_e4m3fn and (name == "q" or main_grad is None):
-            instead = (
-                "detach it" if name == "q" else "detach it; main_grad takes the gradient in fp32"
-            )
-            raise UsageError(
-                f"{name}: float8_e4m3fn requires grad, and none is given in e4m3: {instead}"
-            )
+def check_fp8_grad(main_grad=None, **pairs) -> None:
+    """Of (as given, its data): autograd would round a gradient to the type of its tensor, and knows
+    nothing of a wrapper's payload."""
+    for name, (given, data) in pairs.items():
+        asked = data.requires_grad or getattr(given, "requires_grad", False)
+        if data.dtype != torch.float8_e4m3fn or not asked or not torch.is_grad_enabled():
+            continue
+        if name == "kv" and main_grad is not None:
+            continue
+        instead = "; main_grad takes the gradient in fp32" if name == "kv" else ""
+        raise UsageError(
+            f"{name}: float8_e4m3fn requires grad, and none is given in e4m3: detach it{instead}"
+        )
 
 
 def check_main_grad(main_grad, kv: torch.Tensor) -> None:

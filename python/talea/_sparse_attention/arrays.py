@@ -131,6 +131,9 @@ def sparse_index_loss(
 
 
 def index_mask(fill, as_array, mask, indices, topk_length=None, **more):
+    if not isinstance(mask, np.ndarray) or not mask.flags.writeable:
+        kind = "a read-only array" if isinstance(mask, np.ndarray) else type(mask).__name__
+        raise _abi.DataError(f"mask: {kind}; it is written in place: a writable array is needed")
     tensors = {
         n: as_array(more.pop(n, None)) for n in ("cu_seqlens_q", "cu_seqlens_k", "q_positions")
     }

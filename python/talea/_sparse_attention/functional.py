@@ -115,11 +115,12 @@ def sparse_attention(
 
     main_grad: fp32, shaped as kv; backward adds the gradient of kv into it; kv gets none.
     """
+    given = {"q": q, "kv": kv}
     q, q_scale = storage.open_q(q, q_scale)
     kv, kv_scale, kind = storage.open_kv(kv)
     _checks.check_layout(layout, q, cu_seqlens_q)
     _checks.check_main_grad(main_grad, kv)
-    _checks.check_fp8_grad(q, kv, main_grad)
+    _checks.check_fp8_grad(main_grad, q=(given["q"], q), kv=(given["kv"], kv))
     value_dim = _checks.check_value_dim(value_dim, q.shape[-1])
     q, kv = _cast(q, kv)
     _checks.check_gather(gather_kv, sequence_group)
@@ -290,6 +291,7 @@ def sparse_index_loss(
     index_q, index_q_scale = _opened_index("index_q", index_q, index_q_scale)
     index_k, index_k_scale = _opened_index("index_k", index_k, index_k_scale)
     index_weights = storage.tensor("index_weights", index_weights)
+    _checks.check_fp8_grad(index_q=(index_q, index_q), index_k=(index_k, index_k))
     q, q_scale = storage.open_q(q, q_scale)
     kv, kv_scale, kind = storage.open_kv(kv)
     index_q, index_k, q, kv = _cast(index_q, index_k, q, kv)
@@ -358,6 +360,8 @@ def index_mask(
     slot = _abi.Tensor()
     _torch.fill(slot, mask, "mask")
     _abi.check(_abi.lib.talea_sparse_attention_index_mask(c.byref(args), c.byref(slot)))
+    if not mask.is_inference():
+        torch.autograd.graph.increment_version(mask)
     return mask
 
 

@@ -60,7 +60,8 @@ void check_dtypes(const Problem& p, const Inputs& in, const Outputs& out) {
   check_dtype("dq", out.dq, {own, f32, wide});
   check_dtype("dkv", out.dkv, {kv_own, f32, wide});
   check_dtype("d_sink", out.d_sink, {f32, wide});
-  require(!out.accumulate_dkv || (out.dkv && !is_16bit(out.dkv.dtype)), bad,
+  require(!out.accumulate_dkv || out.dkv, bad, "accumulate_dkv: set without dkv to add into");
+  require(!out.accumulate_dkv || !is_16bit(out.dkv.dtype), bad,
           "dkv: accumulation needs an fp32 buffer, not {}", name_of(out.dkv.dtype));
   require(p.pass == Pass::forward || p.options.kv_storage != KvStorage::fp8_656,
           ErrorKind::unavailable,

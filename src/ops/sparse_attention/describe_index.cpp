@@ -123,8 +123,10 @@ void check_loss(const IndexLossInputs& in, const IndexLossOutputs& out, const In
   check_dtype("dindex_q", out.dindex_q, {own, f32, f64});
   check_dtype("dindex_k", out.dindex_k, {own, f32, f64});
   check_dtype("dindex_weights", out.dindex_weights, {in.index_weights.dtype, f32, f64});
-  require(!out.accumulate_dindex_k || (out.dindex_k && !is_16bit(out.dindex_k.dtype)), bad,
-          "dindex_k: accumulation needs an fp32 buffer");
+  require(!out.accumulate_dindex_k || out.dindex_k, bad,
+          "accumulate_dindex_k: set without dindex_k to add into");
+  require(!out.accumulate_dindex_k || !is_16bit(out.dindex_k.dtype), bad,
+          "dindex_k: accumulation needs an fp32 buffer, not {}", name_of(out.dindex_k.dtype));
 }
 
 void fit_loss_outputs(CheckedCall& r, const IndexLossOutputs& out) {

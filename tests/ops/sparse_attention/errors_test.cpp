@@ -161,6 +161,8 @@ TEST(AttentionErrors, ShapesAndOptions) {
                            k.in.d_o = k.out.o;
                          }),
                  "3", {"dkv_sum = atomic"});
+  expect_refused(refused(plain(), [](Call& k, Case&) { k.out.accumulate_dkv = true; }), "5",
+                 {"accumulate_dkv", "without dkv"});
   expect_refused(refused(plain(), [](Call& k, Case&) { k.pass = sa::Pass::backward; }), "2",
                  {"d_o"});
 }

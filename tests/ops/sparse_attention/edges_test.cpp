@@ -258,6 +258,22 @@ TEST_P(AttentionEdges, EqualLogitsFarFromZero) {
     }
 }
 
+// A sink beside them takes its third there, too: its share is a distance, and so is its gradient.
+TEST_P(AttentionEdges, ASinkFarFromZeroBesideItsKeys) {
+  for (const double logit : {-1e31, -4321.0, 100.0, 1e5, 3e37})
+    for (const bool saved : {true, false}) {
+      Case near = logits_case({0, 0, -300}, 0), far = logits_case({logit, logit, -3e38}, 0);
+      far.sink.put(far.kv.get(0, 0, 0, far.value_dim()), 0);  // 16 bits round it
+      near.saved = far.saved = saved;
+      const Outcome at = run(near), o = run(far);
+      EXPECT_NE(at.d_sink[0], 0);
+      EXPECT_NEAR(o.d_sink[0], at.d_sink[0], 2e-6 * std::abs(at.d_sink[0])) << logit;
+      EXPECT_NEAR(o.o[0], at.o[0], 1e-6 * std::abs(at.o[0])) << logit;
+      for (size_t i = 0; i < o.dkv.size(); ++i)
+        EXPECT_NEAR(o.dkv[i], at.dkv[i], 2e-6 * std::max(1.0, std::abs(at.dkv[i]))) << logit;
+    }
+}
+
 // Absent slots beside a row far below 0: a zero-filled key would have logit 0.
 TEST_P(AttentionEdges, AbsentSlotsHaveNoLogit) {
   for (const int64_t slots : {1, 15, 16, 17, 63, 64, 65, 129}) {

@@ -13,6 +13,7 @@
 #include "device/cpu/pair_product.hpp"
 #include "talea/linear_cross_entropy.hpp"
 #include "yardsticks/linear_cross_entropy/limit.hpp"
+#include "yardsticks/linear_cross_entropy/run.hpp"
 
 namespace talea {
 namespace {
@@ -412,6 +413,20 @@ TEST(CpuLane, SmoothingOverEqualLogitsKeepsItsDigits) {
   linear_cross_entropy(in, out, options,
                        {workspace.data(), static_cast<int64_t>(workspace.size())});
   EXPECT_NEAR(loss, std::log(250.0), 4e-6);
+}
+
+// Equal logits: every word has 1/V of both parts, and a thousandth of them is left. Both factors of
+// the row are carried in two fp32 numbers for this.
+TEST(CpuLane, SmoothingOverEqualLogitsKeepsTheRestsDigits) {
+  testing::Case c = testing::plain_case({.tokens = 3, .hidden = 1, .vocab = 7});
+  c.options.label_smoothing = 0.999;
+  for (int64_t v = 0; v < 7; ++v) c.in.weight.set(v, 0, 1);
+  for (int64_t t = 0; t < 3; ++t) c.in.hidden.set(t, 0, 1), c.in.targets.set_integer(t, 0, 2);
+  testing::want_everything(c);
+  const testing::Outcome o = testing::run_lane(testing::host_place(), "cpu", c);
+  const testing::Answer truth = testing::oracle(c);
+  for (const int64_t v : {0, 1, 3, 4, 5, 6})  // the target's own term is one number
+    EXPECT_NEAR(double(o.out.dw.get(v, 0) / truth.dw[size_t(v)]), 1, 1e-6) << "word " << v;
 }
 
 TEST(CpuLane, ConfidentRowsKeepTheirDigits) {

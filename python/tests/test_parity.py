@@ -149,15 +149,21 @@ def test_one_of_the_gradients():
     assert close(gradients(loss, w)[0], want[1], 5e-6)
 
 
-def test_outputs_are_differentiable():
-    x, w, y, _ = problem()
+@pytest.mark.parametrize("main", (False, True))
+@pytest.mark.parametrize("smoothing,z_loss", ((0.0, 0.0), (0.1, 0.05)))
+def test_outputs_are_differentiable(smoothing, z_loss, main):
+    """Loss has its options, the log-probability none of them; bias and a main gradient get all."""
+    x, w, y, b = problem(bias=True)
+    added = torch.ones(w.shape) if main else None
     out = talea.linear_cross_entropy(
-        x, w, y, outputs=("loss", "lse", "target_logprob", "entropy", "argmax"), top_k=5
-    )
-    z = torch.nn.functional.linear(x, w)
+        x, w, y, linear_bias=b, label_smoothing=smoothing, z_loss=z_loss, main_grad=added,
+        outputs=("loss", "lse", "target_logprob", "entropy", "argmax"), top_k=5,
+    )  # fmt: skip
+    z = torch.nn.functional.linear(x, w, b)
     logp = z.log_softmax(-1)
+    ce = torch.nn.functional.cross_entropy(z, y, label_smoothing=smoothing)
     want = {
-        "loss": torch.nn.functional.cross_entropy(z, y),
+        "loss": ce + z_loss * z.logsumexp(-1).square().mean(),
         "lse": z.logsumexp(-1),
         "target_logprob": logp.gather(1, y[:, None])[:, 0],
         "entropy": -(logp.exp() * logp).sum(-1),
@@ -168,8 +174,10 @@ def test_outputs_are_differentiable():
         up = torch.randn_like(value) * (i + 1)
         ours = ours + (getattr(out, name) * up).sum()
         theirs = theirs + (value * up).sum()
-    for mine, other in zip(gradients(ours, x, w), gradients(theirs, x, w), strict=True):
-        assert close(mine, other, 1e-5)
+    dx, dw, db = gradients(theirs, x, w, b)
+    ours.backward()
+    assert close(x.grad, dx, 1e-5) and close(b.grad, db, 1e-5)
+    assert close(added - 1 if main else w.grad, dw, 1e-5) and (not main or w.grad is None)
     top = z.topk(5)
     assert torch.equal(out.topk_ids, top.indices)
     assert torch.equal(out.argmax, z.argmax(-1))
@@ -177,12 +185,12 @@ def test_outputs_are_differentiable():
 
 
 def test_main_grad():
-    x, w, y, _ = problem()
+    x, w, y, b = problem(bias=True)
     main = torch.ones(w.shape)
-    loss = talea.linear_cross_entropy(x, w, y, main_grad=main)
-    want = gradients(eager(x, w, y), x, w)
+    loss = talea.linear_cross_entropy(x, w, y, linear_bias=b, main_grad=main)
+    want = gradients(eager(x, w, y, bias=b), x, w, b)
     (loss * 0.5).backward()
-    assert w.grad is None
+    assert w.grad is None and close(b.grad, want[2] * 0.5, 5e-6)
     assert close(main - 1, want[1] * 0.5, 1e-5)
     assert close(x.grad, want[0] * 0.5, 5e-6)
 

@@ -132,6 +132,26 @@ ATTACKS = {
         "is not in",
     ),
     "a figure in backticks": ([(P, "The goal is 1.15.", "The goal is 1.15. `2.75`")], "cites no"),
+    **{
+        f"a figure written as {text}": (
+            [(P, "The goal is 1.15.", f"The goal is 1.15. It took {text}.")],
+            "cites no",
+        )
+        for text in (
+            "`2.75 ms`",
+            "as torch 1.05 times",
+            "as on CUDA 2.75 x that",
+            "275 ms",
+            "1,275 us",
+            "x2.75",
+            "_2.75_",
+            ".95 ms",
+            "2,75 ms",
+            "2·75 MiB",
+            '[this](b.md "2.75 in all")',
+            "![2.75 in all](a.svg)",
+        )
+    },
     "a rendered cell changed": ([(P, "| ours | 1.05 |", "| ours | 1.02 |")], "is not what"),
     "a rendered row left out": ([(P, "| theirs | 1.55 | 124.0 |\n", "")], "is not what"),
     "a table without its marks": (

@@ -6,7 +6,12 @@ Never: changes a page, except `replaced`, which writes what stands between two m
 import re
 
 MARK = re.compile(r"<!-- table: (\S+) (begin|end) -->")
-DECIMAL = re.compile(r"(?<![\w.])\d+\.\d+(?:e[-+]?\d+)?(?!\.?\d)")
+UNIT = r"(?: |\n|&nbsp;)?(?:x\b|times\b|ms\b|us\b|s\b|microseconds\b|MiB\b|GiB\b|%|TFLOP)"
+DECIMAL = re.compile(
+    r"(?:(?<![\w.])|(?<=\bx)|(?<=\b_))\d+\.\d+(?:e[-+]?\d+)?(?!\.?\d)"
+    rf"|(?<![\w.,])[.,·]\d+(?={UNIT})|(?<![\w.])\d+[,·]\d{{1,2}}(?={UNIT})"
+    r"|(?<![\w.,-])\d[\d,]*(?=(?: |\n|&nbsp;)(?:ms|us|microseconds|TFLOP/s)\b)"
+)
 VERSIONED = "PyTorch|torch|Python|glibc|Debian|Ubuntu|CUDA|GCC|oneDNN|Highway|Apache|CMake|NumPy|Triton|capability"
 VERSION = re.compile(rf"(?:{VERSIONED})[ -]$")
 
@@ -21,7 +26,7 @@ class Page:
         masked = re.sub(r"`[^`\n]*<!--[^`\n]*`", _blank, masked)  # a mark in code is an example
         masked = self._without_tables(masked)
         masked = re.sub(r"<!--.*?-->", _blank, masked, flags=re.DOTALL)
-        self.prose = re.sub(r"(?<=\])\([^)\n]*\)", _blank, masked)  # where a link leads
+        self.prose = re.sub(r"(?<=\])\([^)\s]*\)?", _blank, masked)  # where a link leads
         self.flat, self.offsets = _flat(self.prose)
 
     def line(self, offset):
@@ -90,10 +95,11 @@ class Page:
 
     def decimals(self):
         """Spans of decimals that a reader takes for figures: no code, no version of a product."""
-        # Code is an example, but a number alone in backticks is a number.
-        text = re.sub(r"`[^`\n]*[^`\d.\n][^`\n]*`", _blank, self.prose)
+        # Code is an example, but a number in backticks is a number, alone or with its unit.
+        text = re.sub(rf"`(?![\d.,]+{UNIT}`)[^`\n]*[^`\d.\n][^`\n]*`", _blank, self.prose)
         for match in DECIMAL.finditer(text):
-            if not VERSION.search(text[: match.start()].replace("\n", " ")[-20:]):
+            before = text[: match.start()].replace("\n", " ")[-20:]
+            if not VERSION.search(before) or re.match(UNIT, text[match.end() :]):
                 yield match.span()
 
 

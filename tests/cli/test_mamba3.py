@@ -321,12 +321,33 @@ class Commands(ScanCase):
         self.assertEqual((check["operator"], check["failed"]), ("mamba3", 0))
         self.assertGreater(check["passed"], 0)
         lane = check["lanes"][0]
+        for step, tensors in (("forward", {"out"}), ("backward", {"d_q"}), ("step", {"out"})):
+            done = self.talea("check", "--operator", "mamba3", "--pass", step, *sizes, "--groups", "1",
+                              "--json")  # fmt: skip
+            check = json.loads(done.stdout)["check"]
+            made = {e["tensor"] for e in check["cases"][0]["errors"]}
+            self.assertEqual((check["pass"], check["failed"]), (step, 0))
+            self.assertTrue(tensors <= made)
+            self.assertEqual("d_q" in made, step == "backward")
+        said = self.talea("explain", "--operator", "mamba3", *sizes, "--pass", "step").stdout
+        self.assertIn(" 1 tokens", said)
         said = self.talea("bench", "--operator", "mamba3", *sizes, "--lanes", lane, "--repeats", "2",
                           "--receipt", "b.json", "--json").stdout  # fmt: skip
         run = json.loads(said)["bench"]["runs"][0]
         self.assertGreater(run["ratio"], 0)
         self.talea("report", "b.json", "--out", "b.html")
         self.talea("compare", "b.json", "b.json")
+
+    def test_flags_that_would_do_nothing_are_refused(self):
+        flags = [w for n in ("q", "k", "v", "adt", "dt", "trap") for w in (f"--{n}", f"{n}.npy")]
+        for more, words in (
+            (
+                ["--upstream", "upstream.npy"],
+                "--upstream upstream.npy: needs a d_* among --outputs",
+            ),
+            (["--norm-eps", "1e-3"], "--norm-eps 1e-3: needs --head-norm"),
+        ):
+            self.assertIn(words, self.talea("scan", *flags, *more, code=2).stderr)
 
     def test_flags_of_another_operator_are_refused(self):
         self.talea("bench", "--operator", "mamba3", "--vocab", "5", code=2)

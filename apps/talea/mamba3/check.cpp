@@ -5,6 +5,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "call.hpp"
 #include "core/fail.hpp"
 #include "core/receipt.hpp"
 #include "flags.hpp"
@@ -25,6 +26,7 @@ using scan::SizeFlags;
 struct Flags {
   SizeFlags size{2, 40, 4, 2, 16, 8, 2};
   std::string preset = "quick", only_case, lane, dtypes = "fp32,bf16,fp16", receipt;
+  std::string pass = "both";
   bool list = false, sizes_given = false;
   int64_t chunk = 0;
   uint64_t seed = 1;
@@ -54,6 +56,11 @@ void add_matrix(std::vector<Named>& cases, const std::string& dtype, uint64_t se
         {fmt::format("{}/{}", name, dtype), ys::full_case(sizes, parse_dtype(dtype), seed)});
 }
 
+// What the asked pass has no form of: steps of packed sequences, gradients of nothing.
+bool takes(const std::string& pass, const ys::Case& c) {
+  return pass == "step" ? !c.has("cu_seqlens") : pass != "backward" || c.has("d_out");
+}
+
 std::vector<Named> cases_of(const Flags& f) {
   std::vector<Named> cases;
   for (const std::string& dtype : split(f.dtypes, ',')) {
@@ -68,6 +75,7 @@ std::vector<Named> cases_of(const Flags& f) {
     for (ys::Case& c : ys::pairwise_cases(f.seed))
       cases.push_back({fmt::format("drawn/{}", number++), std::move(c)});
   }
+  std::erase_if(cases, [&](const Named& n) { return !takes(f.pass, n.c); });
   if (f.only_case.empty()) return cases;
   for (Named& n : cases)
     if (n.name == f.only_case) return {std::move(n)};
@@ -92,13 +100,28 @@ mamba3::Result run_pass(mamba3::Pass pass, const ys::Case& c, const ys::Tensors&
                   : mamba3::forward(inputs, outputs, c.options, workspace);
 }
 
-// Both passes of a lane; the chunk that forward took.
-ys::Tensors run_lane(const std::string& lane, ys::Case c, int64_t& chunk) {
+// Forward as one step a token: out and the states behind the last one.
+ys::Tensors run_as_steps(const ys::Case& c) {
+  ys::Tensors out;
+  for (const std::string& name : forward_outputs(c)) {
+    ys::HostTensor t(output_dtype(c, name), shape_of(c, name));
+    for (int64_t i = 0; i < t.elements(); ++i) t.set(i, NAN);
+    out[name] = std::move(t);
+  }
+  scan::run_steps(ys::inputs_of(c.in, false), ys::outputs_of(out, false), c.options);
+  return out;
+}
+
+// The passes of a lane that were asked for; the chunk that forward took.
+ys::Tensors run_lane(const std::string& lane, ys::Case c, const std::string& pass, int64_t& chunk) {
   c.options.lane = lane;
   if (lane == "reference") c.options.chunk = 0;
+  chunk = 0;
+  if (pass == "step") return run_as_steps(c);
   ys::Tensors out;
-  chunk = run_pass(mamba3::Pass::forward, c, c.in, out).chunk_tokens;
-  if (c.has("d_out")) run_pass(mamba3::Pass::backward, c, c.in, out);
+  if (pass != "backward") chunk = run_pass(mamba3::Pass::forward, c, c.in, out).chunk_tokens;
+  if (pass != "forward" && c.has("d_out"))
+    chunk = std::max(chunk, run_pass(mamba3::Pass::backward, c, c.in, out).chunk_tokens);
   return out;
 }
 
@@ -149,10 +172,11 @@ struct Run {
     nlohmann::json entry = {{"name", o.name}, {"lane", o.lane}};
     try {
       int64_t chunk = 0;
-      const ys::Tensors ours = run_lane(lane, named.c, chunk);
+      const ys::Tensors ours = run_lane(lane, named.c, flags.pass, chunk);
       ys::Case same = named.c;
       if (chunk > 0) same.options.chunk = chunk;
-      const ys::Tensors eager = run_lane("unfused", same, chunk);
+      const ys::Tensors eager =
+          run_lane("unfused", same, flags.pass == "step" ? "forward" : flags.pass, chunk);
       o.complaint = ys::judge(named.c, ours, truth, eager);
       entry["errors"] = nlohmann::json::array();
       for (const auto& [name, tensor] : ours) {
@@ -167,8 +191,9 @@ struct Run {
       o.complaint = std::string("threw: ") + e.what();
     }
     if (!o.complaint.empty()) {
-      o.reproducer = fmt::format("talea check --operator mamba3 --case {} --seed {} --lane {}",
-                                 o.name, flags.seed, o.lane);
+      o.reproducer =
+          fmt::format("talea check --operator mamba3 --case {} --seed {} --lane {} --pass {}",
+                      o.name, flags.seed, o.lane, flags.pass);
       entry["reproducer"] = o.reproducer;
       entry["complaint"] = o.complaint;
     }
@@ -185,9 +210,14 @@ std::vector<std::string> lanes_of(const Flags& f) {
   for (const std::string& lane : mamba3::lanes()) {
     if (!f.lane.empty() && lane != f.lane) continue;
     known = true;
-    if (lane != "sm90" && lane != "cuda") lanes.push_back(lane);
+    if (lane == "sm90" || lane == "cuda") continue;
+    if (f.pass == "step" && lane == "unfused") continue;
+    lanes.push_back(lane);
   }
   require(known, ErrorKind::usage, "--lane {}: no such lane", f.lane);
+  require(f.pass != "step" || f.lane != "unfused", ErrorKind::usage,
+          "--lane unfused: the yardstick of steps is its scan; its own carry a rounded angle from "
+          "token to token, and are not judged");
   require(!lanes.empty(), ErrorKind::unavailable,
           "--lane {}: a device lane; this checks host lanes", f.lane);
   return lanes;
@@ -244,6 +274,7 @@ void execute(Context& context, const Flags& f) {
                                     : f.only_case.empty() ? f.preset
                                                           : f.only_case},
                          {"operator", "mamba3"},
+                         {"pass", f.pass},
                          {"lanes", lanes},
                          {"passed", static_cast<int64_t>(run.outcomes.size()) - failed},
                          {"failed", failed},
@@ -272,6 +303,9 @@ void register_scan_check(CLI::App& app, Context& context) {
   f->size.add(*sub);
   sub->add_option("--dtype", f->dtypes, "one or more, parted by commas")->capture_default_str();
   sub->add_option("--chunk", f->chunk, "tokens of a chunk; 0: the lane's")->capture_default_str();
+  sub->add_option("--pass", f->pass, "both: forward and backward; step: forward, a token at a time")
+      ->check(CLI::IsMember({"both", "forward", "backward", "step"}))
+      ->capture_default_str();
   sub->add_option("--seed", f->seed, "of the data")->capture_default_str();
   sub->add_option("--lane", f->lane, "one lane; default every host lane");
   add_isa(*sub);

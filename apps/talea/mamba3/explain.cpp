@@ -30,14 +30,15 @@ void run(Context& context, const Flags& f) {
         return explain(named);
       });
   const SizeFlags& s = f.size;
-  const double form = static_cast<double>(s.batch * s.heads) * static_cast<double>(s.tokens) *
-                      static_cast<double>(s.tokens) * 4;
+  const int64_t tokens = problem.tokens;  // a step has one
+  const double form = static_cast<double>(s.batch * s.heads) * static_cast<double>(tokens) *
+                      static_cast<double>(tokens) * 4;
   const auto title = [&](const std::string& flops) {
     return fmt::format(
         "{} of {} sequences, {} tokens, {} heads, {} groups, N {}, P {}, rank {}, {} on {}: {} "
         "useful flops; the quadratic form would take {}",
-        f.pass, grouped(s.batch), grouped(s.tokens), grouped(s.heads), grouped(s.groups),
-        s.state_dim, s.head_dim, s.rank, f.dtype, f.device, flops,
+        f.pass, grouped(s.batch), grouped(tokens), grouped(s.heads), grouped(s.groups), s.state_dim,
+        s.head_dim, s.rank, f.dtype, f.device, flops,
         human_bytes(static_cast<int64_t>(std::min(form, 0x1p62))));
   };
   print_choices(context, {{"operator", "mamba3"}, {"pass", f.pass}}, title, choices);

@@ -30,6 +30,8 @@ void OptionFlags::add(CLI::App& sub, bool with_lane) {
 mamba3::Options OptionFlags::options() const {
   using namespace mamba3;
   Options o;
+  require(head_norm || norm_eps == OptionFlags{}.norm_eps, ErrorKind::usage,
+          "--norm-eps {}: needs --head-norm", norm_eps);
   o.head_norm = head_norm;
   o.norm_eps = parse_number("--norm-eps", norm_eps);
   if (rotary_pairs != "automatic")

@@ -59,6 +59,8 @@ constexpr FileFlag file_flags[] = {
     {"d_final_v", "--upstream-final-v", "gradient of final_v", false},
 };
 
+bool is_upstream(const FileFlag& f) { return std::string_view(f.flag).starts_with("--upstream"); }
+
 struct Flags {
   OptionFlags options;
   std::string files[std::size(file_flags)];
@@ -215,6 +217,9 @@ void run(Context& context, const Flags& f) {
   const Outputs out = allocate_outputs(split(f.outputs, ','), read.in, f.layout);
   require(!f.step || !out.backward, ErrorKind::usage, "--step: forms no gradient; --outputs {}",
           f.outputs);
+  for (size_t i = 0; i < std::size(file_flags); ++i)
+    require(out.backward || f.files[i].empty() || !is_upstream(file_flags[i]), ErrorKind::usage,
+            "{} {}: needs a d_* among --outputs", file_flags[i].flag, f.files[i]);
   const RankWorld ranks(f.ranks);
   const World world{ranks.size(), f.cut == "tokens", f.ranks.timeout_s, ranks.mpi()};
   const std::vector<Ran> runs = run_passes(f, read, out, options, world);

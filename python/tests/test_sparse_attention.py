@@ -35,6 +35,28 @@ def test_parity(device, dtype, b, g, with_sink):
         assert close(mine, other, 2e-6 if dtype == torch.float64 else 2e-5)
 
 
+@pytest.mark.parametrize("compiled", (False, True))
+def test_gradients_of_fp64_are_fp64(compiled):
+    q, kv, indices, sink = problem(dtype=torch.float64, slots=5)
+    sink = sink.detach().double().requires_grad_()
+
+    def attend(q, kv, sink):
+        found = talea.sparse_attention(q, kv, indices, value_dim=16, sink=sink, outputs=("lse",))
+        return found.o, found.lse
+
+    ours = (torch.compile(attend, backend="aot_eager") if compiled else attend)(q, kv, sink)
+    theirs = eager(q, kv, indices, 16, sink=sink)
+    assert ours[1].dtype == torch.float32
+    weight = torch.randn_like(theirs[0])
+    leaves = (q, kv, sink)
+    for mine, other in zip(
+        gradients(ours[0], *leaves, upstream=weight),
+        gradients(theirs[0], *leaves, upstream=weight),
+        strict=True,
+    ):
+        assert close(mine, other, 1e-13)
+
+
 def test_gradcheck():
     q, kv, indices, sink = problem(s=3, keys=5, h=2, d=6, slots=4, dtype=torch.float64)
     sink = sink.detach()

@@ -74,7 +74,30 @@ Fields sequence_fields(const Problem& p, const std::string& lane) {
 
 struct Shard {
   int64_t begin = 0, count = 0;
+  int64_t position = 0, queries = 0;  // of the causal rule, where no q_positions say it
 };
+
+// Positions that count from a base: of one sequence, whose queries no two ranks have.
+Shard sequence_shard(const Problem& p) {
+  const bool from_a_base = p.options.causal && !p.has_positions && p.sequences == 0;
+  return {p.row_begin, p.keys_stored, p.options.q_position_base, from_a_base ? p.queries : 0};
+}
+
+void check_positions(const std::vector<Shard>& all) {
+  for (size_t r = 0; r < all.size(); ++r)
+    for (size_t before = 0; before < r; ++before) {
+      const Shard &a = all[before], &b = all[r];
+      const bool apart = a.position + a.queries <= b.position ||
+                         b.position + b.queries <= a.position || a.queries == 0 || b.queries == 0;
+      require(
+          apart, bad,
+          "q_position_base = {} on rank {}: its queries [{}, {}) overlap those of rank {}, [{}, "
+          "{}); under causal the ranks of a sequence say where theirs are, there or by "
+          "q_positions",
+          b.position, r, b.position, b.position + b.queries, before, a.position,
+          a.position + a.queries);
+    }
+}
 
 // `what` of the first rank of a shard at fault; total: 0 where only the ranks know it.
 void check_cover(const char* what, const char* things, const std::vector<Shard>& all,
@@ -106,18 +129,17 @@ void shake_hands(const CheckedCall& c, const std::string& lane, Communicator& he
                  Communicator& sequence, Result& result) {
   const Problem& p = c.problem;
   if (heads.size() > 1) {
-    const auto all = agree(head_fields(c, lane), Shard{p.head_begin, p.heads}, heads);
+    const auto all = agree(head_fields(c, lane), Shard{p.head_begin, p.heads, 0, 0}, heads);
     if (!all)
       note_missing(heads, result);
     else if (p.pass != Pass::select)
       check_cover("head_begin", "heads", *all, p.groups > 1 ? p.total_heads : 0);
   }
   if (sequence.size() > 1) {
-    const auto all = agree(sequence_fields(p, lane), Shard{p.row_begin, p.keys_stored}, sequence);
-    if (!all)
-      note_missing(sequence, result);
-    else if (p.gather_kv)
-      check_cover("row_begin", "rows of kv", *all, p.keys);
+    const auto all = agree(sequence_fields(p, lane), sequence_shard(p), sequence);
+    if (!all) return note_missing(sequence, result);
+    if (p.gather_kv) check_cover("row_begin", "rows of kv", *all, p.keys);
+    check_positions(*all);
   }
 }
 

@@ -158,6 +158,9 @@ void set_ranks(Problem& p, const Ranks& ranks) {
   p.gather_kv = ranks.gather_kv && p.sequence_world > 1;
   require(ranks.head_begin >= 0, usage, "head_begin = {}: must be >= 0", ranks.head_begin);
   require(ranks.row_begin >= 0, usage, "row_begin = {}: must be >= 0", ranks.row_begin);
+  require(ranks.gather_kv || (ranks.row_begin == 0 && ranks.total_kv_rows == 0), usage,
+          "row_begin = {}, total_kv_rows = {}: of gather_kv, which is off", ranks.row_begin,
+          ranks.total_kv_rows);
 }
 
 void check_whole_keys(const Problem& p, const Ranks& ranks) {

@@ -223,15 +223,17 @@ TEST(AttentionErrors, WhatOneRankCannotGather) {
   in.d_o = in.d_lse = {};
   sa::Outputs out;
   out.o = o.tensor();
-  const auto of = [&](int64_t begin, int64_t total) {
+  const auto of = [&](int64_t begin, int64_t total, bool gather = true) {
     sa::Ranks ranks;
-    ranks.gather_kv = true, ranks.row_begin = begin, ranks.total_kv_rows = total;
+    ranks.gather_kv = gather, ranks.row_begin = begin, ranks.total_kv_rows = total;
     return kind_and_text([&] { sa::describe(sa::Pass::forward, in, out, c.options, ranks); });
   };
   EXPECT_EQ(of(0, 0), "accepted");
   EXPECT_EQ(of(0, 37), "accepted");
   expect_refused(of(0, 74), "2", {"total_kv_rows = 74", "37 rows"});
   expect_refused(of(37, 37), "2", {"row_begin = 37"});
+  expect_refused(of(37, 0, false), "2", {"row_begin = 37", "gather_kv"});
+  expect_refused(of(0, 74, false), "2", {"total_kv_rows = 74", "gather_kv"});
 }
 
 TEST(AttentionErrors, ADenominatorThatDividesNothing) {

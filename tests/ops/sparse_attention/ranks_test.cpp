@@ -140,6 +140,50 @@ TEST(AttentionRanksBad, AreNamed) {
       std::string::npos);
 }
 
+// Two ranks with half of the queries each; base: of the second rank's first query.
+std::string error_of_positions(int64_t base, bool causal) {
+  Spec spec;
+  spec.queries = 8, spec.batch = 1;
+  const Case c = make_case(spec);
+  std::string text;
+  std::mutex mutex;
+  run_thread_ranks(2, 10, [&](Communicator& world) {
+    Grid o(DType::f32, {1, 4, c.heads(), c.value_dim()});
+    sa::Inputs in = inputs_of(c);
+    in.d_o = in.d_lse = {};
+    for (Tensor* t : {&in.q, &in.indices}) *t = slice(*t, 1, 4 * world.rank(), 4);
+    sa::Outputs out;
+    out.o = o.tensor();
+    sa::Ranks ranks;
+    ranks.sequence = &world;
+    sa::Options options = c.options;
+    options.causal = causal;
+    options.q_position_base = world.rank() == 1 ? base : 0;
+    try {
+      Room room(sa::workspace_bytes(sa::describe(sa::Pass::forward, in, out, options, ranks)));
+      sa::forward(in, out, options, room.workspace(), ranks);
+    } catch (const Error& e) {
+      const std::lock_guard lock(mutex);
+      text = e.what();
+    }
+  });
+  return text;
+}
+
+// A rank that counts its queries from 0 under causal would bound them by their local numbers.
+TEST(AttentionRanksBad, QueriesAtTheSamePositions) {
+  EXPECT_EQ(error_of_positions(4, true), "");
+  EXPECT_EQ(error_of_positions(9, true), "");
+  EXPECT_EQ(error_of_positions(0, false), "");
+  for (const int64_t base : {0, 3}) {
+    const std::string text = error_of_positions(base, true);
+    EXPECT_NE(text.find("q_position_base = " + std::to_string(base) + " on rank 1"),
+              std::string::npos)
+        << text;
+    EXPECT_NE(text.find("q_positions"), std::string::npos) << text;
+  }
+}
+
 TEST(AttentionRanksLoss, HeadsAndRows) {
   IndexSpec s;
   s.loss = true, s.batch = 1, s.row_weight = true;

@@ -110,6 +110,21 @@ def test_causality(lane):
         assert torch.equal(scan(other, lane=lane)[:, :13], clean[:, :13]), name
 
 
+@pytest.mark.parametrize("value", [5.0, 0.5, -1e4, -math.inf], ids=str)
+@pytest.mark.parametrize("lane", EXACT)
+def test_no_decay_changes_a_bit_before_it(lane, value):
+    """A growth or a reset: the chunk's own earlier tokens know nothing of it."""
+    t = draw(1, 70, heads=2, groups=1, rank=1, dtype=torch.float32, grad=False,
+             without=("norm_weight",))  # fmt: skip
+    clean = scan(t, lane=lane)
+    for token in (1, 15, 16, 40, 63, 69):
+        other = {**t, "adt": t["adt"].clone()}
+        other["adt"][:, :, token] = value
+        out = scan(other, lane=lane)
+        assert torch.equal(out[:, :token], clean[:, :token]), token
+        assert not torch.equal(out[:, token:], clean[:, token:])
+
+
 def test_the_same_bits_every_time():
     t = draw(2, 70, heads=6, groups=2, dtype=torch.float32)
     seen = []

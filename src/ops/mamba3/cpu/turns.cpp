@@ -207,22 +207,24 @@ HWY_INLINE void DecayBlock(const float* high, const float* low, int64_t first, i
   }
 }
 
-HWY_INLINE bool Falls(const float* high, const float* low, int64_t tokens) {
-  bool falls = true;
-  for (int64_t t = 1; t < tokens; ++t)
-    falls = falls && (high[t] - high[t - 1]) + (low[t] - low[t - 1]) <= 0;
-  return falls;
+// The first token to which L does not fall: what rows before it hold depends on nothing behind
+// them.
+HWY_INLINE int64_t Falling(const float* high, const float* low, int64_t tokens) {
+  int64_t t = 1;
+  while (t < tokens && (high[t] - high[t - 1]) + (low[t] - low[t - 1]) <= 0) ++t;
+  return HWY_MIN(t, tokens);
 }
 
 void DecayMatrix(const float* high, const float* low, int64_t tokens, int64_t stride, float* to) {
   const D d;
   const DI di;
-  const bool falls = Falls(high, low, tokens);
+  const int64_t falling = Falling(high, low, tokens);
   for (int64_t t = 0; t < tokens; ++t) {
+    const bool falls = t < falling;
     const V h = hn::Set(d, high[t]), l = hn::Set(d, low[t]);
     float* row = to + t * stride;
     const int64_t first = t / width * width;
-    if (falls && t > 0 && t == first) DecayBlock(high, low, first, tokens, stride, to);
+    if (falls && t > 0 && t == first) DecayBlock(high, low, first, falling, stride, to);
     int64_t j = falls ? first : 0;
     for (; j < t; j += width) {
       const V apart = hn::Add(hn::Sub(h, hn::Load(d, high + j)), hn::Sub(l, hn::Load(d, low + j)));

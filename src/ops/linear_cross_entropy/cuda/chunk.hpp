@@ -32,7 +32,7 @@ struct Panel {
 
 // What the gradient of one row needs, in the precision of the pass.
 struct RowFactors {
-  float max, inverse_sum, log_sum_less_entropy;
+  float max, inverse_sum, mean_distance;
   float prob, target, smooth, soft, entropy_up;
   float stored;           // dz is stored times this: token scale, and for fp16 a power of two
   float dx;               // the row of dX is the product's row times this

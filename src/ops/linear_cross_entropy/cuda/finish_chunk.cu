@@ -92,7 +92,7 @@ __device__ RowFactors factors_of(const Shape& s, const ChunkRows& c, int64_t t,
   RowFactors f;
   f.max = static_cast<float>(state.max);
   f.inverse_sum = static_cast<float>(1.0 / row.sum);
-  f.log_sum_less_entropy = static_cast<float>((row.lse - state.max) - row.entropy);
+  f.mean_distance = static_cast<float>(row.mean_distance);
   f.prob = static_cast<float>(g.prob * power);
   f.target = static_cast<float>(g.target * power);
   f.smooth = static_cast<float>(g.smooth * power);

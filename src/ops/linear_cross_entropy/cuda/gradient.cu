@@ -70,7 +70,7 @@ __device__ __forceinline__ float general_gradient(const Shape& s, const RowFacto
   float dz = column == f.target_column ? f.target : f.prob * p;
   if (f.smooth != 0) dz -= f.smooth * c;
   if (f.soft != 0) dz -= f.soft * c * q;
-  if (f.entropy_up != 0 && p != 0) dz -= f.entropy_up * p * (x - f.log_sum_less_entropy);
+  if (f.entropy_up != 0 && p != 0) dz -= f.entropy_up * p * (x - f.mean_distance);
   return dz * cap.slope * f.stored;
 }
 

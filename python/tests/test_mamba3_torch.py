@@ -22,6 +22,7 @@ from mamba3_forms import (
 from talea._mamba3 import _compiled
 from talea._mamba3._operator import DIFFERENTIABLE
 from talea._mamba3._settings import make
+from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
 
@@ -239,6 +240,11 @@ def test_what_has_no_gradient_says_so():
         torch.autograd.grad(g.sum(), t["k"])
     with pytest.raises(talea.UsageError, match="torch.func"):
         torch.func.grad(lambda q: scan({**t, "q": q}).sum())(t["q"])
+    with forward_ad.dual_level():
+        for name in ("q", "v", "dt", "trap", "initial_ssm"):
+            dual = forward_ad.make_dual(t[name].detach(), torch.ones_like(t[name]))
+            with pytest.raises(talea.UsageError, match="forward-mode"):
+                scan({**t, name: dual})
     flat, state = step_problem()
     flat["q"].requires_grad_()
     with pytest.raises(talea.UsageError, match="q requires grad"):

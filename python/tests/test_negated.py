@@ -47,6 +47,17 @@ def test_inputs_and_upstream(call, shape):
     assert all(torch.equal(x, y) for x, y in zip(*found, strict=True))
 
 
+def test_weights_of_tokens_and_one_upstream_each():
+    x, y = torch.randn(3, 8).requires_grad_(), torch.tensor([3, 1, 6])
+    w, row, up = torch.randn(7, 8), torch.tensor([0.5, 2.0, 1.0]), torch.tensor([1.0, 3.0, 0.25])
+
+    def gradient(row, up):
+        made = talea.linear_cross_entropy(x, w, y, token_weight=row, reduction="none")
+        return torch.autograd.grad(made, x, up)[0]
+
+    assert torch.equal(gradient(negated(-row), negated(-up)), gradient(row, up))
+
+
 def test_what_is_written_is_refused():
     x, w, y = torch.randn(3, 8), torch.randn(7, 8).requires_grad_(), torch.tensor([3, 1, 6])
     with pytest.raises(talea.DataError, match="main_grad"):

@@ -138,6 +138,12 @@ def test_forward_mode(requires_grad):
         with pytest.raises(talea.UsageError, match="forward-mode"):
             talea.linear_cross_entropy(dual, w, y)
         assert talea.linear_cross_entropy(x.detach(), w, y).isfinite()
+        given = {"linear_weight": w, "linear_bias": torch.zeros(101), "weight": torch.ones(101),
+                 "token_weight": torch.ones(33)}  # fmt: skip
+        for name, tensor in given.items():
+            dual = forward_ad.make_dual(tensor.detach(), torch.ones_like(tensor))
+            with pytest.raises(talea.UsageError, match="forward-mode"):
+                talea.linear_cross_entropy(x.detach(), target=y, **{**given, name: dual})
 
 
 def test_a_module_knows_its_keywords():

@@ -5,6 +5,7 @@ import talea
 import torch
 from conftest import DEVICES, close, gradients
 from sparse_forms import eager, indexer, problem, tolerance
+from talea._sparse_attention import _attention
 
 LANES = {torch.float64: "reference", torch.float32: "auto"}
 
@@ -138,6 +139,44 @@ def test_sixteen_bits_split_and_residual():
         (dq,) = torch.autograd.grad((o * weight).float().sum(), low[:1])
         assert close(dq.float(), truth[0].float(), 2e-2)
         assert close(main, truth[1].float(), 2e-2)
+
+
+@pytest.mark.parametrize("compiled", (False, True))
+def test_gradient_of_lse_alone(compiled):
+    q, kv, indices, _ = problem()
+    want = eager(q, kv, indices, 16)[1]
+    weight = torch.randn_like(want)
+
+    def loss(q, kv):
+        lse = talea.sparse_attention(q, kv, indices, value_dim=16, outputs=("lse",)).lse
+        return (torch.where(torch.isfinite(lse), lse, 0.0) * weight).sum()
+
+    call = torch.compile(loss, fullgraph=True, backend="aot_eager") if compiled else loss
+    ours = gradients(call(q, kv), q, kv)
+    theirs = gradients((torch.where(torch.isfinite(want), want, 0.0) * weight).sum(), q, kv)
+    assert theirs[0].any() and theirs[1].any()
+    assert all(close(a, b, 2e-5) for a, b in zip(ours, theirs, strict=True))
+
+
+@pytest.mark.parametrize("compiled", (False, True))
+def test_backward_takes_what_o_lost(monkeypatch, compiled):
+    """The residual of a 16-bit o: without it, Delta is that of the rounded numbers."""
+    q, kv, indices, _ = problem(s=32, keys=64, h=4, d=64, slots=24)
+    low = [t.detach().bfloat16().requires_grad_() for t in (q, kv)]
+    given, backward = [], _attention.backward
+
+    def seen(text, q, kv, sink, rest, kept, *more, **named):
+        given.append(kept[2])
+        return backward(text, q, kv, sink, rest, kept, *more, **named)
+
+    monkeypatch.setattr(_attention, "backward", seen)
+
+    def attend(q, kv):
+        return talea.sparse_attention(q, kv, indices, value_dim=32, operands="split")
+
+    o = (torch.compile(attend, fullgraph=True, backend="aot_eager") if compiled else attend)(*low)
+    o.float().sum().backward()
+    assert given[0].shape == o.shape and given[0].any()
 
 
 def test_main_grad_is_added_to():

@@ -15,8 +15,11 @@ from pathlib import Path
 SCRIPT = Path(__file__).resolve().parents[2] / "tools/soak"
 TESTS = """#!{python}
 import sys
-lane = sys.argv[1].rsplit("/", 1)[1]
 kind = {kind!r}
+if sys.argv[1] == "--gtest_filter=-*":
+    print("built from " + ("1" * 40 if kind == "older" else {revision!r}))
+    sys.exit()
+lane = sys.argv[1].rsplit("/", 1)[1]
 if "Properties" in sys.argv[1]:
     print("250 drawn cases, seed 1\\n400 drawn cases, seed 1\\n650 drawn cases")
 elif kind != "silent":
@@ -83,6 +86,19 @@ class Soak(unittest.TestCase):
         done, receipt = self.run_with("", "--share", "0.01", "--lane", "cpu", revision="0" * 40)
         self.assertEqual((done.returncode, receipt), (1, None))
         self.assertIn("built from 000", done.stderr)
+
+    def test_tests_of_another_revision_than_the_tool(self):
+        revision = subprocess.run(
+            ["git", "rev-parse", "HEAD"], cwd=SCRIPT.parent, capture_output=True, text=True
+        ).stdout.strip()
+        for kind, status in (("older", 1), ("", 0)):
+            done, receipt = self.run_with(
+                kind, "--share", "0.01", "--lane", "cpu", revision=revision
+            )
+            self.assertEqual(
+                (done.returncode, receipt is None), (status, bool(status)), done.stderr
+            )
+        self.assertNotIn("1" * 40, done.stderr)
 
     def test_neither_half_is_no_soak(self):
         done, receipt = self.run_with("", "--no-lanes")

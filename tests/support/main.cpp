@@ -12,6 +12,7 @@
 
 #include "core/kernel_mutant.hpp"
 #include "core/mutant.hpp"
+#include "core/provenance.hpp"
 #include "device/cpu/isa.hpp"
 #include "ops/linear_cross_entropy/forced.hpp"
 #include "ops/mamba3/mutants.hpp"
@@ -122,6 +123,9 @@ bool plant(std::string_view wanted) {
 
 class Tally final : public ::testing::EmptyTestEventListener {
   void OnTestProgramEnd(const ::testing::UnitTest&) override {
+    const talea::BuildInfo& built = talea::build_info();
+    std::printf("built from %s%s\n", built.git_revision.c_str(),
+                built.git_dirty == 1 ? " with changes" : "");
     std::fputs(talea::testing::tally().c_str(), stdout);
     std::printf("%lld drawn cases\n", static_cast<long long>(talea::testing::drawn_cases));
     using talea::testing::Used;

@@ -67,7 +67,13 @@ ASKED = {
     "group": ({"heads_group": "tp"}, "heads_group = 'tp'"),
     "flag": ({"causal": "no"}, "causal = 'no'"),
     "flag_tensor": ({"causal": torch.tensor(True)}, "causal"),
+    "flag_array": ({"causal": torch.zeros(2).numpy()}, "causal"),
     "scale": ({"scale": True}, "scale = True"),
+    "scale_complex": ({"scale": 1j}, "scale = 1j"),
+    "workspace": ({"workspace_limit": 1e9}, "workspace_limit = 1"),
+    "lane": ({"lane": "cpu\0sm90"}, "lane = "),
+    "outputs": ({"outputs": "lse"}, "outputs = 'lse'"),
+    "space": ({"index_space": ["rows"]}, "index_space"),
 }
 
 
@@ -77,6 +83,13 @@ def test_an_option_that_cannot_be_followed_is_refused(name):
     options, word = ASKED[name]
     with pytest.raises(talea.UsageError, match=word):
         talea.sparse_attention(q, kv, indices, **{"value_dim": 16, **options})
+
+
+def test_outputs_may_be_any_collection():
+    q, kv, indices, _ = problem()
+    for names in (["lse"], {"lse"}, (n for n in ("lse",))):
+        out = talea.sparse_attention(q, kv, indices, value_dim=16, outputs=names)
+        assert out.lse is not None and out.row_max is None
 
 
 def test_report_is_counted_where_it_can_be():

@@ -21,6 +21,13 @@ def name_of(name: str, group) -> str:
     return found
 
 
+def output_names(outputs) -> tuple[str, ...] | None:
+    """What may be looked through once is looked through once."""
+    if isinstance(outputs, str):
+        raise UsageError(f"outputs = {outputs!r}: a tuple of names is needed")
+    return None if outputs is None else tuple(outputs)
+
+
 def check_gather(gather_kv, sequence_group) -> None:
     if gather_kv and sequence_group is None:
         raise UsageError("gather_kv: needs sequence_group, whose ranks hold the rows of the keys")
@@ -28,7 +35,7 @@ def check_gather(gather_kv, sequence_group) -> None:
 
 def warn_unused(causal, q_positions, q_position_base, key_stride=1) -> None:
     """Of a caller who forgot `causal`: the keys ahead of a query are not left out."""
-    if torch.compiler.is_compiling() or causal:
+    if torch.compiler.is_compiling() or causal is not False:
         return
     given = {"q_positions": q_positions is not None, "q_position_base": q_position_base != 0,
              "key_stride": key_stride != 1}  # fmt: skip

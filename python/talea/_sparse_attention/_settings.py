@@ -36,7 +36,10 @@ def whole(name: str, value, least: int = -(2**63)) -> int:
 def number(name: str, value) -> float:
     if hasattr(value, "data_ptr") or isinstance(value, str | bool):
         raise UsageError(f"{name} = {value!r}: a number is needed")
-    value = float(value)
+    try:
+        value = float(value)
+    except (TypeError, ValueError):
+        raise UsageError(f"{name} = {value!r}: a number is needed") from None
     if not math.isfinite(value):
         raise UsageError(f"{name} = {value}: must be finite")
     return value
@@ -44,7 +47,11 @@ def number(name: str, value) -> float:
 
 def flag(name: str, value) -> bool:
     """True or False, or what equals them; "no" is neither, and a tensor may lie on a device."""
-    if hasattr(value, "data_ptr") or value not in (0, 1):
+    try:
+        known = not hasattr(value, "data_ptr") and value in (0, 1)
+    except ValueError:  # an array
+        known = False
+    if not known:
         raise UsageError(f"{name} = {value!r}: True or False is needed")
     return bool(value)
 
@@ -54,17 +61,17 @@ def text_of(**settings) -> str:
     parts = []
     for name, value in settings.items():
         if name in ENUMS:
-            if value not in ENUMS[name]:
+            if not isinstance(value, str) or value not in ENUMS[name]:
                 raise UsageError(f"{name} = {value!r}: one of {', '.join(ENUMS[name])}")
         elif name == "outputs":
             value = ",".join(value)
         elif name in _WHOLE:
-            value = whole(name, value)
+            value = whole(name.removesuffix("_bytes"), value)
         elif name in _NUMBERS:
             value = repr(number(name, value))
         elif name in _FLAGS:
             value = "1" if flag(name, value) else "0"
-        elif not isinstance(value, str) or ";" in value:
+        elif not isinstance(value, str) or ";" in value or "\0" in value:
             raise UsageError(f"{name} = {value!r}: no such {name}")
         parts.append(f"{name}={value}")
     return ";".join(parts)

@@ -123,6 +123,7 @@ def sparse_attention(
     _checks.check_fp8_grad(main_grad, q=(given["q"], q), kv=(given["kv"], kv))
     value_dim = _checks.check_value_dim(value_dim, q.shape[-1])
     q, kv = _cast(q, kv)
+    outputs = _checks.output_names(outputs)
     _checks.check_gather(gather_kv, sequence_group)
     _checks.check_report(index_check, "status" in (outputs or ()), "which is none of outputs")
     _checks.warn_unused(causal, q_positions, q_position_base)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes as c
 import math
+import re
 from functools import lru_cache
 
 import torch
@@ -18,7 +19,17 @@ from .._abi import UsageError
 from .._torch import _fill
 from . import _c
 from ._settings import Config
-from ._tensors import GRADIENTS, NO_GRADIENT, PER_TOKEN, Described, _key_of, keep, kept_under
+from ._tensors import (
+    GRADIENTS,
+    NO_GRADIENT,
+    PER_TOKEN,
+    Described,
+    _key_of,
+    give_back,
+    keep,
+    kept_under,
+    wide,
+)
 from ._tensors import run as run_described
 
 _SMALL_BYTES = 32 << 20
@@ -52,6 +63,7 @@ def factor_of(config: Config, need) -> str | None:
 
 
 def _describe(config: Config, inputs, need) -> Described:
+    refused = []  # no room, or an error that the call without gradients has as well
     if factor_of(config, need) is not None:
         ways = list(_ways_to_wait(config, inputs, need))
         # Ranks go one way: each has as many exchanges as the others, whatever its shard has room for.
@@ -60,12 +72,46 @@ def _describe(config: Config, inputs, need) -> Described:
             if i < len(ways):
                 try:
                     described = Described(_unweighted(config), inputs, need, waits=ways[i])
-                except UsageError:
-                    pass  # no room, or an error that the call without gradients has as well
+                except UsageError as error:
+                    refused.append(error)
             fits = described is not None
             if _every_rank(config, inputs[0].device, fits) if config.group else fits:
                 return described
-    return Described(with_states(config, inputs), inputs, NO_GRADIENT)
+    try:
+        require_room(config, inputs, need)
+        return Described(with_states(config, inputs), inputs, NO_GRADIENT)
+    except UsageError as error:
+        raise min((error, *refused), key=_least_of) from None
+
+
+def _least_of(error: UsageError) -> float:
+    """The bytes that a refusal of the workspace limit names."""
+    named = re.search(r"workspace_limit.* at least (\d+) bytes", str(error))
+    return int(named[1]) if named else math.inf
+
+
+@lru_cache(maxsize=1024)
+def gradients_only(config: Config) -> Config:
+    """The backward call: no outputs but gradients."""
+    return Config(**{**config.__dict__, "outputs": (), "top_k": 0})
+
+
+def require_room(config: Config, inputs, need, given=None) -> None:
+    """A limit in bytes that the backward call on this host could not keep is an error of forward."""
+    if config.workspace_limit_bytes == _abi.AUTO or config.group or not inputs[0].is_cpu:
+        return
+    if not any(need) and given is None:
+        return
+    inputs = (*inputs, *(None,) * (_c.INPUT_NAMES.index("upstream") - len(inputs)))
+    key, _, bits = _key_of(config, inputs, (need, given is None, "room"))
+    if kept_under(key, bits) is not None:
+        return
+    rows = inputs[0].new_empty(inputs[0].shape[:1], dtype=wide(inputs[0]))
+    upstream = [rows if name in config.outputs else None for name in ("lse", "entropy")]
+    loss = rows if config.reduction == "none" else rows.new_empty(())
+    upstream = (None if inputs[3] is inputs[8] is None else loss, *upstream)
+    late = gradients_only(config)
+    keep(key, bits, Described(late, (*inputs, *upstream), need, given, given is not None))
 
 
 _MOST_WAYS = 3  # of _ways_to_wait(): the last alone depends on a rank's shard
@@ -198,18 +244,31 @@ def multiply(described, kept: dict, inputs, factor: torch.Tensor, stream=None) -
     return made
 
 
+_PIECE_BYTES = 2 << 20
+
+
 def _multiply_on_host(kept: dict, made: dict, factor) -> dict:
+    """In place and by pieces: a second tensor of that size has no room in the workspace limit.
+
+    What is kept is handed out once: where a 16-bit gradient is made of it, its memory goes back to
+    the kernel as fast as the gradient's is touched.
+    """
     value = factor.item() if factor.dim() == 0 else None
+    finite = math.isfinite(value) if value is not None else bool(factor.isfinite().all())
     for name, to in made.items():
-        sums = kept[name]
-        if value == 1.0:
-            product = sums
-        else:
-            product = sums * (value if value is not None else factor.to(sums.dtype)[:, None])
-            if not (math.isfinite(value) if value is not None else factor.isfinite().all()):
-                product = torch.where(sums == 0, sums, product)  # an ignored row has no gradient
-        if product is not to:
-            to.copy_(product)
+        sums, at = kept[name], 0
+        rows = max(1, _PIECE_BYTES // max(sums[:1].nbytes, 1))
+        for piece, out in zip(sums.split(rows), to.split(rows), strict=True):
+            by = factor[at : at + rows, None].to(sums.dtype) if value is None else value
+            at += rows
+            if not finite:
+                nothing = piece == 0  # an ignored row has no gradient
+                piece.mul_(by).masked_fill_(nothing, 0)
+            elif value != 1.0:
+                piece.mul_(by)
+            if sums is not to:
+                out.copy_(piece)
+                give_back(piece)
     return made
 
 

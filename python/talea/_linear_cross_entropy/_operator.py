@@ -43,16 +43,10 @@ TENSORS = (
 
 
 @lru_cache(maxsize=1024)
-def _late(config: Config) -> Config:
-    """The backward call: no outputs but gradients."""
-    return Config(**{**config.__dict__, "outputs": (), "top_k": 0})
-
-
-@lru_cache(maxsize=1024)
 def _late_logprob(config: Config) -> Config:
     """Backward of target_logprob = -ce without options."""
     plain = {"reduction": "none", "label_smoothing": 0.0, "z_loss": 0.0}
-    return Config(**{**_late(config).__dict__, **plain})
+    return Config(**{**_late_gradients.gradients_only(config).__dict__, **plain})
 
 
 def backward(config: Config, tensors, upstream, need, main_grad=None, saved=(), receipts=None):
@@ -73,7 +67,7 @@ def backward(config: Config, tensors, upstream, need, main_grad=None, saved=(), 
             shape = tensors[3].shape if config.reduction == "none" else ()
             g_loss = tensors[0].new_zeros(shape, dtype=wide(tensors[0]))
         inputs = (*tensors, g_loss, g_lse, g_entropy, *saved)
-        made = call(_late(config), inputs, need, given, **more)
+        made = call(_late_gradients.gradients_only(config), inputs, need, given, **more)
         g_lse = g_entropy = None  # brought by this call
     if g_logp is not None:
         hidden, weight, bias, targets, _, _, *rest = tensors
@@ -201,6 +195,8 @@ def _form_with(waiting: _Waiting, tensors, scale) -> dict:
     if scale is None or not (main_grad is not None or any(waiting.need)):
         if main_grad is None:
             return _form(waiting, tensors)
+        given = {"dw": main_grad}
+        _late_gradients.require_room(config, tensors, waiting.need, given)
         states = _late_gradients.with_states(config, tensors)
         made = call(states, tensors, NO_GRADIENT, receipts=waiting.receipts)
         made = dict(zip(results_of(states), made, strict=True))

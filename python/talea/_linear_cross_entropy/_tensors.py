@@ -178,6 +178,14 @@ def _in_large_pages(shape, dtype, given=None) -> torch.Tensor:
     return memory
 
 
+def give_back(part: torch.Tensor) -> None:
+    """The whole pages of a dense part of a tensor that nobody reads again, to the kernel."""
+    begin, end = part.data_ptr(), part.data_ptr() + part.nbytes
+    begin, end = begin + -begin % mmap.PAGESIZE, end - end % mmap.PAGESIZE
+    if end > begin:
+        _madvise(begin, end - begin, mmap.MADV_DONTNEED)
+
+
 _madvise = ctypes.CDLL(None).madvise
 _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 _MOST_KEPT, _LARGE_BYTES = 256, 4 << 20

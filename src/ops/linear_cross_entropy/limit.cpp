@@ -48,9 +48,13 @@ int64_t chosen_limit(const Lane& lane, Problem p, const DeviceFacts& device) {
   // Predictions were seen to be 1.5 % off: plans within that are within 3 % when measured.
   constexpr int64_t customary = int64_t{256} << 20, small = int64_t{64} << 20, least = small / 4;
   int64_t most = most_of_auto(p, device);
-  const int64_t usual = std::min(most, customary);
-  const Rung first = rung_at(usual, p, lane, device);
-  if (first.ms == 0) return std::max(usual, first.bytes);
+  int64_t usual = std::min(most, customary);
+  Rung first = rung_at(usual, p, lane, device);
+  if (first.ms == 0) {
+    // What waits for a late factor may leave a lane of this host next to nothing to work in.
+    if (kept_beside(p) > usual - usual / 8) first = rung_at(usual = small, p, lane, device);
+    return std::max(usual, first.bytes);
+  }
   // Where no plan keeps that, the least one has too little room to be fast: of few tokens it went
   // through the vocabulary in many small pieces.
   const int64_t needed = rung_at(most, p, lane, device).bytes;

@@ -169,7 +169,7 @@ Plan make_plan(const Problem& p, const DeviceFacts& device) {
   plan.native_bf16 = p.hidden_dtype == DType::bf16 && p.weight_dtype == DType::bf16 &&
                      p.weight_row_stride != 0 && plan.columns >= native_columns &&
                      talea::cpu::native_bf16();
-  const int64_t limit = p.options.workspace_limit_bytes;
+  const int64_t limit = std::max<int64_t>(0, p.options.workspace_limit_bytes - kept_beside(p));
   // A small part of the limit is the threads' scratch: a tight limit is met with fewer threads.
   const int64_t slice = Scratch(nullptr, p, plan).floats * static_cast<int64_t>(sizeof(float));
   const int64_t reserve = std::max(slice, limit / 48) + Arena::alignment;

@@ -117,3 +117,25 @@ def test_options_are_never_left_aside(problem):
     for option in ("save", "final", "heads_group", "total_groups", "workspace_limit"):
         with pytest.raises(TypeError, match=option):
             talea.arrays.mamba3(*arrays, **{option: 1})
+
+
+def test_numpy_states_are_arrays_that_can_be_written(problem):
+    tensors, more = one_token(problem)
+    flat = dict(zip(SCANNED, (x.numpy() for x in tensors), strict=True))
+    flat.update({n: x.numpy() for n, x in more.items()})
+
+    def states():
+        return {s: problem["initial_" + s].clone().numpy() for s in STATES}
+
+    frozen, before = states(), states()
+    frozen["k"].flags.writeable = False
+    for state, slots, words in (
+        (frozen, None, "state_k: a read-only array"), ({**states(), "v": [1.0]}, None, "state_v: list"),
+        ({**states(), "w": states()["v"]}, None, "state: 'w'"), (states(), [0.5, 1], "slots: dtype"),
+    ):  # fmt: skip
+        with pytest.raises(talea.Error, match=words):
+            talea.arrays.mamba3_step(state, **flat, slots=slots)
+    assert all((frozen[s] == before[s]).all() for s in STATES)
+    arrays = {n: problem[n].numpy() for n in SCANNED}
+    with pytest.raises(talea.UsageError, match="d_out: needs a d_"):
+        talea.arrays.mamba3(**arrays, d_out=arrays["v"])

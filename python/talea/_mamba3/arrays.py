@@ -66,7 +66,8 @@ def mamba3(q, k, v, adt, dt, trap, angles=None, *, outputs=("out",), **arguments
     """What `outputs` names, as a dict of arrays plus "receipt" (and "backward_receipt").
 
     outputs: any of out, final_angle, final_ssm, final_k, final_v, and "d_" with the name of any
-    floating input; those need d_out, d_final_angle, d_final_ssm, d_final_k or d_final_v. Tensor
+    floating input; those need d_out, d_final_angle, d_final_ssm, d_final_k or d_final_v (which are
+    refused without any of them). Tensor
     arguments: those of talea.mamba3, and initial_angle, initial_ssm, initial_k, initial_v;
     everything else is an option (rotary_pairs, chunk, head_norm, lane, ..).
     """
@@ -89,6 +90,8 @@ def mamba3(q, k, v, adt, dt, trap, angles=None, *, outputs=("out",), **arguments
             backward[name] = np.empty(like.shape, like.dtype)
         else:
             raise _abi.UsageError(f"outputs: {name!r} is not an output")
+    if upstream and not backward:
+        raise _abi.UsageError(f"{next(iter(upstream))}: needs a d_* among outputs")
     made = {**forward, **backward}
     if forward:
         made["receipt"] = _run(_c.FORWARD, settings, t, forward)
@@ -99,6 +102,8 @@ def mamba3(q, k, v, adt, dt, trap, angles=None, *, outputs=("out",), **arguments
 
 def mamba3_step(state, q, k, v, adt, dt, trap, angles=None, *, slots=None, **arguments):
     """One token an entry: {"out", "receipt"}. state: a dict of angle, ssm, k, v, updated in place."""
+    from ..arrays import _as_array
+
     given = {"q": q, "k": k, "v": v, "adt": adt, "dt": dt, "trap": trap, "angles": angles}
     t, _ = _split(given, _c.SCANNED)
     more, arguments = _split(arguments, _c.SCANNED)
@@ -106,6 +111,16 @@ def mamba3_step(state, q, k, v, adt, dt, trap, angles=None, *, slots=None, **arg
     q = t["q"]
     rank = q.shape[1:2] if q.ndim == 4 and q.shape[1] > 1 and t.get("mimo_out") is None else ()
     out = np.empty((t["v"].shape[0], *rank, *t["v"].shape[1:]), q.dtype)
+    for name, array in state.items():
+        if name not in _c.STATES:
+            raise _abi.UsageError(f"state: {name!r} is none of {', '.join(_c.STATES)}")
+        if array is not None and not isinstance(array, np.ndarray):
+            raise _abi.DataError(
+                f"state_{name}: {type(array).__name__}; it is written in place: an ndarray is needed"
+            )
+        if array is not None and not array.flags.writeable:
+            raise _abi.DataError(f"state_{name}: a read-only array; it is written in place")
+    slots = None if slots is None else _as_array(slots)
     written = {"slots": slots, "out": out, **{"state_" + n: a for n, a in state.items()}}
     receipt = _run(_c.STEP, _settings(arguments), t, written)
     return {"out": out, "receipt": receipt}

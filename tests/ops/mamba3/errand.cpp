@@ -220,7 +220,11 @@ Result Errand::run_text(const Problem&, Workspace) const { return {}; }
 
 Result Errand::run(Workspace workspace) {
   const Problem p = problem();
-  if (lane_ == device_text) return run_text(p, workspace);
+  if (lane_ == device_text) {
+    Result r = run_text(p, workspace);
+    ++calls_made;
+    return r;
+  }
   const auto move = [&](Tensor& t) {
     if (!t || !place_) return;
     t.data = there(t.data);
@@ -234,6 +238,7 @@ Result Errand::run(Workspace workspace) {
   const Result r = stepping_ ? step(step_, options_, workspace, stream)
                              : call(in_, out_, options_, workspace, ranks_, stream);
   for (const Mirrored& m : blocks_) place_->download(m.here, m.there, m.bytes);
+  ++calls_made;
   return r;
 }
 

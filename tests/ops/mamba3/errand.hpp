@@ -3,6 +3,7 @@
 // Never: judges, or changes what a call says.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <string>
 #include <vector>
@@ -27,6 +28,9 @@ bool counts_on_device(const std::string& lane);
 testing::Place* place_of(const std::string& lane);
 // Why the lane cannot run on this machine; empty: it can.
 std::string missing(const std::string& lane);
+
+// Calls that came back, of this process.
+inline std::atomic<int64_t> calls_made = 0;
 
 class Errand {
  public:

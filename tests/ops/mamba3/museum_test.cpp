@@ -37,6 +37,7 @@ TEST_P(ScanMuseum, AnglesHandedOnAreReduced) {
 }
 
 TEST_P(ScanMuseum, AStepTakesOneToken) {
+  of_errors();
   Case c = usual(1);
   talea::mamba3::StepArguments a;
   a.in = inputs_of(c.in, false);

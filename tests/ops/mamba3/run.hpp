@@ -41,12 +41,24 @@ class ScanLane : public ::testing::TestWithParam<std::string> {
  protected:
   void SetUp() override {
     if (const std::string why = missing(lane()); !why.empty()) GTEST_SKIP() << why;
+    calls_before_ = calls_made;
   }
+  // A test without a case has shown nothing.
+  void TearDown() override {
+    if (IsSkipped() || of_errors_) return;
+    EXPECT_GT(calls_made, calls_before_) << "lane " << lane() << " ran no case of this test";
+  }
+  // Of calls that must not come back.
+  void of_errors() { of_errors_ = true; }
   const std::string& lane() const { return GetParam(); }
   // The lane's chunk where the recurrence has one, else none.
   void chunk(Case& c, int64_t tokens) const {
     c.options.chunk = lane() == "reference" ? 0 : tokens;
   }
+
+ private:
+  int64_t calls_before_ = 0;
+  bool of_errors_ = false;
 };
 
 #define TALEA_SCAN_LANES(suite, lanes)                                                            \

@@ -63,7 +63,10 @@ bool takes(const std::string& pass, const ys::Case& c) {
 
 std::vector<Named> cases_of(const Flags& f) {
   std::vector<Named> cases;
+  require(f.chunk >= 0, ErrorKind::usage, "--chunk {}: must be >= 0 (0: the lane's)", f.chunk);
   for (const std::string& dtype : split(f.dtypes, ',')) {
+    require(parse_dtype(dtype) != DType::f64, ErrorKind::usage,
+            "--dtype fp64: lane unfused, the yardstick, multiplies in fp32");
     if (f.sizes_given)
       cases.push_back(
           {"sizes/" + dtype, ys::full_case(sizes_of(f.size), parse_dtype(dtype), f.seed)});
@@ -76,6 +79,8 @@ std::vector<Named> cases_of(const Flags& f) {
       cases.push_back({fmt::format("drawn/{}", number++), std::move(c)});
   }
   std::erase_if(cases, [&](const Named& n) { return !takes(f.pass, n.c); });
+  for (const Named& n : cases)  // sizes that no scan can have, before anything reads by them
+    describe(mamba3::Pass::forward, ys::inputs_of(n.c.in, false), {}, n.c.options);
   if (f.only_case.empty()) return cases;
   for (Named& n : cases)
     if (n.name == f.only_case) return {std::move(n)};

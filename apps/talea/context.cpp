@@ -135,6 +135,7 @@ void require_other_file(const std::string& flag, const std::string& out,
                         const std::vector<std::string>& others) {
   namespace fs = std::filesystem;
   std::error_code none;
+  require(!fs::is_directory(out, none), ErrorKind::runtime, "{} {}: is a folder", flag, out);
   if (out.empty() || (fs::exists(out, none) && !fs::is_regular_file(out, none))) return;
   const fs::path folder = fs::path(out).parent_path();
   require(folder.empty() || fs::is_directory(folder, none), ErrorKind::runtime,
@@ -149,6 +150,21 @@ void require_other_file(const std::string& flag, const std::string& out,
     require(!same, ErrorKind::usage, "{} {}: is also {}, which it would replace", flag, out,
             argument);
   }
+}
+
+void refuse_no_values(CLI::App& app) {
+  for (CLI::App* sub : app.get_subcommands({}))
+    for (CLI::Option* option : sub->get_options()) {
+      if (option->get_items_expected_max() == 0) continue;
+      const bool range = option->get_type_name().rfind("FLOAT:FLOAT in", 0) == 0;
+      option->check(CLI::Validator(
+          [range](std::string& text) -> std::string {
+            if (text.empty()) return "an empty value";
+            return range && std::isnan(std::strtod(text.c_str(), nullptr)) ? text + ": no number"
+                                                                           : "";
+          },
+          ""));
+    }
 }
 
 void check_whole_numbers(CLI::App& app) {

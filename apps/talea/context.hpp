@@ -65,6 +65,9 @@ struct GivenFile {
 Error with_file(const Error& error, const std::vector<GivenFile>& given);
 // Numbers of an INT or UINT flag as they are written: no wrapping, no octal, no clamping.
 void check_whole_numbers(CLI::App& app);
+// A value that is empty, as of a shell variable that is not set, is no value: it would be taken as
+// a flag that is not there. Nor is NaN where a range is asked for, which it passes.
+void refuse_no_values(CLI::App& app);
 
 void register_loss(CLI::App& app, Context& context);
 void register_attend(CLI::App& app, Context& context);

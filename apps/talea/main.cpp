@@ -75,6 +75,19 @@ int say(int code, const char* what) {
   return code;
 }
 
+// CLI11 says of a word that is no subcommand that one is required.
+void check_subcommand(CLI::App& app, int argc, char** argv) {
+  for (int i = 1; i < argc; ++i) {
+    if (argv[i][0] == '-') continue;
+    std::string names;
+    for (const CLI::App* sub : app.get_subcommands({})) {
+      if (sub->get_name() == argv[i]) return;
+      names += (names.empty() ? "" : ", ") + sub->get_name();
+    }
+    fail(ErrorKind::usage, "{}: no such subcommand; one of {}", argv[i], names);
+  }
+}
+
 int run(int argc, char** argv) {
   CLI::App app{"Exact fused output projection and cross-entropy, with receipts.", "talea"};
   Context context;
@@ -87,7 +100,9 @@ int run(int argc, char** argv) {
   for (const Register add : subcommands) add(app, context);
   add_operator_commands(app, context, operator_of(argc, argv));
   check_whole_numbers(app);
+  refuse_no_values(app);
   try {
+    check_subcommand(app, argc, argv);
     app.parse(argc, argv);
     return context.exit_code;
   } catch (const CLI::ParseError& e) {

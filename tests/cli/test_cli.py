@@ -144,12 +144,15 @@ class Loss(Case):
         floats(self.at("x.npy"), (1, 2, 1), [1, 2])
         self.loss("--outputs", "loss,dx", "--out", "o.safetensors")
         self.assertEqual(safetensors(self.at("o.safetensors"))["dx"][0], [1, 2, 1])
+        floats(self.at("u.npy"), (1, 2), [1, 1])
+        for flag in ("--upstream-lse", "--upstream-entropy"):
+            self.loss("--outputs", "dx", flag, "u.npy", "--out", "o.safetensors")
 
     def test_tokens_in_other_places_are_refused(self):
         floats(self.at("x.npy"), (2, 1, 1), [1, 2])
         floats(self.at("t.npy"), (1, 2), [1, 1])
         said = self.loss("--token-weight", "t.npy", code=5).stderr
-        self.assertIn("--token-weight: shape [1, 2] beside [2, 1] of the other tokens", said)
+        self.assertIn("--token-weight t.npy: shape [1, 2] beside [2, 1] of the other tokens", said)
 
     def test_nan_values_are_data(self):
         floats(self.at("x.npy"), (2, 1), [math.nan, 2])
@@ -206,7 +209,8 @@ class Failures(Case):
 
     def test_usage(self):
         self.talea(code=2)
-        self.talea("frobnicate", code=2)
+        said = self.talea("frobnicate", code=2).stderr
+        self.assertIn("frobnicate: no such subcommand; one of loss, ", said)
         self.talea("loss", code=2)
         self.expect(2, ["label_smoothing = 2"], "--label-smoothing", "2")
         self.expect(2, ["--softcap 0"], "--softcap", "0")
@@ -217,6 +221,12 @@ class Failures(Case):
         self.expect(2, ["'QiB'"], "--workspace-limit", "3QiB")
         self.expect(2, ["fastest"], "--lane", "fastest")
         self.expect(2, ["--denominator often"], "--denominator", "often")
+
+    def test_an_empty_value_is_not_a_missing_flag(self):
+        """As of a shell variable that is not set: a bias left out in silence is another loss."""
+        for flag in "bias class-weight token-weight upstream softcap main-grad out receipt".split():
+            self.expect(2, [f"--{flag}: an empty value"], f"--{flag}", "")
+        self.assertIn("--epochs", self.talea("train", "--epochs", "", code=2).stderr)
 
     def test_numbers_are_taken_as_written_or_not_at_all(self):
         shape = ["--hidden", "8", "--vocab", "16"]
@@ -230,6 +240,7 @@ class Failures(Case):
         self.expect(2, ["1.5.2MiB"], "--workspace-limit", "1.5.2MiB")
         for text in ["nan", "0", "1e300", "inf"]:  # 1e300 s once was no time at all
             self.expect(2, ["timeout"], "--ranks", "2", "--rank-timeout", text)
+        self.expect(2, ["--rank-timeout: nan"], "--rank-timeout", "nan")
         huge = ["--tokens", "1099511627776", "--hidden", "1099511627776"]
         self.assertIn("64 bits", self.talea("explain", *huge, code=2).stderr)
         large = ["--tokens", "1073741824", "--hidden", "4096", "--vocab", "131072"]
@@ -240,7 +251,7 @@ class Failures(Case):
             self.talea("explain", *flags.split(), code=2)
         for rate in ("--product-tflops", "--link-gb", "--link-us", "--node-gb", "--node-us"):
             said = self.talea("explain", "--ranks", "8", rate, "nan", code=2).stderr
-            self.assertIn(f"{rate} nan: not a finite number", said)
+            self.assertIn(f"{rate}: nan", said)
         uneven = "explain --ranks 8 --tokens 9 --sequence-parallel"
         self.assertIn("9 tokens", self.talea(*uneven.split(), code=2).stderr)
         small = "bench --tokens 8 --hidden 8 --vocab 32 --repeats 1".split()
@@ -345,6 +356,9 @@ class Failures(Case):
     def test_invalid_shape(self):
         ids(self.at("y.npy"), [1, 0, 1])
         self.expect(5, ["--targets y.npy: ", "[3]"])
+        floats(self.at("one.npy"), (2,), [1, 2])
+        said = self.talea("loss", "--hidden", "one.npy", "--weight", "w.npy", code=5).stderr
+        self.assertIn("--hidden one.npy: shape [2] where two dimensions", said)
 
     def test_invalid_dtype(self):
         ids(self.at("x.npy"), [1, 0])
@@ -390,8 +404,15 @@ class Failures(Case):
 
     def test_invalid_main_grad(self):
         floats(self.at("g.npy"), (1, 2), [0, 0])
-        self.expect(5, ["main-grad", "[1, 2]"], "--main-grad", "g.npy", "--outputs", "dw")
+        self.expect(5, ["main-grad g.npy", "[1, 2]"], "--main-grad", "g.npy", "--outputs", "dw")
         self.expect(2, ["--main-grad", "dw"], "--main-grad", "g.npy")
+
+    def test_a_folder_is_no_output(self):
+        os.mkdir(self.at("folder.safetensors"))
+        for flags in (["--out"], ["--out", "o.safetensors", "--receipt"]):
+            said = self.loss(*flags, "folder.safetensors", code=4).stderr
+            self.assertIn(f"{flags[-1]} folder.safetensors: is a folder", said)
+        self.assertFalse(os.path.exists(self.at("o.safetensors")))
 
     def test_missing_file_names_flag_and_file(self):
         done = self.talea(

@@ -50,16 +50,24 @@ Tensor read(Read& to, const char* name, const std::string& argument) {
   return t.view;
 }
 
+// The flag with its file, as the caller wrote them.
+std::string named(const Read& r, const std::string& name) {
+  for (const InputFact& fact : r.facts)
+    if (fact.name == name) return fmt::format("--{} {}", name, fact.source);
+  return "--" + name;
+}
+
 // [S, B, ...] as [S * B, ...]: the leading two dimensions of a tensor that lies in one piece. [B,
 // S] has as many rows, each of another token: all inputs must agree.
 Tensor flatten(Read& r, const char* name, const Tensor& t, int rank) {
   if (!t || t.rank != rank + 1) return t;
   require(t.contiguous(), ErrorKind::invalid_data,
-          "--{}: shape {} can only be flattened when it lies row by row", name, io::shape_text(t));
+          "{}: shape {} can only be flattened when it lies row by row", named(r, name),
+          io::shape_text(t));
   if (r.sequence < 0) r.sequence = t.shape[0], r.batch = t.shape[1];
   require(t.shape[0] == r.sequence && t.shape[1] == r.batch, ErrorKind::invalid_data,
-          "--{}: shape {} beside [{}, {}] of the other tokens", name, io::shape_text(t), r.sequence,
-          r.batch);
+          "{}: shape {} beside [{}, {}] of the other tokens", named(r, name), io::shape_text(t),
+          r.sequence, r.batch);
   Tensor flat = t;
   flat.rank = rank;
   flat.shape[0] = t.shape[0] * t.shape[1];
@@ -91,8 +99,9 @@ Read read_inputs(const Flags& f, const LinearCrossEntropyOptions& options) {
       flatten(r, "soft-target-probs", read(r, "soft-target-probs", f.soft_probs), 2);
   r.in.upstream =
       scalar_if_one(flatten(r, "upstream", read(r, "upstream", f.upstream), 1), options);
-  r.in.upstream_lse = read(r, "upstream-lse", f.upstream_lse);
-  r.in.upstream_entropy = read(r, "upstream-entropy", f.upstream_entropy);
+  r.in.upstream_lse = flatten(r, "upstream-lse", read(r, "upstream-lse", f.upstream_lse), 1);
+  r.in.upstream_entropy =
+      flatten(r, "upstream-entropy", read(r, "upstream-entropy", f.upstream_entropy), 1);
   return r;
 }
 
@@ -122,13 +131,13 @@ Tensor read_main_grad(const Flags& f, const Wanted& wanted, Read& r) {
   if (f.main_grad.empty()) return {};
   require(wanted.dw, ErrorKind::usage, "--main-grad {}: needs dw among --outputs", f.main_grad);
   const Tensor sum = read(r, "main-grad", f.main_grad), &w = r.in.weight;
-  require(sum.dtype == DType::f32, ErrorKind::invalid_data, "--main-grad: {} where fp32 is needed",
-          name_of(sum.dtype));
+  require(sum.dtype == DType::f32, ErrorKind::invalid_data, "{}: {} where fp32 is needed",
+          named(r, "main-grad"), name_of(sum.dtype));
   require(sum.rank == 2 && sum.shape[0] == w.shape[0] && sum.shape[1] == w.shape[1],
-          ErrorKind::invalid_data, "--main-grad: shape {} where the weight has {}",
+          ErrorKind::invalid_data, "{}: shape {} where the weight has {}", named(r, "main-grad"),
           io::shape_text(sum), io::shape_text(w));
-  require(sum.contiguous(), ErrorKind::invalid_data, "--main-grad: shape {} must lie row by row",
-          io::shape_text(sum));
+  require(sum.contiguous(), ErrorKind::invalid_data, "{}: shape {} must lie row by row",
+          named(r, "main-grad"), io::shape_text(sum));
   return sum;
 }
 
@@ -235,8 +244,8 @@ void run(Context& context, const Flags& f) {
   Receipt receipt(ReceiptKind::loss, provenance);
   Read read = read_inputs(f, options);
   require(read.in.hidden.rank == 2 && read.in.weight.rank == 2, ErrorKind::invalid_data,
-          "--{}: shape {} where two dimensions are needed",
-          read.in.hidden.rank == 2 ? "weight" : "hidden",
+          "{}: shape {} where two dimensions are needed",
+          named(read, read.in.hidden.rank == 2 ? "weight" : "hidden"),
           io::shape_text(read.in.hidden.rank == 2 ? read.in.weight : read.in.hidden));
   wanted.main_grad = read_main_grad(f, wanted, read);
   const HostOutputs out = allocate_outputs(wanted, read.in, options);

@@ -325,6 +325,20 @@ def test_patch_compares_the_first_batch(installed):
         model(torch.ones(1))
 
 
+def test_patched_functions_are_held_by_a_graph(installed):
+    state, _, user = installed
+    ours.patch(tolerance=1e-5)
+    t = sequence(1, torch.float32)
+    names = ("q", "k", "v", "adt", "dt", "trap", "q_bias", "k_bias", "angles", "d", "z")
+
+    def run(*tensors):
+        return user.mamba3_siso_combined(*tensors)
+
+    out = torch.compile(run, fullgraph=True, backend="eager")(*(t[n] for n in names))
+    assert state["calls"] == 0
+    assert torch.equal(out, run(*(t[n] for n in names))) and state["calls"] == 1
+
+
 def test_patch_raises_on_a_difference(installed):
     state, _, user = installed
     state["factor"] = 1.01

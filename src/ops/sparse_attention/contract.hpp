@@ -36,8 +36,10 @@ struct SlotFacts {
   int64_t given = 0, valid = 0, foreign = 0;
   int64_t first_slot = -1, first_value = 0;  // of the foreign ones, the lowest flat slot
 };
-// Throws Error under IndexCheck::checked, naming batch, query, slot and value; adds to status.
+// Throws Error for a scale that a slot names and that is none.
 SlotFacts examine(const Problem& p, const Args& a);
+// Under IndexCheck::checked: batch, query, slot and value of the first foreign index, else "".
+std::string refused_indices(const Problem& p, const SlotFacts& facts);
 void add_to_status(const View& status, const SlotFacts& facts, int64_t nan_scores);
 // cu_seqlens that run backwards or beyond the rows; scales that are no positive finite number.
 void check_data(const Problem& p, const Args& a);

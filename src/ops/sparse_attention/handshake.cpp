@@ -55,20 +55,22 @@ Fields shared_fields(const Problem& p, const std::string& lane) {
   return f;
 }
 
-Fields head_fields(const CheckedCall& c, const std::string& lane) {
+Fields head_fields(const CheckedCall& c, const Told& told) {
   const Problem& p = c.problem;
-  Fields f = shared_fields(p, lane);
+  Fields f = shared_fields(p, told.lane);
   add(f, "queries", p.queries);
   add(f, "slots", p.slots);
   add(f, "q_position_base", p.options.q_position_base);
   for (const NamedTensor& list : c.replicated) f.push_back({list.name, content_of(*list.tensor)});
+  f.push_back({"data", told.data});
   return f;
 }
 
-Fields sequence_fields(const Problem& p, const std::string& lane) {
-  Fields f = shared_fields(p, lane);
+Fields sequence_fields(const Problem& p, const Told& told) {
+  Fields f = shared_fields(p, told.lane);
   add(f, "heads", p.heads);
   add(f, "head_begin", p.head_begin);
+  f.push_back({"data", told.data});
   return f;
 }
 
@@ -125,18 +127,18 @@ void note_missing(Communicator& c, Result& result) {
 
 }  // namespace
 
-void shake_hands(const CheckedCall& c, const std::string& lane, Communicator& heads,
+void shake_hands(const CheckedCall& c, const Told& told, Communicator& heads,
                  Communicator& sequence, Result& result) {
   const Problem& p = c.problem;
   if (heads.size() > 1) {
-    const auto all = agree(head_fields(c, lane), Shard{p.head_begin, p.heads, 0, 0}, heads);
+    const auto all = agree(head_fields(c, told), Shard{p.head_begin, p.heads, 0, 0}, heads);
     if (!all)
       note_missing(heads, result);
     else if (p.pass != Pass::select)
       check_cover("head_begin", "heads", *all, p.groups > 1 ? p.total_heads : 0);
   }
   if (sequence.size() > 1) {
-    const auto all = agree(sequence_fields(p, lane), sequence_shard(p), sequence);
+    const auto all = agree(sequence_fields(p, told), sequence_shard(p), sequence);
     if (!all) return note_missing(sequence, result);
     if (p.gather_kv) check_cover("row_begin", "rows of kv", *all, p.keys);
     check_positions(*all);

@@ -72,8 +72,12 @@ Result run(const CheckedCall& c, const Workspace& workspace, const Ranks& ranks,
         const Problem& p = ready.problem;
         start(p, result);
         note_unused(p, result);
-        if (ranks.handshake) shake_hands(c, ready.lane->name, heads, sequence, result);
         const SlotFacts facts = on_host ? count_slots(c, result) : SlotFacts{};
+        const std::string refused = refused_indices(p, facts);  // told before anyone waits for it
+        if (ranks.handshake)
+          shake_hands(c, {ready.lane->name, refused.empty() ? "sound" : refused}, heads, sequence,
+                      result);
+        require(refused.empty(), ErrorKind::invalid_data, "{}", refused);
         const Workspace room = {workspace.data, ready.plan.workspace_bytes};
         ready.lane->run({p, ready.device, c.args, room, heads, sequence, batch, stream, result},
                         ready.plan);

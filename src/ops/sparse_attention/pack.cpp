@@ -126,7 +126,8 @@ void index_mask(const Inputs& in, const Tensor& mask, const Options& options, St
     return index_mask_on_device(p, r.args, to, stream);
   }
   check_data(p, r.args);
-  examine(p, r.args);
+  const std::string refused = refused_indices(p, examine(p, r.args));
+  require(refused.empty(), bad, "{}", refused);
   const KeyRule rule = key_rule(p);
   for (int64_t i = 0; i < p.batch * p.queries; ++i) {
     const int64_t entry = i / p.queries, row = i % p.queries;

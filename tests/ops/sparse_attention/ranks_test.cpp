@@ -184,6 +184,38 @@ TEST(AttentionRanksBad, QueriesAtTheSamePositions) {
   }
 }
 
+// Data that one rank refuses is refused by all: none waits for it, none returns half of a result.
+TEST(AttentionRanksBad, DataOfOneRankIsNamedOnAll) {
+  Spec spec;
+  spec.queries = 8, spec.batch = 1, spec.foreign = false;
+  Case c = make_case(spec);
+  c.indices.put_integer(99, 0, 6, 0, 2);
+  for (const bool checked : {true, false}) {
+    std::vector<std::string> text(2);
+    run_thread_ranks(2, 10, [&](Communicator& world) {
+      Grid o(DType::f32, {1, 4, c.heads(), c.value_dim()});
+      sa::Inputs in = inputs_of(c);
+      in.d_o = in.d_lse = {};
+      for (Tensor* t : {&in.q, &in.indices}) *t = slice(*t, 1, 4 * world.rank(), 4);
+      sa::Outputs out;
+      out.o = o.tensor();
+      sa::Ranks ranks;
+      ranks.sequence = &world;
+      sa::Options options = c.options;
+      options.index_check = checked ? sa::IndexCheck::checked : sa::IndexCheck::ignore;
+      try {
+        Room room(sa::workspace_bytes(sa::describe(sa::Pass::forward, in, out, options, ranks)));
+        sa::forward(in, out, options, room.workspace(), ranks);
+      } catch (const Error& e) {
+        text[static_cast<size_t>(world.rank())] = e.what();
+      }
+    });
+    for (const std::string& t : text)
+      EXPECT_EQ(t.find("indices: 99 at batch 0, query 2, slot 2") != std::string::npos, checked)
+          << t;
+  }
+}
+
 TEST(AttentionRanksLoss, HeadsAndRows) {
   IndexSpec s;
   s.loss = true, s.batch = 1, s.row_weight = true;

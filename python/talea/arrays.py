@@ -7,7 +7,7 @@ import numpy as np
 from . import _abi
 from ._linear_cross_entropy import _c
 from ._linear_cross_entropy._call import Plan
-from ._linear_cross_entropy._settings import Config
+from ._linear_cross_entropy._settings import of_one_process
 
 _DTYPES = {
     "float32": _abi.F32,
@@ -56,14 +56,14 @@ def linear_cross_entropy(hidden, weight, targets=None, *, outputs=("loss",), **a
     outputs: any of loss, lse, target_logprob, entropy, argmax, accuracy, dx, dw, db, and topk with
     top_k=K (gives topk_values, topk_ids, topk_logprobs). Tensor arguments by the C names (bias,
     class_weight, token_weight, token_scale, soft_target_ids, soft_target_probs, upstream,
-    upstream_lse, upstream_entropy); everything else is an option (see docs/python.md).
+    upstream_lse, upstream_entropy); everything else is an option (see docs/python.md), and `threads`.
     """
     tensors = {"hidden": _as_array(hidden), "weight": _as_array(weight)}
     tensors["targets"] = _as_array(targets)
     for name in _c.INPUT_NAMES:
         if name in arguments:
             tensors[name] = _as_array(arguments.pop(name))
-    config = Config(**arguments)
+    config = of_one_process(outputs, arguments)
     x, w = tensors["hidden"], tensors["weight"]
     n = x.shape[0]
     wide = np.float64 if x.dtype == np.float64 else np.float32

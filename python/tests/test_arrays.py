@@ -48,3 +48,33 @@ def test_arrays_that_lie_otherwise_are_named():
     for name in ("ignore_index", "vocab", "workspace_limit_bytes"):
         with pytest.raises(talea.UsageError, match=f"{name} = {1 << 64}: does not fit"):
             arrays.linear_cross_entropy(x, w, y, **{name: 1 << 64})
+
+
+REFUSED = (
+    ({"softcap": 0.0}, "softcap = 0.0"),
+    ({"softcap": "x"}, "softcap = 'x'"),
+    ({"threads": 1 << 40}, "threads = 1099511627776: does not fit"),
+    ({"label_smoothing": "a"}, "label_smoothing = 'a'"),
+    ({"lane": None}, "lane = None"),
+    ({"frob": 1}, "frob: no such argument"),
+    ({"vocab_begin": 2}, "vocab_begin: ranks"),
+    ({"denominator_value": 3.0}, "denominator_value: needs"),
+    ({"workspace_limit": "64MiB"}, "workspace_limit = '64MiB'"),
+    ({"workspace_limit": 0}, "workspace_limit = 0 bytes.* at least"),
+    ({"top_k": 3}, "topk"),
+    ({"outputs": ("topk",)}, "topk"),
+)
+
+
+@pytest.mark.parametrize(("given", "said"), REFUSED)
+def test_what_is_given_counts_or_is_refused(given, said):
+    x, w = np.ones((3, 4), np.float32), np.ones((5, 4), np.float32)
+    with pytest.raises(talea.UsageError, match=said):
+        arrays.linear_cross_entropy(x, w, np.arange(3), **given)
+
+
+def test_options_are_those_of_the_pages():
+    x, w = np.ones((3, 4), np.float32), np.ones((5, 4), np.float32)
+    options = {"softcap": None, "denominator": 6, "workspace_limit": "auto"}
+    got = arrays.linear_cross_entropy(x, w, np.arange(3), **options)["loss"]
+    assert abs(got - np.log(5) / 2) < 1e-6

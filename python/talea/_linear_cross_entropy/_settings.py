@@ -65,6 +65,37 @@ def _read(kind: str, text: str):
     return {"int": int, "float": float, "str": str}[kind](text)
 
 
+_OF_RANKS = ("vocab_begin", "sequence_parallel", "dx_sum", "group", "batch_group")
+
+
+def of_one_process(outputs: tuple[str, ...], arguments: dict) -> Config:
+    """Options as docs/python.md has them, where there are no ranks; nothing is left aside."""
+    given = dict(arguments)
+    for name in given:
+        if name in _OF_RANKS:
+            raise _abi.UsageError(f"{name}: ranks are those of talea.linear_cross_entropy")
+        if name != "workspace_limit" and (name not in _PLAIN or name == "outputs"):
+            raise _abi.UsageError(f"{name}: no such argument")
+    if "workspace_limit" in given:
+        limit = given.pop("workspace_limit")
+        if limit != "auto" and (not isinstance(limit, int) or limit < 0):
+            raise _abi.UsageError(f'workspace_limit = {limit!r}: bytes, or "auto"')
+        given["workspace_limit_bytes"] = _abi.AUTO if limit == "auto" else limit
+    denominator = given.get("denominator", "valid")
+    if isinstance(denominator, (int, float)):
+        given.update(denominator="given", denominator_value=float(denominator))
+    elif denominator != "given" and "denominator_value" in given:
+        raise _abi.UsageError("denominator_value: needs denominator='given'")
+    softcap = given.get("softcap")
+    if softcap is None:
+        given["softcap"] = 0.0
+    elif not isinstance(softcap, (int, float)) or not softcap > 0:
+        raise _abi.UsageError(f"softcap = {softcap!r}: must be > 0 (None turns it off)")
+    if ("topk" in outputs) != (given.get("top_k", 0) != 0):
+        raise _abi.UsageError("outputs and top_k: topk and top_k=K go together")
+    return Config(**given)
+
+
 _ENUMS = {
     "reduction": _c.REDUCTION,
     "denominator": _c.DENOMINATOR,
@@ -94,7 +125,14 @@ def options_of(config: Config) -> _c.Options:
         value = getattr(config, name)
         if isinstance(value, int) and not -(2**63) <= value < 2**63:  # C would cut it
             raise _abi.UsageError(f"{name} = {value}: does not fit into 64 bits")
-        setattr(options, name, value)
+        try:
+            setattr(options, name, value)
+        except TypeError:
+            raise _abi.UsageError(f"{name} = {value!r}: a number is needed") from None
+        if isinstance(value, int) and getattr(options, name) != value:
+            raise _abi.UsageError(f"{name} = {value}: does not fit into 32 bits")
+    if not isinstance(config.lane, str):
+        raise _abi.UsageError(f"lane = {config.lane!r}: the name of a lane is needed")
     if config.dw_sum not in ("fp32", "weight"):
         raise _abi.UsageError(f"dw_sum = {config.dw_sum!r}: one of fp32, weight")
     options.lane = config.lane.encode()

@@ -62,7 +62,7 @@ def test_tokens_in_other_places(name):
         options[name] = torch.ones(4, 3)
     with pytest.raises(talea.DataError, match=r"shape \[4, 3\] beside \[3, 4\] of the tokens"):
         talea.linear_cross_entropy(x, w, y, **options)
-    with pytest.raises(talea.DataError, match="soft_target_probs: shape"):
+    with pytest.raises(talea.DataError, match="target: shape"):
         talea.linear_cross_entropy(x, w, torch.rand(101, 12))
 
 
@@ -177,3 +177,31 @@ def test_double_backward_is_refused():
         (loss + dx.square().sum() + dw.sum()).backward()
     with pytest.raises(RuntimeError, match="talea.*double backward"):
         torch.autograd.functional.hessian(lambda a: talea.linear_cross_entropy(a, w, y), x)
+
+
+def test_errors_name_the_arguments_of_this_function():
+    """The C interface calls the head's weight what PyTorch calls the weight of the classes."""
+    x, w, y, _ = problem()
+    call = talea.linear_cross_entropy
+    for grad in (False, True):
+        x = x.detach().requires_grad_(grad)
+        for given, said in (
+            ((x, w[0], y), "^linear_weight: needed"),
+            ((x, w.half(), y), "^linear_weight: dtype"),
+            ((x, w.detach().numpy(), y), "^linear_weight: ndarray"),
+            ((x.to_sparse(), w, y), "^input: layout"),
+            ((x, w, y[:-1]), "^target: shape"),
+        ):
+            with pytest.raises(talea.DataError, match=said):
+                call(*given)
+        for name, value, said in (
+            ("weight", torch.ones(3), "^weight: shape"),
+            ("linear_bias", torch.ones(3), "^linear_bias: shape"),
+            ("logit_scale", torch.zeros(len(x)), r"^logit_scale\[0\] = 0"),
+        ):
+            with pytest.raises(talea.DataError, match=said):
+                call(x, w, y, **{name: value})
+    for _ in range(4):  # found again, too
+        call(x, w, y)
+    with pytest.raises(talea.DataError, match=r"^target\[1\] = 1000"):
+        call(x, w, torch.where(torch.arange(len(y)) == 1, 1000, y))

@@ -306,7 +306,7 @@ def test_a_call_that_fails_keeps_no_device_memory():
     y[5] = 256
     held = []
     for _ in range(2):  # the first describes the call
-        with pytest.raises(talea.DataError, match=r"targets\[5\] = 256"):
+        with pytest.raises(talea.DataError, match=r"target\[5\] = 256"):
             talea.linear_cross_entropy(x, w, y, target_check="checked")
         held.append(torch.cuda.memory_allocated())
     assert held[0] == held[1]

@@ -82,14 +82,14 @@ def of_one_process(outputs: tuple[str, ...], arguments: dict) -> Config:
             raise _abi.UsageError(f'workspace_limit = {limit!r}: bytes, or "auto"')
         given["workspace_limit_bytes"] = _abi.AUTO if limit == "auto" else limit
     denominator = given.get("denominator", "valid")
-    if isinstance(denominator, (int, float)):
+    if isinstance(denominator, int | float):
         given.update(denominator="given", denominator_value=float(denominator))
     elif denominator != "given" and "denominator_value" in given:
         raise _abi.UsageError("denominator_value: needs denominator='given'")
     softcap = given.get("softcap")
     if softcap is None:
         given["softcap"] = 0.0
-    elif not isinstance(softcap, (int, float)) or not softcap > 0:
+    elif not isinstance(softcap, int | float) or not softcap > 0:
         raise _abi.UsageError(f"softcap = {softcap!r}: must be > 0 (None turns it off)")
     if ("topk" in outputs) != (given.get("top_k", 0) != 0):
         raise _abi.UsageError("outputs and top_k: topk and top_k=K go together")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from functools import lru_cache
 from operator import index
 
 import torch
 
-from .._abi import AUTO, DataError, UsageError
+from .._abi import AUTO, DataError, Error, UsageError
 from . import _again, _late, _operator, _tensors
 from ._settings import DX_SUMS, Config
 
@@ -214,7 +215,10 @@ def linear_cross_entropy(
             ignore_index, vocab, label_smoothing, z_loss, softcap, logit_scale, workspace_limit,
             lane, 0, vocab_begin, bool(sequence_parallel), dw_sum, dx_sum,
         )  # fmt: skip
-        found = _again.find(settings, input, linear_weight, target)
+        try:
+            found = _again.find(settings, input, linear_weight, target)
+        except Error as error:
+            raise _renamed(error) from None
         if found is not None:
             return found
     if type(linear_weight).__name__ == "DTensor":
@@ -282,7 +286,16 @@ def linear_cross_entropy(
     else:
         if plain_rest:
             rest = (targets,)  # what is not there costs time, too
-        found = _operator.apply(config, hidden, linear_weight, linear_bias, rest, extras)
+        try:
+            found = _operator.apply(config, hidden, linear_weight, linear_bias, rest, extras)
+        except Error as error:
+            raise _renamed(error) from None
+        except (AttributeError, NotImplementedError, RuntimeError) as error:
+            tensors = (input, linear_weight, linear_bias, target, main_grad)
+            said = _explained(tensors)
+            if said is None:
+                raise
+            raise said from error
         if alone and targets is not None:
             _again.remember(settings, config, input, linear_weight, target, (hidden, targets))
     if plain and reduction != "none":
@@ -322,6 +335,38 @@ def _refuse_gradients(weight, token_weight, logit_scale, target) -> None:
     ):  # fmt: skip
         if t is not None and t.requires_grad:
             raise UsageError(f"{name}: requires grad, and gets none here; pass {name}.detach()")
+
+
+# What the C interface calls the arguments of linear_cross_entropy, whose `weight` is of the classes.
+_NAMES = {
+    "hidden": "input", "weight": "linear_weight", "bias": "linear_bias", "targets": "target",
+    "class_weight": "weight", "token_scale": "logit_scale", "soft_target_probs": "target",
+    "dw": "main_grad",
+}  # fmt: skip
+_NAMED = re.compile(rf"({'|'.join(_NAMES)})(?=[:\[])")
+
+
+def _renamed(error: Error) -> Error:
+    """By the arguments of this function, where the message begins with a tensor's name."""
+    found = _NAMED.match(str(error))
+    if found is None:
+        return error
+    return type(error)(_NAMES[found[1]] + str(error)[found.end() :])
+
+
+_GIVEN = ("input", "linear_weight", "linear_bias", "target", "main_grad")
+
+
+def _explained(tensors) -> DataError | None:
+    """What PyTorch says of an argument that is no dense tensor does not name it."""
+    for name, t in zip(_GIVEN, tensors, strict=True):
+        if t is None:
+            continue
+        if not isinstance(t, torch.Tensor):
+            return DataError(f"{name}: {type(t).__name__} where a tensor of torch is needed")
+        if t.layout != torch.strided or t.is_nested:
+            return DataError(f"{name}: layout {t.layout} is not supported; a dense tensor is")
+    return None
 
 
 def _output(config: Config, found: tuple, rows, receipts) -> LinearCrossEntropyOutput:

@@ -229,7 +229,7 @@ def test_leading_dimensions():
 def test_errors_name_the_value():
     x, w, y, _ = problem()
     y[3] = 101
-    with pytest.raises(talea.DataError, match=r"targets\[3\] = 101"):
+    with pytest.raises(talea.DataError, match=r"target\[3\] = 101"):
         talea.linear_cross_entropy(x, w, y)
     y[3] = 0
     with pytest.raises(talea.UsageError, match="label_smoothing = 1.5"):

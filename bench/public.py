@@ -8,6 +8,7 @@ usage: TALEA_LIBRARY=build/cuda/lib/libtalea.so PYTHONPATH=python python3 bench/
 """
 
 import argparse
+import gc
 import statistics
 import sys
 import time
@@ -88,6 +89,7 @@ class Mode:
 
     def examine(self, truth):
         """Peak above inputs and returned gradients, products, errors."""
+        gc.collect()  # what an earlier step left in cycles would be counted as freed by this one
         torch.cuda.synchronize()
         self.x.grad = self.w.grad = None
         if self.main is not None:

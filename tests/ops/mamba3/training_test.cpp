@@ -62,6 +62,7 @@ TEST_P(ScanTraining, TheSameBitsEveryTimeAndUnderAnyLimit) {
 }
 
 TEST_P(ScanTraining, WhatIsNotTakenIsDeclinedByName) {
+  of_errors();
   Sizes s;
   s.B = 1, s.S = 70, s.H = 2, s.N = 128, s.P = 64, s.A = 32;
   const Case c = full_case(s, DType::bf16, 3);

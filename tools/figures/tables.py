@@ -6,8 +6,8 @@ Never: leaves a comment in a cell.
 import importlib.machinery
 import importlib.util
 import re
-from decimal import Decimal
 import sys
+from decimal import Decimal
 
 from . import page as pages
 from . import receipts as values
@@ -27,7 +27,8 @@ def cell(spec, sidecar, receipts):
     if value is None:
         raise values.Wrong(f"{reference} is null")
     value = values.scaled(reference, value, factor)
-    exact = Decimal(repr(value)) if isinstance(value, float) else value  # 28.95 is a tie, as checked
+    # Of 28.95 the checker's two roundings are those of the decimal, not of its binary neighbour.
+    exact = Decimal(repr(value)) if isinstance(value, float) else value
     shown = format(exact, ".0f" if form in ("", "d") else form)
     shown = re.sub(r"e([-+])0(?=\d)", r"e\1", shown).replace("e+", "e")
     values.check_figure(shown, value)

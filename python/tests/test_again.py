@@ -7,12 +7,13 @@ import talea
 import torch
 from conftest import DEVICES, close, eager, gradients, problem
 from talea import _fast
-from talea._linear_cross_entropy import _again, functional
+from talea._linear_cross_entropy import _again, _tensors, functional
 
 
 @pytest.fixture(autouse=True)
 def _nothing_known(monkeypatch):
     monkeypatch.setattr(_again._calls, "by_settings", {})
+    monkeypatch.setattr(_tensors._kept, "calls", {})
 
 
 @pytest.fixture

@@ -63,6 +63,9 @@ class Soak(unittest.TestCase):
         self.assertEqual((runs["runs"], runs["rounds"]), (12000, 4))
         self.assertIn("rehearsal", receipt["title"])
         self.assertIn("cpu, without fuzzers", receipt["title"])
+        argv = receipt["provenance"]["argv"]  # folders of the machine are no part of it
+        self.assertEqual((argv[0], argv[-1]), ("soak", "receipt.json"))
+        self.assertEqual([word for word in argv if "/" in word], [])
 
     def test_a_failure_is_named_with_its_seed_and_ends_nothing(self):
         done, receipt = self.run_with("fails", "--share", "0.1", "--lane", "cpu", "--seed", "5")

@@ -10,6 +10,7 @@ import tempfile
 from datetime import datetime, timezone
 from pathlib import Path
 
+ROOT = Path(__file__).resolve().parents[2]
 BENCH = (
     "bench --tokens 64 --hidden 64 --vocab 512 --dtype bf16 --repeats 1 --progress none "
     "{} --lanes {} --receipt"
@@ -38,10 +39,18 @@ def machine(tool, lane="cuda"):
     return said
 
 
+def typed(word):
+    """An argument without folders of this machine: a path inside the tree from its root, another by name."""
+    path = Path(word)
+    if not path.is_absolute():
+        return word
+    return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else path.name
+
+
 def envelope(provenance, start, title, verdict, preset, cases, **more):
     """A receipt of kind check; `cases` are dicts with name, lane and passed."""
     right = sum(1 for case in cases if case["passed"])
-    argv = [Path(sys.argv[0]).name, *sys.argv[1:]]
+    argv = [Path(sys.argv[0]).name, *map(typed, sys.argv[1:])]
     return {
         "schema_version": 1,
         "kind": "check",

@@ -3,7 +3,7 @@
 //      multiplies the rows of the chunk before, gates them and stores the output.
 // Never: writes a state of every chunk, or divides by a decay.
 #include "device/common/cuda_check.hpp"
-#include "ops/mamba3/sm90/forward_multiply.cuh"
+#include "ops/mamba3/sm90/forward_shared.cuh"
 #include "ops/mamba3/sm90/launch.cuh"
 
 namespace talea::mamba3::sm90 {
@@ -108,15 +108,7 @@ __device__ __forceinline__ void read_chunks(const Args& a, Shared<R>& sh, int fi
       turn(std::false_type{});
     own.put(p, sh.mimo_v, sh.steps[stage].key, sh.v[stage], sh.weighed);
     if (chunk > first) hopper::named_barrier_sync(state_read, 256);
-    put_tile(sh.h, h);
-    hopper::fence_async_shared();
-    sync();
-    hopper::named_barrier_arrive(full + stage, 256);
-    const float whole = sh.steps[stage].whole;
-    scale_state(h, whole);
-    products_begin(h);
-    columns_by_columns<128>(h, Operand(sh.weighed), Operand(sh.k[stage]));
-    hopper::warpgroup_commit();
+    join_chunk(sh, stage, h, sync);
     if (chunk + 1 < end) {
       p = part_of<C>(u, chunk + 1);
       if (chunk > first) hopper::named_barrier_sync(empty + (stage ^ 1), 256);

@@ -1,0 +1,131 @@
+// What: what both forward kernels share: how a chunk joins the state, and the half that multiplies
+//       (scores, gate and output of the chunks of a unit).
+// Why: the reading warpgroup forms the turns of a chunk itself or finds them; the rest is the same.
+// Never: waits for a product that it began for the reading half.
+#pragma once
+
+#include "ops/mamba3/sm90/state.cuh"
+
+namespace talea::mamba3::sm90 {
+
+// Barriers by number: chunks full and empty by stage, the state read, the first group's own.
+enum Barrier { full = 1, empty = 3, state_read = 5, reading = 6 };
+
+// The state before the chunk for the other half, then the chunk's own share of it, whose products
+// are under way on return.
+template <class Shared, class Sync>
+__device__ __forceinline__ void join_chunk(Shared& sh, int stage, float (&h)[64], Sync sync) {
+  put_tile(sh.h, h);
+  hopper::fence_async_shared();
+  sync();
+  hopper::named_barrier_arrive(full + stage, 256);
+  const float whole = sh.steps[stage].whole;
+  scale_state(h, whole);
+  products_begin(h);
+  columns_by_columns<128>(h, Operand(sh.weighed), Operand(sh.k[stage]));
+  hopper::warpgroup_commit();
+}
+
+// Chunks [from, end), which come through `sh` one after the other.
+template <int R, class Shared>
+__device__ __forceinline__ void multiply_chunks(const Args& a, const Unit& u, Shared& sh, int from,
+                                                int end) {
+  const int row = own_row(), column = own_column();
+  const int t0 = row / R, t1 = (row + 8) / R, r = row % R;  // 8 rows on, the same r
+  const float skip = cuda::read_or(0, a.d, cuda::at(a.d, u.head));
+  const bool gated = a.z.data != nullptr;
+#pragma unroll 1
+  for (int chunk = from; chunk < end; ++chunk) {
+    const int stage = (chunk - from) & 1;
+    const Part p = part_of<tokens_of<R>>(u, chunk);
+    uint32_t z[16];
+    const int64_t token = u.begin + p.first;
+    if (gated) {
+      const auto* from = static_cast<const __nv_bfloat16*>(a.z.data);
+      const int64_t base = cuda::at(a.z, u.batch, token, u.head) + column;
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        const int64_t first = base + 8 * j;
+        z[2 * j] = t0 < p.n
+                       ? __ldg(reinterpret_cast<const uint32_t*>(from + first + t0 * a.z.stride[1]))
+                       : 0u;
+        z[2 * j + 1] =
+            t1 < p.n ? __ldg(reinterpret_cast<const uint32_t*>(from + first + t1 * a.z.stride[1]))
+                     : 0u;
+      }
+    }
+    hopper::named_barrier_sync(full + stage, 256);
+    float scores[32], y[32];
+    hopper::warpgroup_arrive();
+    rows_by_rows<128, false>(scores, Operand(sh.q[stage]), Operand(sh.k[stage]));
+    rows_by_rows<128, false>(y, Operand(sh.q[stage]), Operand(sh.h));
+    products_end(scores);
+    hopper::hold_registers(y);
+    if (chunk + 1 < end) hopper::named_barrier_arrive(state_read, 256);
+    const auto& steps = sh.steps[stage];
+    uint32_t seen[4][4];
+    weigh<R>(scores, steps, p.n, [&](int j, int second, float x0, float x1) {
+      seen[j / 2][(j & 1) * 2 + second] = two_rounded(x0, x1);
+    });
+    const float left0 = steps.left[t0], left1 = steps.left[t1];
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      y[4 * j] *= left0, y[4 * j + 1] *= left0;
+      y[4 * j + 2] *= left1, y[4 * j + 3] *= left1;
+    }
+    products_begin(y);
+    registers_by_columns<64>(y, seen, Operand(sh.v[stage]));
+    products_end(y);
+    if (skip != 0) {
+      each_two(y, [&](int i, int c, float& x0, float& x1) {
+        const uint32_t v = *reinterpret_cast<const uint32_t*>(sh.v[stage] + place_of(i, c));
+        x0 += skip * low_of(v), x1 += skip * high_of(v);
+      });
+    }
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const int c = column + 8 * j;
+      const float2 by_out = *reinterpret_cast<const float2*>(sh.mimo_out + r * values + c);
+      const float2 by_z = *reinterpret_cast<const float2*>(sh.mimo_z + r * values + c);
+#pragma unroll
+      for (int second = 0; second < 2; ++second) {
+        float& x0 = y[4 * j + 2 * second];
+        float& x1 = y[4 * j + 2 * second + 1];
+        if (gated) {
+          const float w0 = low_of(z[2 * j + second]) * by_z.x;
+          const float w1 = high_of(z[2 * j + second]) * by_z.y;
+          x0 *= w0 * gate_sigmoid(w0), x1 *= w1 * gate_sigmoid(w1);
+        }
+        x0 *= by_out.x, x1 *= by_out.y;
+      }
+    }
+    const int64_t out0 = cuda::at(a.out, u.batch, token, 0, u.head) + column;
+    if (R > 1 && a.size.reduce) {
+#pragma unroll
+      for (int first = 0; first < 8; first += R)
+#pragma unroll
+        for (int second = 0; second < 2; ++second) {
+          float low[R], high[R];
+#pragma unroll
+          for (int k = 0; k < R; ++k) {
+            low[k] = y[4 * (first + k) + 2 * second];
+            high[k] = y[4 * (first + k) + 2 * second + 1];
+          }
+          const float x = shared_by_ranks<R>(low), w = shared_by_ranks<R>(high);
+          const int t = second ? t1 : t0;
+          if (t < p.n) store_two(a.out, out0 + t * a.out.stride[1] + 8 * (first + r), x, w);
+        }
+    } else {
+      const int64_t at0 = out0 + t0 * a.out.stride[1] + r * a.out.stride[2];
+      const int64_t at1 = out0 + t1 * a.out.stride[1] + r * a.out.stride[2];
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        if (t0 < p.n) store_two(a.out, at0 + 8 * j, y[4 * j], y[4 * j + 1]);
+        if (t1 < p.n) store_two(a.out, at1 + 8 * j, y[4 * j + 2], y[4 * j + 3]);
+      }
+    }
+    if (chunk + 2 < end) hopper::named_barrier_arrive(empty + stage, 256);
+  }
+}
+
+}  // namespace talea::mamba3::sm90

@@ -140,13 +140,10 @@ TEST(AttentionRanksBad, AreNamed) {
       std::string::npos);
 }
 
-// Two ranks with half of the queries each; base: of the second rank's first query.
-std::string error_of_positions(int64_t base, bool causal) {
-  Spec spec;
-  spec.queries = 8, spec.batch = 1;
-  const Case c = make_case(spec);
-  std::string text;
-  std::mutex mutex;
+// What each of two ranks with half of the queries says of options(rank), or "".
+template <class F>
+std::vector<std::string> errors_of_halves(const Case& c, F options) {
+  std::vector<std::string> text(2);
   run_thread_ranks(2, 10, [&](Communicator& world) {
     Grid o(DType::f32, {1, 4, c.heads(), c.value_dim()});
     sa::Inputs in = inputs_of(c);
@@ -156,15 +153,12 @@ std::string error_of_positions(int64_t base, bool causal) {
     out.o = o.tensor();
     sa::Ranks ranks;
     ranks.sequence = &world;
-    sa::Options options = c.options;
-    options.causal = causal;
-    options.q_position_base = world.rank() == 1 ? base : 0;
+    const sa::Options own = options(world.rank());
     try {
-      Room room(sa::workspace_bytes(sa::describe(sa::Pass::forward, in, out, options, ranks)));
-      sa::forward(in, out, options, room.workspace(), ranks);
+      Room room(sa::workspace_bytes(sa::describe(sa::Pass::forward, in, out, own, ranks)));
+      sa::forward(in, out, own, room.workspace(), ranks);
     } catch (const Error& e) {
-      const std::lock_guard lock(mutex);
-      text = e.what();
+      text[static_cast<size_t>(world.rank())] = e.what();
     }
   });
   return text;
@@ -172,16 +166,28 @@ std::string error_of_positions(int64_t base, bool causal) {
 
 // A rank that counts its queries from 0 under causal would bound them by their local numbers.
 TEST(AttentionRanksBad, QueriesAtTheSamePositions) {
-  EXPECT_EQ(error_of_positions(4, true), "");
-  EXPECT_EQ(error_of_positions(9, true), "");
-  EXPECT_EQ(error_of_positions(0, false), "");
-  for (const int64_t base : {0, 3}) {
-    const std::string text = error_of_positions(base, true);
-    EXPECT_NE(text.find("q_position_base = " + std::to_string(base) + " on rank 1"),
-              std::string::npos)
-        << text;
-    EXPECT_NE(text.find("q_positions"), std::string::npos) << text;
-  }
+  Spec spec;
+  spec.queries = 8, spec.batch = 1;
+  const Case c = make_case(spec);
+  const auto errors = [&](int64_t base, bool causal) {  // base: of the second rank's first query
+    return errors_of_halves(c, [&](int rank) {
+      sa::Options options = c.options;
+      options.causal = causal;
+      options.q_position_base = rank == 1 ? base : 0;
+      return options;
+    });
+  };
+  const std::vector<std::string> none(2);
+  EXPECT_EQ(errors(4, true), none);
+  EXPECT_EQ(errors(9, true), none);
+  EXPECT_EQ(errors(0, false), none);
+  for (const int64_t base : {0, 3})
+    for (const std::string& text : errors(base, true)) {
+      EXPECT_NE(text.find("q_position_base = " + std::to_string(base) + " on rank 1"),
+                std::string::npos)
+          << text;
+      EXPECT_NE(text.find("q_positions"), std::string::npos) << text;
+    }
 }
 
 // Data that one rank refuses is refused by all: none waits for it, none returns half of a result.
@@ -191,26 +197,12 @@ TEST(AttentionRanksBad, DataOfOneRankIsNamedOnAll) {
   Case c = make_case(spec);
   c.indices.put_integer(99, 0, 6, 0, 2);
   for (const bool checked : {true, false}) {
-    std::vector<std::string> text(2);
-    run_thread_ranks(2, 10, [&](Communicator& world) {
-      Grid o(DType::f32, {1, 4, c.heads(), c.value_dim()});
-      sa::Inputs in = inputs_of(c);
-      in.d_o = in.d_lse = {};
-      for (Tensor* t : {&in.q, &in.indices}) *t = slice(*t, 1, 4 * world.rank(), 4);
-      sa::Outputs out;
-      out.o = o.tensor();
-      sa::Ranks ranks;
-      ranks.sequence = &world;
+    const auto errors = errors_of_halves(c, [&](int) {
       sa::Options options = c.options;
       options.index_check = checked ? sa::IndexCheck::checked : sa::IndexCheck::ignore;
-      try {
-        Room room(sa::workspace_bytes(sa::describe(sa::Pass::forward, in, out, options, ranks)));
-        sa::forward(in, out, options, room.workspace(), ranks);
-      } catch (const Error& e) {
-        text[static_cast<size_t>(world.rank())] = e.what();
-      }
+      return options;
     });
-    for (const std::string& t : text)
+    for (const std::string& t : errors)
       EXPECT_EQ(t.find("indices: 99 at batch 0, query 2, slot 2") != std::string::npos, checked)
           << t;
   }

@@ -6,8 +6,8 @@
 
 namespace talea::testing {
 
-void call_attention(Communicator& c, bool bad) {
-  const Case whole = rank_case(3);
+void call_attention(Communicator& c, Bad bad) {
+  const Case whole = rank_case(3);  // with foreign indices, absent to a call that is not checked
   const Shares h = shares(whole.heads(), c.size(), false);
   const auto r = static_cast<size_t>(c.rank());
   const int64_t first = h.begin[r], n = h.count[r];
@@ -16,7 +16,8 @@ void call_attention(Communicator& c, bool bad) {
   RankCall call;
   call.options = whole.options;
   call.options.lane = "cpu";
-  if (bad) call.options.scale = 0.25;
+  if (bad == Bad::data) call.options.index_check = sa::IndexCheck::checked;
+  if (bad == Bad::option) call.options.scale = 0.25;
   call.in = inputs_of(whole);
   for (Tensor* t : {&call.in.q, &call.in.d_o, &call.in.d_lse}) *t = slice(*t, 2, first, n);
   call.in.sink = slice(call.in.sink, 0, first, n);

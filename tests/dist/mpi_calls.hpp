@@ -7,8 +7,9 @@
 
 namespace talea::testing {
 
-// A bad one has another option than the other ranks.
-void call_attention(Communicator& c, bool bad);  // heads over the ranks; `scale`
-void call_scan(Communicator& c, bool bad);       // tokens over the ranks; `norm_eps`
+// A bad one has another option than the other ranks, or data that it refuses.
+enum class Bad { no, option, data };
+void call_attention(Communicator& c, Bad bad);  // heads over the ranks; `scale`, `indices`
+void call_scan(Communicator& c, Bad bad);       // tokens over the ranks; `norm_eps`
 
 }  // namespace talea::testing

@@ -38,10 +38,10 @@ int run_matrix(Communicator& c) {
   return wrong > 0;
 }
 
-// One call of an operator by one rank; a bad one has another option than the others.
-void call_loss(Communicator& c, bool bad) {
+void call_loss(Communicator& c, Bad bad) {
   Case whole = rank_matrix()[0].second;
-  if (bad) whole.options.label_smoothing = 0.25;
+  if (bad == Bad::option) whole.options.label_smoothing = 0.25;
+  if (bad == Bad::data) whole.in.targets.set(0, 0, 1e6);
   const Layout shards = layout("even", whole.vocab(), c.size());
   LinearCrossEntropyRanks ranks;
   ranks.vocab = &c;
@@ -49,7 +49,7 @@ void call_loss(Communicator& c, bool bad) {
   run_rank(shard_case(whole, shards[c.rank()], false, c.rank(), c.size()), "cpu", ranks);
 }
 
-void call(const std::string& op, Communicator& c, bool bad) {
+void call(const std::string& op, Communicator& c, Bad bad) {
   if (op == "attention") return call_attention(c, bad);
   op == "scan" ? call_scan(c, bad) : call_loss(c, bad);
 }
@@ -83,13 +83,14 @@ int run_fault(const std::string& kind, int culprit, double timeout_s,
     options.launcher_size = std::atoi(std::getenv("OMPI_COMM_WORLD_SIZE"));
     options.presence_dir = presence_dir;
     const auto c = make_mpi_communicator(options);
-    for (int i = 0; i < 2; ++i) call(op, *c, false);
+    for (int i = 0; i < 2; ++i) call(op, *c, Bad::no);
     start = std::chrono::steady_clock::now();
     if (c->rank() == culprit) {
       if (kind == "dies") std::raise(SIGKILL);
       if (kind == "stops") std::raise(SIGSTOP);
     }
-    call(op, *c, kind == "disagrees" && c->rank() == culprit);
+    const Bad bad = kind == "disagrees" ? Bad::option : kind == "refuses" ? Bad::data : Bad::no;
+    call(op, *c, c->rank() == culprit ? bad : Bad::no);
   } catch (const Error& e) {
     report(launcher_rank, e);
   }

@@ -6,11 +6,11 @@
 
 namespace talea::testing {
 
-void call_scan(Communicator& c, bool bad) {
+void call_scan(Communicator& c, Bad bad) {
   using namespace yardsticks::mamba3;
   const int64_t each = 4, first = c.rank() * each;
   Case own = tokens_of(usual(each * c.size()), first, first + each);
-  if (bad) own.options.norm_eps = 0.25;
+  if (bad == Bad::option) own.options.norm_eps = 0.25;
   How how;
   how.ranks.sequence = &c;
   how.ranks.token_begin = first;

@@ -15,8 +15,9 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 AT_ONCE = 4  # worlds of faults beside each other: they mostly wait
-TIMEOUT_S = {"dies": 0.6, "stops": 0.6, "absent": 1.5, "disagrees": 10}
+TIMEOUT_S = {"dies": 0.6, "stops": 0.6, "absent": 1.5, "disagrees": 10, "refuses": 10}
 OPTION = {"loss": "label_smoothing", "attention": "scale", "scan": "norm_eps"}  # 0.25 of one rank
+DATA = {"loss": "targets\\[0\\] = 1000000", "attention": r"indices: -?\d+ at batch"}  # of one rank
 RANKS = 3
 LATE = "not every rank reached MPI_Init"
 
@@ -109,7 +110,7 @@ def one_fault(program, kind, culprit, operator):
 
 def one_world(program, kind, culprit, operator, timeout_s):
     begin = time.monotonic()
-    everyone = kind == "disagrees"
+    everyone = kind in ("disagrees", "refuses")
     survivors = [r for r in range(RANKS) if everyone or r != culprit]
     # Who has come leaves a file here, so that an absent rank can be named.
     with tempfile.TemporaryDirectory() as presence:
@@ -122,7 +123,9 @@ def one_world(program, kind, culprit, operator, timeout_s):
         for m in (re.search(pattern, line) for line in lines)
         if m
     }
-    if everyone:
+    if kind == "refuses":
+        expected, status = f"(rank {culprit}: )?{DATA[operator]}", 5
+    elif everyone:
         first = r"0\.25" if culprit == 0 else r"(?!0\.25)\S+"
         expected, status = f"{OPTION[operator]}: the ranks disagree: {first} on rank 0", 5
     else:
@@ -132,6 +135,7 @@ def one_world(program, kind, culprit, operator, timeout_s):
         and said[r][0] <= timeout_s + 2
         and said[r][1] == status
         and re.match(expected, said[r][2])
+        and (kind != "refuses" or said[r][2].startswith("rank ") == (r != culprit))
         for r in survivors
     )
     took = f"{operator}, {kind} of rank {culprit}: after {time.monotonic() - begin:.1f} s\n"

@@ -21,7 +21,11 @@ using Clock = std::chrono::steady_clock;
 
 mamba3::Result call(mamba3::Pass pass, const mamba3::Inputs& in, const mamba3::Outputs& out,
                     const mamba3::Options& options, const mamba3::Ranks& ranks) {
-  const int64_t bytes = workspace_bytes(describe(pass, in, out, options, ranks));
+  int64_t bytes = 0;
+  try {
+    bytes = workspace_bytes(describe(pass, in, out, options, ranks));
+  } catch (const Error&) {  // the call throws the same, and tells the other ranks
+  }
   const io::HostTensor memory = io::allocate_tensor(DType::i64, {(bytes + 7) / 8});
   const Workspace workspace{memory.view.data, (bytes + 7) / 8 * 8};
   return pass == mamba3::Pass::backward ? backward(in, out, options, workspace, ranks)

@@ -202,8 +202,12 @@ void sum_loss(const Share<sa::IndexLossInputs, sa::IndexLossOutputs, sa::IndexLo
 template <typename Whole>
 Ran run_one(sa::Pass pass, const Whole& whole, const sa::Ranks& ranks) {
   Ran ran;
-  ran.problem = described(pass, whole, ranks);
-  const int64_t bytes = sa::workspace_bytes(ran.problem);
+  int64_t bytes = 0;
+  try {
+    ran.problem = described(pass, whole, ranks);
+    bytes = sa::workspace_bytes(ran.problem);
+  } catch (const Error&) {  // the call throws the same, and tells the other ranks
+  }
   const io::HostTensor space = io::allocate_tensor(DType::u8, {bytes});
   const auto begin = std::chrono::steady_clock::now();
   ran.result = called(pass, whole, {space.view.data, bytes}, ranks);

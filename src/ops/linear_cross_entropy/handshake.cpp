@@ -7,7 +7,6 @@
 #include <numeric>
 
 #include "core/fail.hpp"
-#include "dist/agree.hpp"
 #include "ops/linear_cross_entropy/fields.hpp"
 
 namespace talea::lce {
@@ -100,22 +99,27 @@ void check_shards(const Problem& p, const std::vector<Shard>& all) {
 
 }  // namespace
 
-void shake_hands(const Problem& p, const Inputs& in, const std::string& lane, Communicator& c,
+std::array<Meeting, 2> meetings_of(const Ranks& ranks) {
+  if (!ranks.handshake) return {};
+  return {{{ranks.vocab, sizeof(Shard)}, {ranks.batch, sizeof(int64_t)}}};
+}
+
+void shake_hands(const Problem& p, const Inputs& in, const std::string& lane, Meeting& c,
                  Result& result) {
-  if (c.size() == 1) return;
+  if (!c.with_others()) return;
   const Shard own = {p.vocab_begin, p.vocab_local, p.vocab_stored};
   const auto all = agree(vocabulary_fields(p, in, lane), own, c);
   if (!all) {
     result.notes.push_back(fmt::format(
-        "handshake: not run; communicator {} has no channel for host memory", c.engine()));
+        "handshake: not run; communicator {} has no channel for host memory", c.ranks->engine()));
     return;
   }
   check_shards(p, *all);
   for (const Shard& s : *all) result.shards.push_back({s.begin, s.begin + s.local, s.stored});
 }
 
-void shake_batch_hands(const Problem& p, const Inputs& in, Communicator& c, Result& result) {
-  if (c.size() == 1) return;
+void shake_batch_hands(const Problem& p, const Inputs& in, Meeting& c, Result& result) {
+  if (!c.with_others()) return;
   int64_t own = 0;
   for (int64_t t = 0; p.device == DeviceKind::cpu && t < p.tokens; ++t)
     own += row_kind(p, in, t) == RowKind::valid;
@@ -127,7 +131,7 @@ void shake_batch_hands(const Problem& p, const Inputs& in, Communicator& c, Resu
     result.notes.push_back(fmt::format(
         "denominator scope local: {} valid tokens here, {} over the {} ranks of the batch: "
         "gradients are a factor {:.6g} larger than with the global mean",
-        own, global, c.size(), static_cast<double>(global) / static_cast<double>(own)));
+        own, global, c.ranks->size(), static_cast<double>(global) / static_cast<double>(own)));
 }
 
 }  // namespace talea::lce

@@ -62,19 +62,23 @@ LinearCrossEntropyResult linear_cross_entropy(const LinearCrossEntropyInputs& in
                                               const LinearCrossEntropyRanks& ranks, Stream stream) {
   Communicator& vocab = ranks.vocab ? *ranks.vocab : self_communicator();
   Communicator& batch = ranks.batch ? *ranks.batch : self_communicator();
-  return call<lce::Operator>(
-      lce::describe(inputs, outputs, options, ranks), workspace, lce::memory_of(inputs, outputs),
-      [&](const Prepared<lce::Operator>& ready, lce::Result& result) {
-        const lce::Problem& problem = ready.problem;
-        if (ranks.handshake) {
-          lce::shake_hands(problem, inputs, ready.lane->name, vocab, result);
-          lce::shake_batch_hands(problem, inputs, batch, result);
-        }
-        ready.lane->run(
-            {problem, ready.device, inputs, outputs, workspace, vocab, batch, stream, result},
-            ready.plan);
-        result.products = products_of(problem, result);
-      });
+  std::array<Meeting, 2> meetings = lce::meetings_of(ranks);
+  auto& [with_vocab, with_batch] = meetings;
+  const auto run = [&](const Prepared<lce::Operator>& ready, lce::Result& result) {
+    const lce::Problem& problem = ready.problem;
+    if (problem.device == DeviceKind::cpu && (with_vocab.with_others() || with_batch.with_others()))
+      lce::examine(problem, inputs);  // what the lane would find later, when others wait for it
+    lce::shake_hands(problem, inputs, ready.lane->name, with_vocab, result);
+    lce::shake_batch_hands(problem, inputs, with_batch, result);
+    ready.lane->run(
+        {problem, ready.device, inputs, outputs, workspace, vocab, batch, stream, result},
+        ready.plan);
+    result.products = products_of(problem, result);
+  };
+  return together(meetings, [&] {
+    return call<lce::Operator>(lce::describe(inputs, outputs, options, ranks), workspace,
+                               lce::memory_of(inputs, outputs), run);
+  });
 }
 
 }  // namespace talea

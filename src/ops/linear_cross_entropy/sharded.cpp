@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "core/fail.hpp"
+#include "dist/agree.hpp"
 
 namespace talea::lce {
 namespace {
@@ -66,8 +67,11 @@ class Shard {
     ranks.sequence_parallel = whole_.sequence_parallel;
     ranks.dx_sum = whole_.dx_sum;
     ShardedResult done;
-    done.problem = describe(in_, out_, options, ranks);
-    const int64_t bytes = workspace_bytes(done.problem);
+    int64_t bytes = 0;
+    fails([&] {
+      done.problem = describe(in_, out_, options, ranks);
+      bytes = workspace_bytes(done.problem);
+    });
     std::vector<char> workspace(static_cast<size_t>(bytes));
     const auto begin = std::chrono::steady_clock::now();
     done.result = linear_cross_entropy(in_, out_, options, {workspace.data(), bytes}, ranks);

@@ -33,23 +33,27 @@ std::vector<NamedTensor> memory_of(const Inputs& in, const Outputs& out) {
   return all;
 }
 
-Result run(const Problem& asked, const Inputs& in, const Outputs& out, const Place& at) {
+// describe: throws what is wrong with the call.
+template <class Describe>
+Result run(Describe describe, const Inputs& in, const Outputs& out, const Place& at) {
+  std::array<Meeting, 2> meetings = meetings_of(at.ranks);
   std::vector<NamedTensor> memory = memory_of(in, out);
   memory.push_back({"slots", &at.slots});
-  return call<Operator>(
-      asked, at.workspace, memory, [&](const Prepared<Operator>& ready, Result& result) {
-        const Problem& p = ready.problem;
-        result.pass = p.pass;
-        result.rotary_pairs = p.rotary_pairs;
-        result.memory_order = memory_order_of(p);
-        FullAxes full = full_axes(p, in, out);
-        take_saved(p, ready.lane->name, ready.plan, full, result);
-        if (p.handshake) shake_hands(p, in, ready.lane->name, at.ranks, result);
-        const Workspace room = {at.workspace.data, ready.plan.workspace_bytes};
-        ready.lane->run(
-            {p, ready.device, full.in, full.out, at.slots, room, at.ranks, at.stream, result},
-            ready.plan);
-      });
+  const auto run_lane = [&](const Prepared<Operator>& ready, Result& result) {
+    const Problem& p = ready.problem;
+    result.pass = p.pass;
+    result.rotary_pairs = p.rotary_pairs;
+    result.memory_order = memory_order_of(p);
+    FullAxes full = full_axes(p, in, out);
+    take_saved(p, ready.lane->name, ready.plan, full, result);
+    shake_hands(p, in, ready.lane->name, meetings, result);
+    const Workspace room = {at.workspace.data, ready.plan.workspace_bytes};
+    ready.lane->run(
+        {p, ready.device, full.in, full.out, at.slots, room, at.ranks, at.stream, result},
+        ready.plan);
+  };
+  return together(meetings,
+                  [&] { return call<Operator>(describe(), at.workspace, memory, run_lane); });
 }
 
 }  // namespace
@@ -76,17 +80,18 @@ double useful_flops(const Problem& p, int64_t chunk) {
 
 Result forward(const Inputs& in, const Outputs& out, const Options& options, Workspace workspace,
                const Ranks& ranks, Stream stream) {
-  return run(describe(Pass::forward, in, out, options, ranks), in, out, {workspace, ranks, stream});
+  return run([&] { return describe(Pass::forward, in, out, options, ranks); }, in, out,
+             {workspace, ranks, stream});
 }
 
 Result backward(const Inputs& in, const Outputs& out, const Options& options, Workspace workspace,
                 const Ranks& ranks, Stream stream) {
-  return run(describe(Pass::backward, in, out, options, ranks), in, out,
+  return run([&] { return describe(Pass::backward, in, out, options, ranks); }, in, out,
              {workspace, ranks, stream});
 }
 
 Result step(const StepArguments& a, const Options& options, Workspace workspace, Stream stream) {
-  return run(describe(a, options), step_inputs(a), step_outputs(a),
+  return run([&] { return describe(a, options); }, step_inputs(a), step_outputs(a),
              {workspace, {}, stream, a.slots});
 }
 

@@ -9,7 +9,6 @@
 
 #include "core/arena.hpp"
 #include "core/fail.hpp"
-#include "dist/agree.hpp"
 #include "ops/mamba3/element.hpp"
 #include "ops/mamba3/fields.hpp"
 #include "ops/mamba3/mutants.hpp"
@@ -245,16 +244,22 @@ std::vector<AgreedField> fields_of(const Problem& p, const std::string& lane, bo
 
 }  // namespace
 
-void shake_hands(const Problem& p, const Inputs& in, const std::string& lane, const Ranks& ranks,
-                 Result& result) {
-  for (Communicator* const group : {ranks.heads, ranks.sequence}) {
-    if (!group || group->size() == 1) continue;
-    auto fields = fields_of(p, lane, group == ranks.heads);
+std::array<Meeting, 2> meetings_of(const Ranks& ranks) {
+  if (!ranks.handshake) return {};
+  return {{{ranks.heads, sizeof(int64_t)}, {ranks.sequence, sizeof(int64_t)}}};
+}
+
+void shake_hands(const Problem& p, const Inputs& in, const std::string& lane,
+                 std::array<Meeting, 2>& meetings, Result& result) {
+  for (Meeting& group : meetings) {
+    if (!group.with_others()) continue;
+    auto fields = fields_of(p, lane, &group == &meetings[0]);
     if (p.packed) fields.push_back({"cu_seqlens", content_of(in.cu_seqlens)});
     const int64_t nothing = 0;
-    if (!agree(fields, nothing, *group))
-      result.notes.push_back(fmt::format(
-          "handshake: not run; communicator {} has no channel for host memory", group->engine()));
+    if (!agree(fields, nothing, group))
+      result.notes.push_back(
+          fmt::format("handshake: not run; communicator {} has no channel for host memory",
+                      group.ranks->engine()));
   }
 }
 

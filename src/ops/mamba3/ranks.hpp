@@ -4,6 +4,9 @@
 // Never: waits for another rank's scan, or lets a result depend on who arrived first.
 #pragma once
 
+#include <array>
+
+#include "dist/agree.hpp"
 #include "ops/mamba3/contract.hpp"
 
 namespace talea::mamba3 {
@@ -38,8 +41,11 @@ const Config& alone(const Planned& planned) {
   return planned.as<RankedPlan>().whole.as<Config>();
 }
 
+// The ranks of the heads, then those of the sequence; nobody where the caller wants no handshake.
+std::array<Meeting, 2> meetings_of(const Ranks& ranks);
+
 // Shapes, options and pieces of all ranks, before any work.
-void shake_hands(const Problem& p, const Inputs& in, const std::string& lane, const Ranks& ranks,
-                 Result& result);
+void shake_hands(const Problem& p, const Inputs& in, const std::string& lane,
+                 std::array<Meeting, 2>& meetings, Result& result);
 
 }  // namespace talea::mamba3

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 
-#include "dist/agree.hpp"
 #include "ops/sparse_attention/fields.hpp"
 
 namespace talea::sparse_attention {
@@ -55,22 +54,30 @@ Fields shared_fields(const Problem& p, const std::string& lane) {
   return f;
 }
 
-Fields head_fields(const CheckedCall& c, const Told& told) {
+Fields head_fields(const CheckedCall& c, const std::string& lane) {
   const Problem& p = c.problem;
-  Fields f = shared_fields(p, told.lane);
+  Fields f = shared_fields(p, lane);
   add(f, "queries", p.queries);
   add(f, "slots", p.slots);
   add(f, "q_position_base", p.options.q_position_base);
   for (const NamedTensor& list : c.replicated) f.push_back({list.name, content_of(*list.tensor)});
-  f.push_back({"data", told.data});
   return f;
 }
 
-Fields sequence_fields(const Problem& p, const Told& told) {
-  Fields f = shared_fields(p, told.lane);
+Fields sequence_fields(const Problem& p, const std::string& lane) {
+  Fields f = shared_fields(p, lane);
   add(f, "heads", p.heads);
   add(f, "head_begin", p.head_begin);
-  f.push_back({"data", told.data});
+  return f;
+}
+
+// Of index losses that are divided by what all of them count.
+Fields batch_fields(const Problem& p) {
+  Fields f;
+  add(f, "pass", p.pass);
+  add(f, "denominator", p.denominator);
+  add(f, "denominator_value", p.denominator_value);
+  add(f, "denominator_scope", p.denominator_scope);
   return f;
 }
 
@@ -120,29 +127,43 @@ void check_cover(const char* what, const char* things, const std::vector<Shard>&
           covered, total);
 }
 
-void note_missing(Communicator& c, Result& result) {
+void note_missing(const Meeting& m, Result& result) {
   result.notes.push_back(fmt::format(
-      "handshake: not run; communicator {} has no channel for host memory", c.engine()));
+      "handshake: not run; communicator {} has no channel for host memory", m.ranks->engine()));
 }
 
 }  // namespace
 
-void shake_hands(const CheckedCall& c, const Told& told, Communicator& heads,
-                 Communicator& sequence, Result& result) {
+Meetings meetings_of(const Ranks& ranks) {
+  if (!ranks.handshake) return {};
+  const bool on_host = ranks.batch && ranks.batch->device() == DeviceKind::cpu;
+  return {{{ranks.heads, sizeof(Shard)},
+           {ranks.sequence, sizeof(Shard)},
+           {on_host ? ranks.batch : nullptr, sizeof(int64_t)}}};
+}
+
+void shake_hands(const CheckedCall& c, const std::string& lane, Meetings& meetings,
+                 Result& result) {
   const Problem& p = c.problem;
-  if (heads.size() > 1) {
-    const auto all = agree(head_fields(c, told), Shard{p.head_begin, p.heads, 0, 0}, heads);
+  auto& [heads, sequence, batch] = meetings;
+  if (heads.with_others()) {
+    const auto all = agree(head_fields(c, lane), Shard{p.head_begin, p.heads, 0, 0}, heads);
     if (!all)
       note_missing(heads, result);
     else if (p.pass != Pass::select)
       check_cover("head_begin", "heads", *all, p.groups > 1 ? p.total_heads : 0);
   }
-  if (sequence.size() > 1) {
-    const auto all = agree(sequence_fields(p, told), sequence_shard(p), sequence);
-    if (!all) return note_missing(sequence, result);
-    if (p.gather_kv) check_cover("row_begin", "rows of kv", *all, p.keys);
-    check_positions(*all);
+  if (sequence.with_others()) {
+    const auto all = agree(sequence_fields(p, lane), sequence_shard(p), sequence);
+    if (!all) {
+      note_missing(sequence, result);
+    } else {
+      if (p.gather_kv) check_cover("row_begin", "rows of kv", *all, p.keys);
+      check_positions(*all);
+    }
   }
+  const int64_t nothing = 0;
+  if (batch.with_others()) agree(batch_fields(p), nothing, batch);
 }
 
 }  // namespace talea::sparse_attention

@@ -3,18 +3,20 @@
 // Never: touches q, kv or an output.
 #pragma once
 
+#include <array>
+
+#include "dist/agree.hpp"
 #include "ops/sparse_attention/contract.hpp"
 
 namespace talea::sparse_attention {
 
-// What a rank says of itself: the lane that will run, and what is wrong with its data, or "sound".
-struct Told {
-  std::string lane, data;
-};
+// The ranks of the heads, of the sequence, and of the batch where they meet in host memory; nobody
+// where the caller wants no handshake.
+using Meetings = std::array<Meeting, 3>;
+Meetings meetings_of(const Ranks& ranks);
 
 // Ranks that cut heads share everything but their heads; those that cut the sequence everything but
 // their rows. Shards must be disjoint and cover the whole.
-void shake_hands(const CheckedCall& c, const Told& told, Communicator& heads,
-                 Communicator& sequence, Result& result);
+void shake_hands(const CheckedCall& c, const std::string& lane, Meetings& meetings, Result& result);
 
 }  // namespace talea::sparse_attention

@@ -61,29 +61,33 @@ SlotFacts count_slots(const CheckedCall& c, Result& r) {
   return facts;
 }
 
-Result run(const CheckedCall& c, const Workspace& workspace, const Ranks& ranks, Stream stream) {
+// check: describes the call; throws what is wrong with it.
+template <class Check>
+Result run(Check check, const Workspace& workspace, const Ranks& ranks, Stream stream) {
   const auto of = [](Communicator* given) -> Communicator& {
     return given ? *given : self_communicator();
   };
   Communicator &heads = of(ranks.heads), &sequence = of(ranks.sequence), &batch = of(ranks.batch);
-  const bool on_host = c.problem.device == DeviceKind::cpu;
-  return call<Operator>(
-      c.problem, workspace, c.memory, [&](const Prepared<Operator>& ready, Result& result) {
-        const Problem& p = ready.problem;
-        start(p, result);
-        note_unused(p, result);
-        const SlotFacts facts = on_host ? count_slots(c, result) : SlotFacts{};
-        const std::string refused = refused_indices(p, facts);  // told before anyone waits for it
-        if (ranks.handshake)
-          shake_hands(c, {ready.lane->name, refused.empty() ? "sound" : refused}, heads, sequence,
-                      result);
-        require(refused.empty(), ErrorKind::invalid_data, "{}", refused);
-        const Workspace room = {workspace.data, ready.plan.workspace_bytes};
-        ready.lane->run({p, ready.device, c.args, room, heads, sequence, batch, stream, result},
-                        ready.plan);
-        finish(p, result);
-        if (on_host) add_to_status(c.args.status, facts, std::max<int64_t>(result.nan_scores, 0));
-      });
+  Meetings meetings = meetings_of(ranks);
+  return together(meetings, [&] {
+    const CheckedCall c = check();
+    const bool on_host = c.problem.device == DeviceKind::cpu;
+    return call<Operator>(
+        c.problem, workspace, c.memory, [&](const Prepared<Operator>& ready, Result& result) {
+          const Problem& p = ready.problem;
+          start(p, result);
+          note_unused(p, result);
+          const SlotFacts facts = on_host ? count_slots(c, result) : SlotFacts{};
+          const std::string refused = refused_indices(p, facts);
+          require(refused.empty(), ErrorKind::invalid_data, "{}", refused);
+          shake_hands(c, ready.lane->name, meetings, result);
+          const Workspace room = {workspace.data, ready.plan.workspace_bytes};
+          ready.lane->run({p, ready.device, c.args, room, heads, sequence, batch, stream, result},
+                          ready.plan);
+          finish(p, result);
+          if (on_host) add_to_status(c.args.status, facts, std::max<int64_t>(result.nan_scores, 0));
+        });
+  });
 }
 
 }  // namespace
@@ -98,24 +102,26 @@ std::vector<std::string> lanes() { return lane_names<Operator>(); }
 
 Result forward(const Inputs& inputs, const Outputs& outputs, const Options& options,
                Workspace workspace, const Ranks& ranks, Stream stream) {
-  return run(checked(Pass::forward, inputs, outputs, options, ranks), workspace, ranks, stream);
+  return run([&] { return checked(Pass::forward, inputs, outputs, options, ranks); }, workspace,
+             ranks, stream);
 }
 
 Result backward(const Inputs& inputs, const Outputs& outputs, const Options& options,
                 Workspace workspace, const Ranks& ranks, Stream stream) {
-  return run(checked(Pass::backward, inputs, outputs, options, ranks), workspace, ranks, stream);
+  return run([&] { return checked(Pass::backward, inputs, outputs, options, ranks); }, workspace,
+             ranks, stream);
 }
 
 Result select(const SelectInputs& inputs, const SelectOutputs& outputs,
               const SelectOptions& options, Workspace workspace, const Ranks& ranks,
               Stream stream) {
-  return run(checked(inputs, outputs, options, ranks), workspace, ranks, stream);
+  return run([&] { return checked(inputs, outputs, options, ranks); }, workspace, ranks, stream);
 }
 
 Result index_loss(const IndexLossInputs& inputs, const IndexLossOutputs& outputs,
                   const IndexLossOptions& options, Workspace workspace, const Ranks& ranks,
                   Stream stream) {
-  return run(checked(inputs, outputs, options, ranks), workspace, ranks, stream);
+  return run([&] { return checked(inputs, outputs, options, ranks); }, workspace, ranks, stream);
 }
 
 }  // namespace talea::sparse_attention

@@ -135,6 +135,10 @@ def _load() -> c.CDLL:
 lib = _load()
 
 
+def of_status(status: int) -> type[Error]:
+    return _ERRORS.get(status, Error)
+
+
 def check(status: int) -> None:
     if status:
-        raise _ERRORS.get(status, Error)(lib.talea_last_error().decode(errors="replace"))
+        raise of_status(status)(lib.talea_last_error().decode(errors="replace"))

@@ -2,11 +2,16 @@
 
 The library stops at every exchange and hands over the buffers; the collective runs here, on the
 caller's thread and stream, so that an error of the group is an ordinary exception.
+
+Before the first exchange of a call every rank says whether it can make the call: an error of one
+rank is an error of all, at once. On a host always; on a device once for each kind of call, so that a
+step waits for no host.
 """
 
 from __future__ import annotations
 
 import ctypes as c
+import threading
 
 import torch
 import torch.distributed as dist
@@ -39,8 +44,114 @@ def multiprocessors_of(group, device: torch.device) -> int:
     return most if 0 < most <= _MOST_BESIDE else 0
 
 
+_NUMBERS = 4  # that a rank may tell beside its error
+
+
+class _State(threading.local):
+    met = False  # the ranks of the call that this thread is in have told each other
+    inside = False  # such a call
+
+
+_state = _State()
+_once: dict = {}  # groups, by their ids, that have met on a device; held, so that no id comes back
+
+
+def waits_for_no_host(groups, device) -> bool:
+    return device.type == "cuda" or any(dist.get_backend(g) == "nccl" for g in groups)
+
+
+def inside() -> bool:
+    """Whether this thread is in a call whose errors are told."""
+    return _state.inside
+
+
+def met_before(groups) -> bool:
+    return tuple(map(id, groups)) in _once
+
+
+def tell(groups, device, numbers=(), error: BaseException | None = None) -> list[list[list[int]]]:
+    """By group, its ranks' numbers. A rank that has an error brings it: then every rank raises.
+
+    What one group hears is told in the next: no rank of any of them makes the call.
+    """
+    _state.met = True
+    found, raised = [], None
+    for group in groups:
+        away = device if dist.get_backend(group) == "nccl" else torch.device("cpu")
+        said = [int(error is not None), *numbers]
+        mine = torch.tensor(said + [0] * (1 + _NUMBERS - len(said)), dtype=torch.int64, device=away)
+        parts = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+        dist.all_gather(parts, mine, group=group)
+        rows = [part.tolist() for part in parts]
+        found.append([row[1:] for row in rows])
+        if not any(row[0] for row in rows):
+            continue
+        texts = [None] * len(rows)
+        dist.all_gather_object(texts, _said(error), group=group)
+        if error is None:
+            rank = next(r for r, row in enumerate(rows) if row[0])
+            kind, text = texts[rank]
+            error = raised = _abi.of_status(kind)(f"rank {rank}: {text}")
+    if raised is not None:
+        raise raised
+    if waits_for_no_host(groups, device):
+        _once[tuple(map(id, groups))] = list(groups)
+    return found
+
+
+def _said(error) -> tuple[int, str]:
+    if error is None:
+        return 0, ""
+    if isinstance(error, _abi.Error):
+        return error.status, str(error)
+    return _abi.DataError.status, f"{type(error).__name__}: {error}"
+
+
+class Telling:
+    """A call that others wait for: what it raises before its ranks have met is told to them."""
+
+    def __init__(self, groups, of) -> None:
+        """of: a device, or a tensor of the call (or what was given in its place)."""
+        self.groups = [g for g in groups if isinstance(g, dist.ProcessGroup)]
+        device = getattr(of, "device", of)
+        self.device = device if isinstance(device, torch.device) else torch.device("cpu")
+
+    def __enter__(self) -> Telling:
+        self.before = _state.met, _state.inside
+        _state.met, _state.inside = False, True
+        return self
+
+    def __exit__(self, kind, error, trace) -> None:
+        if isinstance(error, Exception) and self.groups and not _state.met:
+            # After that the others of a device wait for no word.
+            if not (waits_for_no_host(self.groups, self.device) and met_before(self.groups)):
+                self._tell(error)
+        met, _state.inside = self.before
+        _state.met = _state.met or met
+
+    def _tell(self, error) -> None:
+        try:
+            tell(self.groups, self.device, error=error)
+        except Exception:  # of the group, or of another rank: this rank's own comes first
+            return
+
+
 class Groups:
     """The process groups of one call: `groups` by the number of an exchange's group, on `device`."""
+
+    def meet(self, numbers, needed: bool) -> dict:
+        """The numbers of all ranks, by the number of a group. Where they are not needed, ranks on a
+        device meet once."""
+        given = {k: g for k, g in self.groups.items() if g is not None}
+        groups = list(given.values())
+        if not needed and waits_for_no_host(groups, self.device) and met_before(groups):
+            return {}
+        return dict(zip(given, tell(groups, self.device, numbers), strict=True))
+
+    def share(self, said: dict, number: int, which: int) -> tuple[int, int]:
+        """(what the ranks of a group before this one hold, what all hold)."""
+        held = [row[which] for row in said[number]]
+        return sum(held[: dist.get_rank(self.groups[number])]), sum(held)
 
     def _communicator(self, group):
         if group is None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import wraps
+
 import torch
 
 from . import _abi
@@ -16,6 +18,25 @@ _DTYPES = {
     torch.float8_e4m3fn: _abi.F8_E4M3,
     torch.uint8: _abi.U8,
 }
+
+
+def tells(*names):
+    """Of a public function: an error of one rank is one of all ranks of the groups named so."""
+
+    def of(function):
+        @wraps(function)
+        def call(*args, **given):
+            groups = [given[n] for n in names if given.get(n) is not None]
+            if not groups or torch.compiler.is_compiling():
+                return function(*args, **given)
+            from ._ranks import Telling
+
+            with Telling(groups, args[0] if args else None):
+                return function(*args, **given)
+
+        return call
+
+    return of
 
 
 def settled(tensor):

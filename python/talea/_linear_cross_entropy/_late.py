@@ -44,11 +44,22 @@ def forward(config: Config, inputs, need, receipts=None):
     the workspace limit has room for what has to be kept; else the row states that backward needs.
     """
     key, addresses, bits = _key_of(config, inputs, (need, "forward"))
-    described = kept_under(key, bits)
-    if described is None:
-        described = _describe(config, inputs, need)
-        keep(key, bits, described)
-    made = run_described(described, inputs, None, addresses, receipts)
+    if config.group or config.batch_group:
+        from ._ranks import Meeting
+
+        with Meeting(config, inputs, (need, "forward")) as meeting:
+            ways = kept_under(key, bits)
+            if ways is None:
+                ways = _Ways(config, inputs, need)
+                keep(key, bits, ways)
+            described = ways.at(meeting.choose(ways.fits()), config, inputs, need)
+            made = meeting.run(described, inputs, None, addresses, receipts)
+    else:
+        described = kept_under(key, bits)
+        if described is None:
+            described = _describe(config, inputs, need)
+            keep(key, bits, described)
+        made = run_described(described, inputs, None, addresses, receipts)
     return described, dict(zip(described.names, made, strict=True))
 
 
@@ -65,18 +76,16 @@ def factor_of(config: Config, need) -> str | None:
 def _describe(config: Config, inputs, need) -> Described:
     refused = []  # no room, or an error that the call without gradients has as well
     if factor_of(config, need) is not None:
-        ways = list(_ways_to_wait(config, inputs, need))
-        # Ranks go one way: each has as many exchanges as the others, whatever its shard has room for.
-        for i in range(_MOST_WAYS if config.group else len(ways)):
-            described = None
-            if i < len(ways):
-                try:
-                    described = Described(_unweighted(config), inputs, need, waits=ways[i])
-                except UsageError as error:
-                    refused.append(error)
-            fits = described is not None
-            if _every_rank(config, inputs[0].device, fits) if config.group else fits:
-                return described
+        for way in _ways_to_wait(config, inputs, need):
+            try:
+                return Described(_unweighted(config), inputs, need, waits=way)
+            except UsageError as error:
+                refused.append(error)
+    return _describe_late(config, inputs, need, refused)
+
+
+def _describe_late(config: Config, inputs, need, refused) -> Described:
+    """Without gradients: they are formed when backward comes."""
     try:
         require_room(config, inputs, need)
         return Described(with_states(config, inputs), inputs, NO_GRADIENT)
@@ -117,10 +126,32 @@ def require_room(config: Config, inputs, need, given=None) -> None:
 _MOST_WAYS = 3  # of _ways_to_wait(): the last alone depends on a rank's shard
 
 
-def _every_rank(config: Config, device, fits: bool) -> bool:
-    from ._ranks import all_say
+class _Ways:
+    """All the ways in which this rank can make a call: ranks go one way, so that each has as many
+    exchanges as the others, whatever its shard has room for."""
 
-    return all_say(config.group, device, fits)
+    def __init__(self, *call) -> None:
+        self._late, self._early, self._refused = None, [None] * _MOST_WAYS, []
+        config, inputs, need = call
+        if factor_of(config, need) is not None:
+            for i, way in enumerate(_ways_to_wait(config, inputs, need)):
+                try:
+                    self._early[i] = Described(_unweighted(config), inputs, need, waits=way)
+                except UsageError as error:
+                    self._refused.append(error)
+        known = [d for d in self._early if d is not None] or [self.at(None, *call)]
+        self.ranks = known[0].ranks
+
+    def fits(self) -> list[bool]:
+        return [d is not None for d in self._early]
+
+    def at(self, way: int | None, *call) -> Described:
+        if way is None and self._late is None:
+            self._late = _describe_late(*call, self._refused)
+        found = self._late if way is None else self._early[way]
+        if found is None:  # agreed on for tensors that lay otherwise
+            raise self._refused[-1]
+        return found
 
 
 def _unweighted(config: Config) -> Config:

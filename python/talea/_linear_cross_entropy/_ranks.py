@@ -14,42 +14,76 @@ from .._call import Receipt
 from . import _c
 from ._call import Plan
 from ._settings import DX_SUMS, Config
+from ._tensors import run
 
 
 def size_of(name: str) -> int:
     return dist.get_world_size(_resolve_process_group(name))
 
 
-def all_say(name: str, device: torch.device, yes: bool) -> bool:
-    """Whether every rank of the group says yes. Waits for them: only where a call is described."""
-    group = _resolve_process_group(name)
-    here = device if dist.get_backend(group) == "nccl" else torch.device("cpu")
-    said = torch.tensor([int(yes)], dtype=torch.int32, device=here)
-    dist.all_reduce(said, dist.ReduceOp.MIN, group=group)
-    return bool(said.item())
+_agreed: dict = {}  # kinds of call that ranks have compared -> their groups (so that no id comes
+# back), and the way that they all go
 
 
-_agreed: dict = {}  # what ranks have compared once -> the groups, so that no id comes back
+class Meeting:
+    """One call of ranks: before its first exchange every rank says whether it can make it.
+
+    `more`: what of the call is the same on every rank, beside settings and tensors. On a device ranks
+    compare their calls once for each kind: after that a call waits for no host. On a host always.
+    """
+
+    def __init__(self, config: Config, inputs, more: tuple) -> None:
+        self.device = inputs[0].device
+        names = (config.group, config.batch_group)
+        self.groups = [_resolve_process_group(n) for n in names if n]
+        self.voters = int(bool(config.group))  # the batch's ranks go each its own way
+        self.kind = None
+        if _ranks.waits_for_no_host(self.groups, self.device):
+            fields = tuple((k, v) for k, v in config.__dict__.items() if k != "vocab_begin")
+            given = tuple(t is not None for t in inputs)
+            # Ranks of a batch have tokens of their own, a number that may change on one alone.
+            shape = () if config.batch_group else inputs[0].shape
+            self.kind = (*map(id, self.groups), fields, given, shape, inputs[0].dtype, more)
+        self.known = self.kind is not None and self.kind in _agreed
+        self.way = _agreed[self.kind][1] if self.known else None
+        self._telling = _ranks.Telling(() if self.known else self.groups, self.device)
+
+    def __enter__(self) -> Meeting:
+        self._telling.__enter__()
+        return self
+
+    def __exit__(self, *error) -> None:
+        self._telling.__exit__(*error)
+
+    def choose(self, fits) -> int | None:
+        """The first way that fits every rank of the vocabulary; None: none does."""
+        if self.known:
+            return self.way
+        said = _ranks.tell(self.groups, self.device, [int(f) for f in fits])
+        votes = said[0] if self.voters else [[int(f) for f in fits]]
+        ways = (i for i in range(len(fits)) if all(v[i] for v in votes))
+        self.way = next(ways, None)
+        return self.way
+
+    def run(self, described, *call):
+        described.ranks.struct.skip_handshake = int(self.known)
+        made = run(described, *call)
+        if self.kind is not None:
+            _agreed[self.kind] = (self.groups, self.way)
+        return made
 
 
 class Groups(_ranks.Groups):
-    """`struct` is the C side.
+    """`struct` is the C side."""
 
-    same: what of the call is the same on every rank. Ranks compare their calls once for each: after
-    that a call waits for no host.
-    """
-
-    def __init__(self, config: Config, device: torch.device, same: tuple) -> None:
+    def __init__(self, config: Config, device: torch.device) -> None:
         self.device, self.names = device, (config.group, config.batch_group)
         self.groups = self._resolved()
-        fields = tuple((k, v) for k, v in config.__dict__.items() if k != "vocab_begin")
-        self.same = (*map(id, self.groups), fields, same)
         self.struct = _c.Ranks()
         self.struct.struct_bytes = c.sizeof(self.struct)
         self.struct.vocab_begin = config.vocab_begin
         self.struct.sequence_parallel = int(config.sequence_parallel)
         self.struct.dx_sum = DX_SUMS[config.dx_sum]
-        self.struct.skip_handshake = int(self.same in _agreed)
         sides = [self._communicator(group) for group in self.groups]
         if sides[0]:
             self.struct.vocab = c.pointer(sides[0])
@@ -67,6 +101,4 @@ class Groups(_ranks.Groups):
         """The call that `plan` holds, addresses set."""
         begin = partial(_abi.lib.talea_linear_cross_entropy_phases_begin, plan.ref)
         kept = self.through_phases(begin)
-        _agreed[self.same] = self.groups
-        self.struct.skip_handshake = 1
         return kept if receipt else None

@@ -118,9 +118,7 @@ class Described:
         if config.group or config.batch_group:
             from ._ranks import Groups
 
-            given_inputs = tuple(t is not None for t in inputs)
-            same = (self.names, given_inputs, inputs[0].shape, inputs[0].dtype, accumulate_dw)
-            self.ranks = Groups(config, device, same)
+            self.ranks = Groups(config, device)
         named = {n: t for n, t in zip(_c.INPUT_NAMES, inputs, strict=False) if t is not None}
         struct = self.ranks and self.ranks.struct
         self.plan = Plan(
@@ -221,11 +219,23 @@ def call(
         for name, t in given.items():
             key += (name, t.shape, t.stride(), t.dtype, t.get_device())
             bits |= t.data_ptr()
+    if config.group or config.batch_group:
+        from ._ranks import Meeting
+
+        with Meeting(config, inputs, (need, accumulate_dw, tuple(given or ()))) as meeting:
+            described = _described(key, bits, config, inputs, need, given, accumulate_dw)
+            meeting.choose(())
+            return meeting.run(described, inputs, given, addresses, receipts)
+    described = _described(key, bits, config, inputs, need, given, accumulate_dw)
+    return run(described, inputs, given, addresses, receipts)
+
+
+def _described(key, bits, *call) -> Described:
     described = kept_under(key, bits)
     if described is None:
-        described = Described(config, inputs, need, given, accumulate_dw)
+        described = Described(*call)
         keep(key, bits, described)
-    return run(described, inputs, given, addresses, receipts)
+    return described
 
 
 def kept_under(key, bits: int) -> Described | None:

@@ -221,6 +221,13 @@ def linear_cross_entropy(
             raise _renamed(error) from None
         if found is not None:
             return found
+    if not compiling and not (tp_group is None and batch_group is None):
+        from .. import _ranks
+
+        if not _ranks.inside():
+            given = {n: v for n, v in locals().items() if n in linear_cross_entropy.__kwdefaults__}
+            with _ranks.Telling((tp_group, batch_group), input):
+                return linear_cross_entropy(input, linear_weight, target, **given)
     if type(linear_weight).__name__ == "DTensor":
         from . import _dtensor
 

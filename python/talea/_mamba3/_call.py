@@ -23,7 +23,7 @@ class Call:
     """A described call. `inputs` and `outputs`: arrays by their flat names; None is left out."""
 
     def __init__(
-        self, which: int, settings: Settings, inputs: dict, outputs: dict, fill, *, ranks=None,
+        self, which: int, settings: Settings, inputs: dict, outputs: dict, fill, *,
         accumulate: bool = False,
     ):  # fmt: skip
         self.which, self.fill = which, fill
@@ -42,20 +42,26 @@ class Call:
         else:
             written.d.accumulate_parameters = int(accumulate)
             args.outputs = c.pointer(written)
-        if ranks is not None:
-            args.ranks = c.pointer(ranks)
-        self.args, self.ref, self._keep = args, c.byref(args), (read, inputs, outputs, ranks)
+        self.args, self.ref, self._keep = args, c.byref(args), (read, inputs, outputs)
+        self.groups = None
+
+    def join(self, groups) -> None:
+        """The call is one of the ranks of these groups."""
+        self.groups, self.args.ranks = groups, c.pointer(groups.struct)
 
     def saved_bytes(self) -> int:
-        needed = c.c_int64()
-        _abi.check(_abi.lib.talea_mamba3_saved_bytes(self.ref, c.byref(needed)))
-        return needed.value
+        return self._asked(_abi.lib.talea_mamba3_saved_bytes)
 
     def workspace_bytes(self) -> int:
+        self.args.workspace_bytes = self._asked(_abi.lib.talea_mamba3_workspace_bytes, self.which)
+        return self.args.workspace_bytes
+
+    def _asked(self, function, *more) -> int:
         needed = c.c_int64()
-        _abi.check(_abi.lib.talea_mamba3_workspace_bytes(self.ref, self.which, c.byref(needed)))
-        self.args.workspace_bytes = needed.value
-        return needed.value
+        status = function(self.ref, *more, c.byref(needed))
+        if self.groups is None:
+            _abi.check(status)
+        return 0 if status else needed.value  # the call raises the same, and tells the other ranks
 
     def place(self, workspace: int, stream=None) -> None:
         self.args.workspace, self.args.stream = workspace, stream

@@ -5,15 +5,19 @@ from __future__ import annotations
 import ctypes as c
 
 import torch
-import torch.distributed as dist
 from torch.distributed.distributed_c10d import _resolve_process_group
 
 from .. import _abi
 from .._call import Receipt
-from .._ranks import Groups
+from .._ranks import Groups, Telling
 from . import _c
 from ._call import Call
 from ._settings import Settings
+
+
+def told(settings: Settings, device: torch.device) -> Telling:
+    names = (settings.heads_group, settings.sequence_group)
+    return Telling([_resolve_process_group(n) for n in names if n], device)
 
 
 class ScanGroups(Groups):
@@ -32,23 +36,15 @@ class ScanGroups(Groups):
                 side = self._communicator(self.groups[number])
                 setattr(self.struct, member, c.pointer(side))
         self.struct.shared_angles = settings.shared_angles
+        said = self.meet([heads, tokens], True)  # pieces may be of any size, and are not all alike
         if settings.heads_group:
-            sizes = self._sizes(self.groups[_c.GROUP_HEADS], heads)
-            self.struct.head_begin = sum(sizes[: dist.get_rank(self.groups[_c.GROUP_HEADS])])
+            begin, total = self.share(said, _c.GROUP_HEADS, 0)
+            self.struct.head_begin = begin
             if settings.total_groups:
-                self.struct.total_heads = sum(sizes)
+                self.struct.total_heads = total
                 self.struct.total_groups = settings.total_groups
         if settings.sequence_group:
-            group = self.groups[_c.GROUP_SEQUENCE]
-            self.struct.token_begin = sum(self._sizes(group, tokens)[: dist.get_rank(group)])
-
-    def _sizes(self, group, size: int) -> list[int]:
-        """What each rank holds: pieces may be of any size, and are not all alike."""
-        away = self.device if dist.get_backend(group) == "nccl" else torch.device("cpu")
-        mine = torch.tensor([size], dtype=torch.int64, device=away)
-        parts = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
-        dist.all_gather(parts, mine, group=group)
-        return [int(p) for p in parts]
+            self.struct.token_begin = self.share(said, _c.GROUP_SEQUENCE, 1)[0]
 
     def run_call(self, call: Call, receipt: bool) -> Receipt | None:
         phases, exchange, result = c.c_void_p(), _abi.Exchange(), c.c_void_p()

@@ -6,6 +6,7 @@ Tensors go by their flat names (see _c); absent ones are None.
 from __future__ import annotations
 
 import threading
+from contextlib import nullcontext
 
 import torch
 
@@ -84,7 +85,7 @@ def check_shapes(t: dict) -> None:
         raise DataError(f"cu_seqlens: shape {list(cu.shape)}; [n + 1] is needed")
 
 
-def _run(settings: Settings, call: Call, like: torch.Tensor, groups=None) -> None:
+def _run(settings: Settings, call: Call, like: torch.Tensor) -> None:
     # Lives until the call is queued: enough, in stream order.
     workspace = torch.empty(call.workspace_bytes(), dtype=torch.uint8, device=like.device)
     stream = None
@@ -92,8 +93,8 @@ def _run(settings: Settings, call: Call, like: torch.Tensor, groups=None) -> Non
         stream = torch.cuda.current_stream(like.device).cuda_stream
     call.place(workspace.data_ptr(), stream)
     done = (
-        groups.run_call(call, settings.receipt)
-        if groups is not None
+        call.groups.run_call(call, settings.receipt)
+        if call.groups is not None
         else call.run(settings.receipt)
     )
     if done is not None:
@@ -107,12 +108,20 @@ def written(tensors) -> None:
             torch.autograd.graph.increment_version(tensor)
 
 
-def _groups(settings: Settings, t: dict):
+def _of_ranks(settings: Settings, t: dict):
+    """Around a call: its errors are told to the other ranks, where there are some."""
     if not settings.heads_group and not settings.sequence_group:
-        return None
-    from ._ranks import ScanGroups
+        return nullcontext()
+    from ._ranks import told
 
-    return ScanGroups(settings, t["v"].device, t["v"].shape[2], t["v"].shape[1])
+    return told(settings, t["v"].device)
+
+
+def _join(call: Call, settings: Settings, t: dict) -> None:
+    if settings.heads_group or settings.sequence_group:
+        from ._ranks import ScanGroups
+
+        call.join(ScanGroups(settings, t["v"].device, t["v"].shape[2], t["v"].shape[1]))
 
 
 def _settled(t: dict) -> dict:
@@ -124,13 +133,13 @@ def forward(settings: Settings, t: dict) -> dict:
     made = {"out": t["q"].new_empty(out_shape(t))}
     if settings.final:
         made.update(final_tensors(t))
-    groups = _groups(settings, t)
-    ranks = groups and groups.struct
-    call = Call(_c.FORWARD, settings, _settled(t), made, _fill, ranks=ranks)
-    if settings.save:
-        made["saved"] = t["q"].new_empty((call.saved_bytes(),), dtype=torch.uint8)
-        _fill(call.written.saved, made["saved"], "saved")
-    _run(settings, call, t["q"], groups)
+    with _of_ranks(settings, t):
+        call = Call(_c.FORWARD, settings, _settled(t), made, _fill)
+        _join(call, settings, t)
+        if settings.save:
+            made["saved"] = t["q"].new_empty((call.saved_bytes(),), dtype=torch.uint8)
+            _fill(call.written.saved, made["saved"], "saved")
+        _run(settings, call, t["q"])
     return made
 
 
@@ -151,14 +160,12 @@ def backward(settings: Settings, t: dict, upstream: dict, need, main_grads=None)
     }  # fmt: skip
     if not made:
         return {}
-    groups = _groups(settings, t)
-    ranks = groups and groups.struct
     outputs = {"d_" + name: tensor for name, tensor in made.items()}
-    call = Call(
-        _c.BACKWARD, settings, _settled({**t, **upstream}), outputs, _fill, ranks=ranks,
-        accumulate=bool(main_grads),
-    )  # fmt: skip
-    _run(settings, call, t["q"], groups)
+    with _of_ranks(settings, t):
+        inputs = _settled({**t, **upstream})
+        call = Call(_c.BACKWARD, settings, inputs, outputs, _fill, accumulate=bool(main_grads))
+        _join(call, settings, t)
+        _run(settings, call, t["q"])
     written(main_grads.values())
     return {
         name: tensor.to(t[name].dtype) for name, tensor in made.items() if name not in main_grads

@@ -8,6 +8,7 @@ import torch
 
 from .._abi import DataError, UsageError
 from .._call import Receipt
+from .._torch import tells
 from . import _operator, _tensors
 from ._c import INITIAL, PARAMETERS, SCANNED, STATES
 from ._settings import make
@@ -105,6 +106,7 @@ def _compiling() -> bool:
     return torch.compiler.is_compiling()
 
 
+@tells("heads_group", "sequence_group")
 def mamba3(
     q: torch.Tensor,
     k: torch.Tensor,

@@ -27,7 +27,7 @@ def _options(which: str, text: str):
     return options
 
 
-def describe(which: str, text: str, inputs: dict, outputs: dict, fill, flags=(), ranks=None):
+def describe(which: str, text: str, inputs: dict, outputs: dict, fill, flags=()):
     """The args of a call; absent tensors are None. `flags`: names of the outputs' switches."""
     door = _c.DOORS[which]
     c_in, c_out, args = door.inputs(), door.outputs(), door.args()
@@ -42,15 +42,18 @@ def describe(which: str, text: str, inputs: dict, outputs: dict, fill, flags=(),
     args.abi_version = _abi.ABI_VERSION
     args.inputs, args.outputs = c.pointer(c_in), c.pointer(c_out)
     args.options = c.pointer(_options(which, text))
-    if ranks is not None:
-        args.ranks = c.pointer(ranks)
     return args
 
 
 def run(which: str, args, workspace, stream=None, exchange=None) -> Receipt:
     """workspace(bytes) makes memory and gives (address, owner). exchange(e) does one exchange."""
     door = _c.DOORS[which]
-    args.workspace_bytes = door.workspace_bytes(args)
+    try:
+        args.workspace_bytes = door.workspace_bytes(args)
+    except _abi.Error:
+        if exchange is None:
+            raise
+        args.workspace_bytes = 0  # the call raises the same, and tells the other ranks
     args.workspace, owner = workspace(args.workspace_bytes)
     args.stream = stream
     made = Receipt(door(args) if exchange is None else _by_phases(door, args, exchange))

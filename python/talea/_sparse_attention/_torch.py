@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 
 import torch
@@ -82,14 +83,24 @@ def call(which: str, text: str, inputs: dict, outputs: dict, flags=()) -> None:
     """Runs a pass on the current stream of the first input's device."""
     inputs = {name: settled(t) for name, t in inputs.items()}
     device = next(t for t in inputs.values() if t is not None).device
-    settings, groups = _settings.parse(text), None
+    settings = _settings.parse(text)
     if any(getattr(settings, g, "") for g in ("heads_group", "sequence_group", "batch_group")):
+        from ._ranks import told
+
+        with told(settings, device):
+            _call_with(settings, device, which, text, inputs, outputs, flags)
+    else:
+        _call_with(None, device, which, text, inputs, outputs, flags)
+
+
+def _call_with(settings, device, which: str, text: str, inputs, outputs, flags) -> None:
+    """settings: of a call of ranks."""
+    args, groups = _call.describe(which, text, inputs, outputs, fill, flags), None
+    if settings is not None:
         from ._ranks import Groups
 
         groups = Groups(settings, inputs, device)
-    args = _call.describe(
-        which, text, inputs, outputs, fill, flags, None if groups is None else groups.struct
-    )
+        args.ranks = ctypes.pointer(groups.struct)
 
     def workspace(size):
         memory = torch.empty(size, dtype=torch.uint8, device=device)

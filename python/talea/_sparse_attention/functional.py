@@ -10,6 +10,7 @@ import torch
 from .. import _abi
 from .._abi import DataError, UsageError
 from .._call import Receipt
+from .._torch import tells
 from . import _attention, _call, _checks, _settings, _torch, storage
 from .storage import Fp8, PackedKV
 
@@ -74,6 +75,7 @@ def _names(outputs, q, operands: str, trained: bool) -> tuple[str, ...]:
     return tuple(n for n in _attention.RESULTS if n in wanted)
 
 
+@tells("heads_group", "sequence_group")
 def sparse_attention(
     q: torch.Tensor | Fp8,
     kv: torch.Tensor | Fp8 | PackedKV,
@@ -188,6 +190,7 @@ def _opened_index(name: str, t, scale):
     return t, _checks.constant(f"{name}_scale", scale)
 
 
+@tells("sequence_group")
 def sparse_select(
     index_q: torch.Tensor | Fp8,
     index_k: torch.Tensor | Fp8,
@@ -244,6 +247,7 @@ def sparse_select(
     return tuple(_ops.select(*tensors, text)[: len(names)])
 
 
+@tells("heads_group", "sequence_group", "batch_group")
 def sparse_index_loss(
     index_q: torch.Tensor | Fp8,
     index_k: torch.Tensor | Fp8,

@@ -1,0 +1,237 @@
+"""One rank of two has a bad argument: both raise, at once and naming it, and may call again."""
+
+import datetime
+import math
+import time
+
+import talea
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from talea import _ranks
+
+TIMEOUT_S = 40
+
+
+def both_raise(rank, what, call, good, bad):
+    """call(**arguments): rank 1 with `bad` over `good`."""
+    begin, said = time.monotonic(), None
+    try:
+        call(**{**good, **(bad if rank == 1 else {})})
+    except Exception as error:
+        said = error
+    assert said is not None, f"{what}: rank {rank} raised nothing"
+    assert time.monotonic() - begin < TIMEOUT_S / 2, f"{what}: rank {rank} waited"
+    if rank == 0:
+        assert isinstance(said, talea.Error), f"{what}: {said!r}"
+        assert str(said).startswith("rank 1: "), f"{what}: {said}"
+    else:
+        assert not str(said).startswith("rank "), f"{what}: {said}"
+    call(**good)
+
+
+def _loss(rank, grad):
+    torch.manual_seed(0)
+    x, w = torch.randn(6, 16), torch.randn(25, 16)
+    good = {
+        "input": x, "linear_weight": w, "target": torch.randint(0, 50, (6,)), "vocab": 50,
+        "vocab_begin": 25 * rank, "tp_group": dist.group.WORLD, "weight": torch.ones(50),
+    }  # fmt: skip
+
+    def call(input, linear_weight, target, **options):
+        linear_weight = linear_weight.detach().requires_grad_(grad)
+        found = talea.linear_cross_entropy(input, linear_weight, target, **options)
+        if grad:
+            found.backward()
+
+    nan = torch.full((50,), math.nan)
+    for what, bad in {
+        "label_smoothing": {"label_smoothing": math.nan},
+        "its type": {"label_smoothing": "a"},
+        "softcap": {"softcap": -1.0},
+        "reduction": {"reduction": "most"},
+        "class weights": {"weight": nan},
+        "a target": {"target": torch.full((6,), 99)},
+        "their dtype": {"target": torch.zeros(6, dtype=torch.int8)},
+        "input's dtype": {"input": x.double()},
+        "input's shape": {"input": x[:, :5]},
+        "no tensor": {"input": x.numpy()},
+        "sparse": {"input": x.to_sparse()},
+        "token_weight": {"token_weight": torch.ones(7)},
+        "requires grad": {"weight": torch.ones(50, requires_grad=True)},
+        "main_grad": {"main_grad": torch.zeros(25, 16, dtype=torch.float16)},
+        "an unknown lane": {"lane": "nope"},
+        "a lane that declines": {"lane": "cuda"},
+        "the limit": {"workspace_limit": 1},
+        "vocab": {"vocab": -3},
+    }.items():
+        if what != "main_grad" or grad:
+            both_raise(rank, f"loss, {what}", call, good, bad)
+
+
+def _mean_over_a_batch(rank):
+    """Tokens of a number that changes on one rank alone; a bad one among them."""
+    torch.manual_seed(rank)
+    w = torch.randn(50, 16)
+    for tokens in ((4, 2), (4, 3), (5, 3), (4, 2), (0, 1)):
+        x = torch.randn(tokens[rank], 16)
+        y = torch.randint(0, 50, (tokens[rank],))
+        total = torch.tensor(float(tokens[rank]))
+        dist.all_reduce(total)
+        mine = w.clone().requires_grad_()
+        loss = talea.linear_cross_entropy(
+            x, mine, y, denominator_scope="global", batch_group=dist.group.WORLD
+        )
+        loss.backward()
+        want = torch.nn.functional.cross_entropy(x @ w.T, y, reduction="sum") / total
+        assert torch.allclose(loss.detach(), want, rtol=1e-5), tokens
+    good = {"target": torch.zeros(3, dtype=torch.int64)}
+
+    def call(target):
+        talea.linear_cross_entropy(
+            torch.randn(3, 16), w, target, denominator_scope="global", batch_group=dist.group.WORLD
+        )
+
+    both_raise(rank, "batch", call, good, {"target": torch.full((3,), 50)})
+
+
+def _shards_that_lie_oddly(rank):
+    """A shard whose address no lane keeps in mind is described at every step, on that rank alone."""
+    torch.manual_seed(0)
+    x, w, y = torch.randn(6, 10), torch.randn(50, 10), torch.randint(0, 50, (6,))
+    begin, end = ((0, 23), (23, 50))[rank]
+    assert w[23:].data_ptr() % 16
+    for _ in range(3):
+        mine = w[begin:end].detach().requires_grad_()
+        talea.linear_cross_entropy(
+            x.clone().requires_grad_(), mine, y, tp_group=dist.group.WORLD, vocab=50,
+            vocab_begin=begin,
+        ).backward()  # fmt: skip
+
+
+def _as_on_a_device(rank):
+    """There a step waits for no host: its ranks have met before, whatever lies where on one of them."""
+    always, _ranks.waits_for_no_host = _ranks.waits_for_no_host, lambda groups, device: True
+    met, tell = [], _ranks.tell
+    _ranks.tell = lambda *told, **error: met.append(1) or tell(*told, **error)
+    try:
+        for steps, most in ((_shards_that_lie_oddly, 2), (_mean_over_a_batch, 3)):
+            steps(rank)
+            assert 0 < len(met) <= most, f"{steps.__name__}: {len(met)} meetings"
+            met.clear()
+    finally:
+        _ranks.waits_for_no_host, _ranks.tell = always, tell
+
+
+def _attention(rank):
+    torch.manual_seed(0)
+    q, kv = torch.randn(1, 4, 2, 32), torch.randn(1, 9, 1, 32)
+    for group in ("heads_group", "sequence_group"):
+        good = {
+            "q": q, "kv": kv, "indices": torch.arange(12, dtype=torch.int32).view(1, 4, 1, 3) % 9,
+            "value_dim": 16, group: dist.group.WORLD,
+        }  # fmt: skip
+
+        def call(q, kv, indices, **options):
+            kv = kv.detach().requires_grad_(kv.is_floating_point())
+            talea.sparse_attention(q, kv, indices, **options).sum().backward()
+
+        for what, bad in {
+            "scale": {"scale": math.nan},
+            "its type": {"scale": "a"},
+            "value_dim": {"value_dim": 33},
+            "indices' dtype": {"indices": torch.zeros(1, 4, 1, 3)},
+            "a foreign index": {"indices": torch.full((1, 4, 1, 3), 9), "index_check": "checked"},
+            "kv's dtype": {"kv": kv.bfloat16()},
+            "kv's shape": {"kv": kv[..., :31]},
+            "q's dtype": {"q": q.to(torch.complex64)},
+            "no tensor": {"q": q.numpy()},
+            "sink": {"sink": torch.zeros(3)},
+            "a lane that declines": {"lane": "sm90"},
+            "the limit": {"workspace_limit": -1},
+        }.items():
+            both_raise(rank, f"attention, {group}, {what}", call, good, bad)
+
+
+def _index(rank):
+    torch.manual_seed(0)
+    iq, ik, iw = torch.randn(1, 4, 2, 16), torch.randn(1, 9, 16), torch.randn(1, 4, 2)
+    good = {"index_q": iq, "index_k": ik, "index_weights": iw, "sequence_group": dist.group.WORLD}
+
+    def select(index_q, index_k, index_weights, **options):
+        talea.sparse_select(index_q, index_k, index_weights, **options)
+
+    for what, bad in {
+        "top_k": {"top_k": -1},
+        "act": {"act": "gelu"},
+        "shape": {"index_k": ik[..., :3]},
+        "dtype": {"index_weights": iw.double()},
+    }.items():
+        both_raise(rank, f"select, {what}", select, {**good, "top_k": 3}, bad)
+
+    def loss(index_q, index_k, index_weights, **options):
+        q, kv = torch.ones(1, 4, 2, 32), torch.ones(1, 9, 1, 32)
+        talea.sparse_index_loss(
+            index_q.requires_grad_(), index_k, index_weights, q, kv, value_dim=16, **options
+        ).backward()
+
+    for name in ("heads_group", "sequence_group", "batch_group"):
+        options = {k: v for k, v in good.items() if k != "sequence_group"}
+        options |= {name: dist.group.WORLD, "denominator_scope": "global"}
+        for what, bad in {
+            "coeff": {"coeff": math.nan},
+            "row_weight": {"row_weight": torch.ones(1, 3)},
+            "dtype": {"index_k": ik.double()},
+        }.items():
+            both_raise(rank, f"index loss, {name}, {what}", loss, options, bad)
+
+
+def _scan(rank):
+    torch.manual_seed(0)
+    q, v = torch.randn(1, 4, 1, 8), torch.randn(1, 4, 1, 4)
+    rows = torch.rand(1, 1, 4)
+    for group in ("heads_group", "sequence_group"):
+        good = {
+            "q": q, "k": q.clone(), "v": v, "adt": -rows, "dt": rows, "trap": rows,
+            group: dist.group.WORLD,
+        }  # fmt: skip
+
+        def call(q, k, v, adt, dt, trap, **options):
+            v = v.detach().requires_grad_()
+            talea.mamba3(q, k, v, adt, dt, trap, **options).sum().backward()
+
+        for what, bad in {
+            "norm_eps": {"norm_eps": math.nan, "head_norm": True},
+            "its type": {"norm_eps": "a"},
+            "chunk": {"chunk": -1},
+            "16 bits": {"adt": -rows.bfloat16()},
+            "v's shape": {"v": v[:, :3]},
+            "no tensor": {"dt": rows.numpy()},
+            "mimo_z": {"mimo_z": torch.ones(1, 1, 4)},
+            "a state": {"initial": torch.zeros(3)},
+            "a lane that declines": {"lane": "cuda"},
+            "saved": {"lane": "nope", "save_states": True},
+        }.items():
+            both_raise(rank, f"scan, {group}, {what}", call, good, bad)
+
+
+def _world(rank, path):
+    torch.set_num_threads(1)
+    limit = datetime.timedelta(seconds=TIMEOUT_S)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{path}", rank=rank, world_size=2, timeout=limit
+    )
+    _mean_over_a_batch(rank)
+    _shards_that_lie_oddly(rank)
+    _as_on_a_device(rank)
+    for grad in (False, True):
+        _loss(rank, grad)
+    _attention(rank)
+    _index(rank)
+    _scan(rank)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def test_what_one_rank_refuses_both_raise(tmp_path):
+    mp.spawn(_world, args=(tmp_path / "store",), nprocs=2)

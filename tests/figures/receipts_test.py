@@ -97,15 +97,15 @@ class Small(unittest.TestCase):
 
     def test_a_tree_with_changes(self):
         self.fails_by("clean", provenance__git_dirty=True)
-        self.fails_by("clean", provenance__git_dirty=None)
+        self.fails_by("git", provenance__git_dirty=None)
 
     def test_a_script_that_does_not_name_its_library(self):
-        self.fails_by("clean", provenance__build={**BUILD, "type": "wheel"})
+        self.fails_by("library", provenance__build={**BUILD, "type": "wheel"})
         library = {"version": "1", "git_revision": "0" * 40, "git_dirty": False}
-        self.fails_by("clean", provenance__library=library)
+        self.fails_by("library", provenance__library=library)
         for dirty in (True, None):
             library = {"version": "1", "git_revision": self.first, "git_dirty": dirty}
-            self.fails_by("clean", provenance__library=library)
+            self.fails_by("library", provenance__library=library)
 
     def test_a_start_that_is_the_end(self):
         self.fails_by("span", provenance__end_time="2026-11-21T09:00:00.004Z")
@@ -152,9 +152,13 @@ class Small(unittest.TestCase):
         self.fails_by("folders", title="/home/somebody/x")
 
     def test_a_known_gap_stands_until_it_is_closed(self):
-        self.write("receipts/gaps.txt", "cpu/*.json | clean | the reason\n")
+        self.write("receipts/gaps.txt", "cpu/*.json | git | 2026-11-21 | the reason\n")
         self.receipt(provenance__git_dirty=None)
         self.assertEqual(self.run_tool("check_receipts")[0], 0)
+        self.fails_by("clean", provenance__git_dirty=True)  # nobody to ask is not changed sources
+        self.write("receipts/gaps.txt", "cpu/*.json | git | 2026-11-20 | the reason\n")
+        self.fails_by("git", provenance__git_dirty=None)  # begun later than the gap is known of
+        self.write("receipts/gaps.txt", "cpu/*.json | git | 2026-11-21 | the reason\n")
         self.receipt()
         status, said = self.run_tool("check_receipts")
         self.assertEqual(status, 1)
@@ -166,7 +170,9 @@ class Small(unittest.TestCase):
         status, said = self.run_tool("stale_receipts", "--check")
         self.assertEqual(status, 1)
         self.assertIn("src/device/cpu/a.cpp: NO WHY", said)
-        self.write("receipts/older.txt", "cpu/*.json | no quiet machine\n")
+        self.write("receipts/older.txt", "cpu/*.json | 2026-11-20 | no quiet machine\n")
+        self.assertEqual(self.run_tool("stale_receipts", "--check")[0], 1)  # begun the day after
+        self.write("receipts/older.txt", "cpu/*.json | 2026-11-21 | no quiet machine\n")
         status, said = self.run_tool("stale_receipts", "--check")
         self.assertEqual(status, 0)
         self.assertIn("no quiet machine", said)

@@ -10,7 +10,8 @@ UNIT = r"(?: |\n|&nbsp;)?(?:x\b|times\b|ms\b|us\b|s\b|microseconds\b|MiB\b|GiB\b
 DECIMAL = re.compile(
     r"(?:(?<![\w.])|(?<=\bx)|(?<=\b_))\d+\.\d+(?:e[-+]?\d+)?(?!\.?\d)"
     rf"|(?<![\w.,])[.,·]\d+(?={UNIT})|(?<![\w.])\d+[,·]\d{{1,2}}(?={UNIT})"
-    r"|(?<![\w.,-])\d[\d,]*(?=(?: |\n|&nbsp;)(?:ms|us|microseconds|TFLOP/s)\b)"
+    r"|(?<![\w.,-])\d[\d,]*(?=(?: |\n|&nbsp;)(?:ms|us|microseconds|TFLOP/s|GFLOP/s|[GT]B/s)\b)"
+    r"|(?<![\w.,-])\d[\d,]*(?=(?: |\n|&nbsp;)?%)"
 )
 VERSIONED = "PyTorch|torch|Python|glibc|Debian|Ubuntu|CUDA|GCC|oneDNN|Highway|Apache|CMake|NumPy|Triton|capability"
 VERSION = re.compile(rf"(?:{VERSIONED})[ -]$")

@@ -63,8 +63,10 @@ def backward(config: Config, tensors, upstream, need, main_grad=None, saved=(), 
     more = {"accumulate_dw": accumulate, "receipts": receipts}
     made = None
     if g_loss is not None or g_logp is None:
-        if g_loss is None and tensors[3] is not None:
-            shape = tensors[3].shape if config.reduction == "none" else ()
+        # Where there is a loss that brings nothing, that is said: without an upstream it brings 1.
+        wanted = tensors[3] if tensors[3] is not None else tensors[8]
+        if g_loss is None and wanted is not None:
+            shape = wanted.shape[:1] if config.reduction == "none" else ()
             g_loss = tensors[0].new_zeros(shape, dtype=wide(tensors[0]))
         inputs = (*tensors, g_loss, g_lse, g_entropy, *saved)
         made = call(_late_gradients.gradients_only(config), inputs, need, given, **more)

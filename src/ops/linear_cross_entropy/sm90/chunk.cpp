@@ -4,6 +4,7 @@
 #include "ops/linear_cross_entropy/sm90/chunk.hpp"
 
 #include "ops/linear_cross_entropy/forced.hpp"
+#include "ops/linear_cross_entropy/sm90/cost.hpp"
 
 namespace talea::lce::sm90 {
 namespace {
@@ -263,11 +264,18 @@ Matrix dx_share(const Run& r, int64_t offset) {
           r.c.chunk_rows - offset, r.p.hidden, r.p.hidden};
 }
 
+// The tile is the plan's, for whole chunks. A short last one, where nothing runs beside it, may be
+// done sooner by smaller ones, as its cost was predicted.
+DxTile dx_tile_of(const Run& r, const Chunk& k) {
+  if (r.p.wants_dw || k.capacity == r.c.chunk_rows) return r.c.dx_tile;
+  return dx_tiles(r.p, r.c, r.c.blocks / 2.0, k.capacity).tile;
+}
+
 void dx_of(const Run& r, const Chunk& k, int blocks) {
   DxCall q;
   q.exp = buffer(r, k), q.terms = terms(r), q.weight = r.weight(), q.chunk = k.rows;
   q.rows = r.b.rows.from(k.begin);
-  q.f16 = r.c.f16, q.tile = r.c.dx_tile;
+  q.f16 = r.c.f16, q.tile = dx_tile_of(r, k);
   q.f32_out = true;
   if (r.c.exchange_dx) {
     q.dx = dx_share(r, k.offset);

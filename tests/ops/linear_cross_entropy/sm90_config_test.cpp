@@ -11,6 +11,7 @@
 #include "ops/linear_cross_entropy/forced.hpp"
 #include "ops/linear_cross_entropy/late.hpp"
 #include "ops/linear_cross_entropy/sm90/config.hpp"
+#include "ops/linear_cross_entropy/sm90/cost.hpp"
 
 namespace talea::lce {
 namespace {
@@ -89,6 +90,8 @@ TEST(Sm90Config, DxAloneTakesTheTileThatLeavesFewerIdle) {
   EXPECT_EQ(c.chunk_rows, 768);
   EXPECT_EQ(c.dx_tile, sm90::DxTile::tall);  // 64 of 66 pairs instead of 48
   EXPECT_EQ(c.dx_blocks, 132);
+  // Of the last 512 rows: one wave of 64, not two of 32.
+  EXPECT_EQ(sm90::dx_tiles(frozen(4096, 128256, 256), c, 66, 512).tile, sm90::DxTile::narrow);
   Problem p = frozen(4096, 128256, 300);
   EXPECT_EQ(sm90::config(p, hopper()).chunk_rows, 1024);
   EXPECT_EQ(sm90::config(p, hopper()).dx_tile, sm90::DxTile::square);  // 64 of 66

@@ -309,6 +309,23 @@ TEST_P(Sm90, LossAndDxDoNotDependOnTheChunk) {
 
 // Logits that run beside dW overwrite what it reads. At the size of the benchmarks the schedule
 // alone keeps the order; with two blocks for dW only the waits do.
+// Of a frozen weight: a short last chunk has tiles of dX of another shape, and no other bits.
+TEST_P(Sm90, AShortLastChunkOfDxAlone) {
+  Case c = plain_case({.tokens = 1280, .hidden = 4096, .vocab = 1000, .dtype = DType::bf16});
+  c.out = {};
+  c.out.loss = Array(DType::f32, {});
+  c.out.dx = Array(DType::bf16, {1280, 4096});
+  c.options.reduction = Reduction::mean;
+  c.options.workspace_limit_bytes = 0;
+  const Outcome shortest = run(c);
+  EXPECT_EQ(shortest.result.chunk_rows, 256);
+  c.options.workspace_limit_bytes = int64_t{7900} << 10;
+  const Outcome two = run(c);
+  EXPECT_EQ(two.result.chunk_rows, 768);  // 384 x 128, and 256 x 128 for the last 512
+  EXPECT_EQ(same_bits(shortest.out, two.out), "");
+  must_be_right(c, "two chunks");
+}
+
 TEST_P(Sm90, LogitsWaitForASlowDw) {
   const lce::Forced before = lce::forced;
   lce::forced.slow = true, lce::forced.two_terms = false;

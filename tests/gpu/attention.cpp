@@ -19,7 +19,17 @@ struct AttentionSpec {
   int64_t queries = 150, keys = 500, heads = 128, slots = 200, dim = 192, value_dim = 128;
   int64_t workspace_limit_bytes = int64_t{24} << 20;  // several chunks of queries
   uint64_t seed = 1;
+  bool packed = false;  // rows of fp8_656, which have no backward pass
 };
+
+// A step of decoding: few queries of long lists, which many blocks share.
+constexpr AttentionSpec decode = {
+    .queries = 2, .keys = 3000, .slots = 1900, .dim = 576, .value_dim = 512, .packed = true};
+AttentionSpec plain_decode() {
+  AttentionSpec s = decode;
+  s.packed = false;
+  return s;
+}
 
 // Forward and backward with a sink and an upstream of lse, on a session of its own.
 class Attention {
@@ -35,6 +45,12 @@ class Attention {
     };
     in_.q = normal(DType::bf16, {s.queries, s.heads, s.dim}, 1);
     in_.kv = normal(DType::bf16, {s.keys, s.dim}, 1);
+    if (s.packed) {
+      const Tensor rows = make(DType::u8, {s.keys, 656});
+      sa::pack_rows(in_.kv, rows, session_->stream());
+      in_.kv = rows;
+      options_.kv_storage = sa::KvStorage::fp8_656;
+    }
     in_.sink = normal(DType::f32, {s.heads}, 1);
     in_.indices = make(DType::i64, {s.queries, s.slots});
     first_ = in_;
@@ -51,14 +67,17 @@ class Attention {
     options_.lane = lane;
     options_.workspace_limit_bytes = s.workspace_limit_bytes;
     forward_ = room(sa::describe(sa::Pass::forward, first_, out_, options_));
-    backward_ = room(sa::describe(sa::Pass::backward, in_, grad_, options_));
+    if (s.packed)
+      grad_ = {};
+    else
+      backward_ = room(sa::describe(sa::Pass::backward, in_, grad_, options_));
     session_->synchronise();
   }
 
   void new_lists(uint64_t seed, int64_t keys) { session_->fill_ids(in_.indices, seed, keys); }
   void run() {
     sa::forward(first_, out_, options_, forward_, {}, session_->stream());
-    sa::backward(in_, grad_, options_, backward_, {}, session_->stream());
+    if (grad_.dq.present) sa::backward(in_, grad_, options_, backward_, {}, session_->stream());
   }
   void poison() {
     for (const Tensor& t : outputs())
@@ -87,6 +106,7 @@ class Attention {
     return {bytes > 0 ? session_->allocate(bytes) : nullptr, bytes};
   }
   std::vector<Tensor> outputs() const {
+    if (!grad_.dq.present) return {out_.o, out_.lse};
     return {out_.o, out_.lse, grad_.dq, grad_.dkv, grad_.d_sink};
   }
 
@@ -101,20 +121,23 @@ class Attention {
 class AttentionOnDevice : public ::testing::TestWithParam<std::string> {};
 
 TEST_P(AttentionOnDevice, SameBitsAThousandTimes) {
-  Attention a({}, GetParam());
-  a.run();
-  const auto right = a.bits();
-  for (int i = 0; i < 1000; ++i) {
-    if (i % 100 == 0) a.poison();
+  for (const AttentionSpec& s : {AttentionSpec{}, decode, plain_decode()}) {
+    Attention a(s, GetParam());
     a.run();
-    if (i % 10 != 0) continue;  // copying takes longer than running
-    ASSERT_EQ(a.bits(), right) << "repeat " << i;
+    const auto right = a.bits();
+    for (int i = 0; i < 1000; ++i) {
+      if (i % 100 == 0) a.poison();
+      a.run();
+      if (i % 10 != 0) continue;  // copying takes longer than running
+      ASSERT_EQ(a.bits(), right) << s.queries << " queries, repeat " << i;
+    }
   }
 }
 
 TEST_P(AttentionOnDevice, SameBitsBesideABusyStream) {
-  for (const int64_t heads : {128, 40, 130}) {
-    Attention a({.heads = heads}, GetParam());
+  for (const AttentionSpec& s :
+       {AttentionSpec{}, AttentionSpec{.heads = 40}, AttentionSpec{.heads = 130}, decode}) {
+    Attention a(s, GetParam());
     Attention noise({.queries = 600, .seed = 9}, GetParam());
     a.run();
     const auto right = a.bits();
@@ -122,14 +145,14 @@ TEST_P(AttentionOnDevice, SameBitsBesideABusyStream) {
       if (i % 4 == 0) noise.run();
       a.poison();
       a.run();
-      ASSERT_EQ(a.bits(), right) << heads << " heads, repeat " << i;
+      ASSERT_EQ(a.bits(), right) << s.heads << " heads, repeat " << i;
     }
     noise.session().synchronise();
   }
 }
 
-TEST_P(AttentionOnDevice, ReplayedWithOtherLists) {
-  Attention a({.dim = 576, .value_dim = 512}, GetParam());
+void replay_with_other_lists(const AttentionSpec& s, const std::string& lane) {
+  Attention a(s, lane);
   cudaGraph_t graph = nullptr;
   cudaGraphExec_t exec = nullptr;
   a.run();
@@ -150,6 +173,12 @@ TEST_P(AttentionOnDevice, ReplayedWithOtherLists) {
   }
   cudaGraphExecDestroy(exec);
   cudaGraphDestroy(graph);
+}
+
+TEST_P(AttentionOnDevice, ReplayedWithOtherLists) {
+  for (const AttentionSpec& s :
+       {AttentionSpec{.dim = 576, .value_dim = 512}, decode, plain_decode()})
+    replay_with_other_lists(s, GetParam());
 }
 
 INSTANTIATE_TEST_SUITE_P(Lanes, AttentionOnDevice, ::testing::ValuesIn(lanes()),

@@ -1,5 +1,5 @@
-// What: stores into the shared memory of another block of a cluster, counted by its barrier.
-// Why: two blocks that need the same tile form half of it each.
+// What: stores into the shared memory of other blocks of a cluster, counted by their barriers.
+// Why: two blocks that need the same tile form half of it each, or load half.
 // Never: waits.
 #pragma once
 
@@ -26,6 +26,17 @@ __device__ __forceinline__ void store_word_async(uint32_t to, uint32_t x, uint32
   asm volatile(
       "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(to),
       "r"(x), "r"(barrier)
+      : "memory");
+}
+
+// `bytes` bytes in a row, both sides aligned to 16, land at the same shared address in every block
+// named by `mask`, and count for the barrier there.
+__device__ __forceinline__ void load_bytes_multicast(const void* from, uint64_t* barrier, void* to,
+                                                     uint32_t bytes, uint16_t mask) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
+      " [%0], [%1], %2, [%3], %4;" ::"r"(smem_address(to)),
+      "l"(from), "r"(bytes), "r"(smem_address(barrier)), "h"(mask)
       : "memory");
 }
 

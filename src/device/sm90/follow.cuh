@@ -12,20 +12,32 @@ struct Grid {
   int threads = 0;
   bool follows = true;  // false: an ordinary launch
   int64_t layers = 1;   // blocks along y
+  int64_t shared_bytes = 0;
+  int cluster = 1;  // blocks
 };
 
 template <class Params>
 void launch_following(void (*kernel)(Params), const Grid& grid, const Params& params,
                       cudaStream_t stream, const char* name) {
+  if (grid.shared_bytes > 0)
+    device::check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                       static_cast<int>(grid.shared_bytes)),
+                  name);
   cudaLaunchConfig_t config{};
+  config.dynamicSmemBytes = static_cast<size_t>(grid.shared_bytes);
   config.gridDim = dim3(static_cast<unsigned>(grid.blocks), static_cast<unsigned>(grid.layers));
   config.blockDim = dim3(static_cast<unsigned>(grid.threads));
   config.stream = stream;
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  config.attrs = &attribute;
-  config.numAttrs = grid.follows ? 1 : 0;
+  cudaLaunchAttribute attributes[2] = {};
+  config.attrs = attributes;
+  if (grid.follows) {
+    attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (grid.cluster > 1) {
+    attributes[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
+    attributes[config.numAttrs++].val.clusterDim = {static_cast<unsigned>(grid.cluster), 1, 1};
+  }
   device::check(cudaLaunchKernelEx(&config, kernel, params), name);
 }
 

@@ -51,7 +51,9 @@ namespace talea::sparse_attention {
   X(sa37_scores_zero_in_long_rows, "index scores of far keys are 0")                     \
   X(sa38_d_lse_dropped, "the gradient of lse is dropped")                                \
   X(sa39_epsilon_in_the_loss, "an epsilon stands under the loss's normaliser")           \
-  X(sa40_gradient_has_a_factor, "dq is larger by 0.5 percent")
+  X(sa40_gradient_has_a_factor, "dq is larger by 0.5 percent")                           \
+  X(few_own_reference, "device: few queries: a tile is weighed beside its own maximum")  \
+  X(few_values_do_not_wait, "device: few queries: values are summed before the weights")
 
 enum class Mutant : int32_t {
   off = 0,

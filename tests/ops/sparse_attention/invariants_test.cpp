@@ -4,6 +4,7 @@
 // Never: needs a yardstick where exact equality is promised.
 #include <algorithm>
 #include <cmath>
+#include <optional>
 #include <utility>
 
 #include "algebra/attention_state.hpp"
@@ -16,6 +17,16 @@ class AttentionInvariants : public AttentionLane {
  protected:
   // Between two sums of weights: those of 16 bits are rounded once.
   static double room(const Case& c) { return size_of(c.q.dtype()) == 2 ? 1e-2 : 2e-6; }
+  // Nothing where the limit is below what the lane needs, which is an error.
+  std::optional<Outcome> run_within(Case c, int64_t limit) {
+    c.options.workspace_limit_bytes = limit;
+    try {
+      return run(c);
+    } catch (const Error& e) {
+      EXPECT_NE(std::string(e.what()).find("workspace_limit"), std::string::npos) << e.what();
+      return std::nullopt;
+    }
+  }
 };
 TALEA_ATTENTION_LANES(AttentionInvariants);
 
@@ -80,6 +91,31 @@ TEST_P(AttentionInvariants, AQueryAloneHasTheBitsOfOneAmongMany) {
       }
     }
   }
+}
+
+// Few queries of long lists may be cut over many blocks, which needs memory. Lists with holes, of
+// uneven lengths, of three tiles of heads; logits whose maximum grows along a list.
+TEST_P(AttentionInvariants, AQueryHasItsBitsWhateverTheLimit) {
+  Spec s;
+  s.queries = 3, s.keys = 900, s.slots = 700, s.dim = 576, s.value_dim = 512;
+  s.sink = s.topk_length = s.residual = true, s.backward = false;
+  for (const sa::KvStorage storage : {sa::KvStorage::plain, sa::KvStorage::fp8_656})
+    for (const int64_t heads : {5, 66, 130})
+      for (const double spread : {1.0, 8.0}) {
+        s.storage = storage, s.heads = heads, s.spread = spread;
+        s.wide_outputs = spread > 1, s.index64 = heads == 66;
+        const Case c = make(s);
+        ++runs_;
+        if (!accepts(c)) continue;
+        const Outcome one = run(c);
+        EXPECT_EQ(judge(c, one, lane() == "cpu"), "") << describe(s);
+        const std::optional<Outcome> two = run_within(c, 4096);
+        if (!two) continue;
+        EXPECT_EQ(one.o, two->o) << describe(s);
+        EXPECT_EQ(one.o_residual, two->o_residual) << describe(s);
+        EXPECT_EQ(one.lse, two->lse) << describe(s);
+        EXPECT_EQ(one.row_max, two->row_max) << describe(s);
+      }
 }
 
 TEST_P(AttentionInvariants, HeadsAndQueriesPermuted) {

@@ -88,9 +88,11 @@ TEST(AttentionSm90Config, FewQueriesFormTheirScoresFirst) {
   EXPECT_EQ(c.slices, 16);    // of 2 x 16 columns
   EXPECT_EQ(c.work, 4 * 2 * 16);
   EXPECT_EQ(c.blocks, 128);
+  // Of each head and slot a score and a weight, and of each slot its value.
   const int64_t scores = 4 * 2 * int64_t{2048} * 64 * 4, values = 4 * int64_t{2048} * 512 * 2;
-  EXPECT_GE(bytes_of(c), scores + values);
-  EXPECT_LE(bytes_of(c), scores + values + 4096);
+  const int64_t least = scores + scores / 2 + values;
+  EXPECT_GE(bytes_of(c), least);
+  EXPECT_LE(bytes_of(c), least + 4 * 2 * 16 * 4096);  // and what lies beside a pair of tiles
   p.options.workspace_limit_bytes = bytes_of(c) - 1;  // the same bits without memory
   EXPECT_EQ(config(p, h200()).segments, 1);
   p.options.workspace_limit_bytes = int64_t{256} << 20;
@@ -103,7 +105,7 @@ TEST(AttentionSm90Config, FewQueriesFormTheirScoresFirst) {
   p.slots = 385;
   EXPECT_EQ(config(p, h200()).segments, 4);
   p.dim = 64, p.value_dim = 48;
-  EXPECT_EQ(config(p, h200()).slices, 3);
+  EXPECT_EQ(config(p, h200()).slices, 4);  // in twos: two blocks share their weights
   p.groups = 2;
   EXPECT_EQ(config(p, h200()).segments, 1);
   p.groups = 1, p.heads = p.total_heads = 0;
@@ -120,6 +122,18 @@ TEST(AttentionSm90Config, PackedRows) {
   EXPECT_FALSE(decline(p, h200()));
   EXPECT_EQ(config(p, h200()).half, 256);
   EXPECT_EQ(config(p, h200()).rows, Rows::shared);  // two blocks of a cluster have 128 heads
+  Problem few = p;  // a block scores one of 32 tiles of a list for all heads
+  few.batch = 2, few.queries = 2;
+  const Config c = config(few, h200());
+  EXPECT_EQ(c.rows, Rows::packed);
+  EXPECT_EQ(c.segments, 16);
+  EXPECT_EQ(c.blocks, 4 * 32);
+  EXPECT_EQ(c.shared_bytes, packed_scores_bytes);
+  EXPECT_LE(c.shared_bytes, 232448);
+  few.heads = few.total_heads = 64;
+  EXPECT_EQ(config(few, h200()).blocks, 4 * 32);
+  few.heads = few.total_heads = 192;  // two tiles of heads, then one
+  EXPECT_EQ(config(few, h200()).blocks, 4 * 32 * 2);
   DeviceFacts odd = h200();
   odd.sm_count = 131;
   EXPECT_EQ(config(p, odd).blocks, 130);

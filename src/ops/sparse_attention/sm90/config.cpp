@@ -15,7 +15,7 @@ namespace {
 using Reason = std::optional<std::string>;
 
 // Scores come first where blocks that have a list each would fill no more than an eighth of the
-// device, and a list is long enough to be worth two kernels.
+// device, and a list is long enough to be worth three kernels.
 constexpr int64_t most_share = 8, least_segments = 4;
 
 Reason decline_shape(const Problem& p) {
@@ -73,6 +73,8 @@ Room lay_out(Arena& arena, const Config& c) {
   s.slices = c.slices;
   s.half = c.half;
   s.scores = arena.take<float>(c.lists * c.head_tiles * s.tiles * tile_scores);
+  s.most = arena.take<float>(c.lists * c.head_tiles * s.tiles * tile_heads);
+  s.weighed = arena.take<char>(c.lists * c.head_tiles * c.segments * weighed_bytes);
   s.values = arena.take<char>(c.lists * s.tiles * s.slices * slice_bytes);
   s.valid = arena.take<uint64_t>(c.lists * s.tiles);
   return room;
@@ -104,10 +106,17 @@ Config config(const Problem& p, const DeviceFacts& d) {
   few.segments = (p.slots + 2 * tile_keys - 1) / (2 * tile_keys);
   few.slices = static_cast<int>((std::min<int64_t>(p.value_dim, c.half) + slice_columns - 1) /
                                 slice_columns);
+  few.slices = (few.slices + slice_cluster - 1) / slice_cluster * slice_cluster;
   few.work = c.work * few.segments;
+  few.blocks = std::min<int64_t>(few.work, d.sm_count);
+  if (c.rows != Rows::plain) {
+    few.rows = Rows::packed;
+    few.shared_bytes = packed_scores_bytes;
+    few.blocks = c.lists * 2 * few.segments * ((c.head_tiles + 1) / 2);
+  }
   if (p.groups == 1 && p.heads > 0 && c.work > 0 && c.work * most_share <= d.sm_count &&
       few.segments >= least_segments && bytes_of(few) <= p.options.workspace_limit_bytes)
-    c = few;
+    return few;
   const int64_t together = c.rows == Rows::shared ? 2 : 1;
   c.blocks = std::min<int64_t>(c.work, std::max<int64_t>(d.sm_count / together, 1) * together);
   return c;

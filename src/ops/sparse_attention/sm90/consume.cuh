@@ -35,13 +35,12 @@ __device__ inline void multiply_scores(float (&s)[32], uint64_t q, uint64_t k, i
       ptx::wgmma_n64<0, 0, kF16>(s, q + c * chunk + 2 * i, k + c * chunk + 2 * i);
 }
 
-// Of kHalf columns of the output; where scores are stored, of a slice of them.
+// Of kHalf columns of the output.
 template <int kHalf, bool kF16, int kGroup, Rows kRows = Rows::plain>
 struct Consumer {
   static constexpr int parts = parts_of_half(kHalf), columns = kHalf / parts;
-  static constexpr bool stored = kRows == Rows::stored;
-  using Shared = std::conditional_t<stored, StoredTiles, Tiles>;
-  static constexpr uint64_t step = (stored ? 512 : 2048) >> 4;  // sixteen keys of the values
+  using Shared = std::conditional_t<kRows == Rows::stored, StoredTiles, Tiles>;
+  static constexpr uint64_t step = 2048 >> 4;  // sixteen keys of the values
 
   const Forward& f;
   const Shared tiles;
@@ -70,24 +69,6 @@ struct Consumer {
   // first: that of its own values, or where all columns lie in half 0, that.
   template <bool kFirst>
   __device__ void score(float (&s)[32]) {
-    if constexpr (stored) {
-      if (kFirst) load_scores(s);
-      return;
-    } else {
-      multiply_keys<kFirst>(s);
-    }
-  }
-  __device__ void load_scores(float (&s)[32]) {
-    ptx::barrier_wait(tiles.full(pairs_done), pairs_done / stored_stages & 1);
-    const auto* from = reinterpret_cast<const float4*>(tiles.scores(pairs_done, kGroup)) + thread;
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const float4 x = from[i * 128];
-      s[4 * i] = x.x, s[4 * i + 1] = x.y, s[4 * i + 2] = x.z, s[4 * i + 3] = x.w;
-    }
-  }
-  template <bool kFirst>
-  __device__ void multiply_keys(float (&s)[32]) {
     const uint64_t q = ptx::operand_descriptor(tiles.base);
     const uint64_t k = ptx::operand_descriptor(tiles.keys(kGroup));
     const bool turned = kGroup == 1 && tiles.plan.columns <= kHalf / chunk_columns;
@@ -109,11 +90,8 @@ struct Consumer {
 
   // This warpgroup's columns of the values of a tile, a part of them.
   __device__ uint64_t values(int tile, int part) const {
-    if constexpr (stored)
-      return ptx::narrow_descriptor(tiles.values(pairs_done, tile, kGroup));
-    else
-      return ptx::operand_descriptor(tiles.keys(tile) + (kGroup * kHalf + part * columns) /
-                                                            chunk_columns * chunk_bytes);
+    return ptx::operand_descriptor(tiles.keys(tile) +
+                                   (kGroup * kHalf + part * columns) / chunk_columns * chunk_bytes);
   }
   __device__ void add_own(const uint32_t (&p)[16]) {
     hold();
@@ -124,10 +102,7 @@ struct Consumer {
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         const uint32_t a[4] = {p[4 * j], p[4 * j + 1], p[4 * j + 2], p[4 * j + 3]};
-        if constexpr (stored)
-          ptx::multiply_narrow<kF16>(o[i], a, v + j * step);
-        else
-          ptx::multiply_registers<columns, 1, kF16>(o[i], a, v + j * step);
+        ptx::multiply_registers<columns, 1, kF16>(o[i], a, v + j * step);
       }
       ptx::warpgroup_commit();
     }
@@ -140,28 +115,21 @@ struct Consumer {
     for (int i = 0; i < parts; ++i) {
       const uint64_t v = values(1 - kGroup, i);
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        if constexpr (stored)
-          ptx::multiply_narrow<kF16>(o[i], p + 2 * j, v + j * step);
-        else
-          ptx::multiply_tile<columns, 0, 1, kF16>(o[i], p + 2 * j, v + j * step);
-      }
+      for (int j = 0; j < 4; ++j)
+        ptx::multiply_tile<columns, 0, 1, kF16>(o[i], p + 2 * j, v + j * step);
       ptx::warpgroup_commit();
     }
   }
   // Waits until all but the latest `pending` groups of products are done, part by part of these
   // columns, and releases the parts of a tile of a pair.
   template <int kPending>
-  __device__ void release(int tile, uint32_t pair) {
+  __device__ void release(int tile) {
     if constexpr (parts == 2) {
       ptx::warpgroup_wait<kPending + 1>();
       arrive_warp(&beside.keys_free[tile][kGroup * parts]);
     }
     ptx::warpgroup_wait<kPending>();
-    if constexpr (stored)
-      arrive_warp(tiles.empty(pair));
-    else
-      free_part(tile, kGroup * parts + parts - 1);
+    free_part(tile, kGroup * parts + parts - 1);
   }
   // To what fills the tile: both blocks of a cluster.
   __device__ void free_part(int tile, int part) {
@@ -187,12 +155,8 @@ struct Consumer {
   // warpgroup: weights, references, and whether one of them moved.
   __device__ bool softmax(float (&s)[32], uint32_t (&p)[16]) {
     float factor[2];
-    bool seen = false;
-    if constexpr (!stored) {
-      const uint64_t slots = valid();
-      scale_and_mask(s, slots, f.scale);
-      seen = slots != 0;
-    }
+    const uint64_t slots = valid();
+    scale_and_mask(s, slots, f.scale);
     weights_of<kF16>(s, rows, factor, p);
     const int lane = thread % 32, line = thread / 32 * 16 + lane / 8 % 2 * 8 + lane % 8;
     char* to = tiles.weights(kGroup) + line * 128;
@@ -212,7 +176,7 @@ struct Consumer {
 #pragma unroll
     for (int i = 0; i < 2; ++i) factor[i] *= pending[i];
     multiply(factor);
-    return seen;
+    return slots != 0;
   }
 
   // Adds what the other warpgroup weighs. Where no row of either moved its reference, which all
@@ -252,19 +216,19 @@ struct Consumer {
       float s[32];
       uint32_t p[16];
       score<true>(s);
-      if (pair > 0) release<stored ? 0 : 1>(1, pairs_done - 1);
+      if (pair > 0) release<1>(1);
       score<false>(s);
       ptx::warpgroup_wait<0>();
       ptx::hold_registers(s);
-      if (!stored && pair + 1 == pairs) arrive_warp(&beside.q_free);
+      if (pair + 1 == pairs) arrive_warp(&beside.q_free);
       seen |= softmax(s, p);
       add_own(p);
-      release<0>(0, pairs_done);
+      release<0>(0);
       add_others_tile();
     }
     ptx::warpgroup_wait<0>();
     hold();
-    if (pairs > 0) release<0>(1, pairs_done - 1);
+    if (pairs > 0) release<0>(1);
     return seen;
   }
 
@@ -278,12 +242,12 @@ struct Consumer {
       score<false>(s);
       ptx::warpgroup_wait<0>();
       ptx::hold_registers(s);
-      if (!stored && pair + 1 == pairs) arrive_warp(&beside.q_free);
+      if (pair + 1 == pairs) arrive_warp(&beside.q_free);
       seen |= softmax(s, p);
       add_own(p);
       add_others_tile();
-      release<parts>(1, pairs_done);
-      release<0>(0, pairs_done);
+      release<parts>(1);
+      release<0>(0);
       hold();
     }
     return seen;

@@ -22,7 +22,10 @@ void launch(const sm90::Forward& f, const sm90::Config& c, bool f16, cudaStream_
   const auto blocks = static_cast<unsigned>(c.blocks);
   if (c.segments == 1)
     return (f16 ? sm90::launch_f16 : sm90::launch_bf16)(f, c.half, blocks, stream);
-  (f16 ? sm90::launch_scores_f16 : sm90::launch_scores_bf16)(f, c.half, blocks, stream);
+  if (c.rows == sm90::Rows::packed)
+    sm90::launch_packed_scores_bf16(f, blocks, stream);
+  else
+    (f16 ? sm90::launch_scores_f16 : sm90::launch_scores_bf16)(f, c.half, blocks, stream);
   (f16 ? sm90::launch_values_f16 : sm90::launch_values_bf16)(f, stream);
 }
 
@@ -42,21 +45,22 @@ struct Sm90 {
       return sm90::backward_details(p, planned.as<sm90::BackwardConfig>());
     const auto& c = planned.as<sm90::Config>();
     const sm90::TilePlan tiles = sm90::tile_plan(p.dim, c.half);
-    std::vector<std::string> lines = {
-        fmt::format("tile = {} heads x {} keys, one query a block", sm90::tile_heads,
-                    sm90::tile_keys),
-        fmt::format("value columns = 2 x {}", c.half),
-        fmt::format("shared memory = {} bytes: q of {} columns, two tiles of keys", c.shared_bytes,
-                    tiles.columns * sm90::chunk_columns),
-        fmt::format("blocks = {}, persistent", c.blocks)};
+    std::vector<std::string> lines = {fmt::format("tile = {} heads x {} keys, one query a block",
+                                                  sm90::tile_heads, sm90::tile_keys),
+                                      fmt::format("value columns = 2 x {}", c.half)};
+    const bool few = c.segments > 1, packed = few && c.rows == sm90::Rows::packed;
+    lines.push_back(fmt::format("shared memory = {} bytes: q of {} columns{}, {} of keys",
+                                c.shared_bytes, tiles.columns * sm90::chunk_columns,
+                                packed ? " and two tiles of heads" : "",
+                                packed ? "a tile" : "two tiles"));
+    lines.push_back(fmt::format("blocks = {}{}", c.blocks, packed ? "" : ", persistent"));
     if (c.rows == sm90::Rows::shared)
       lines.emplace_back("cluster = 2 blocks, each dequantises half of the rows for both");
-    if (c.segments > 1)
-      lines.push_back(
-          fmt::format("scores first: {} segments of {} slots of a list side by side, then {} "
-                      "slices of {} value "
-                      "columns, each summed in the order of one block",
-                      c.segments, 2 * sm90::tile_keys, c.slices, 2 * sm90::slice_columns));
+    if (few)
+      lines.push_back(fmt::format(
+          "three kernels: scores of {} tiles of a list side by side, weights of {} pairs of them, "
+          "{} slices of {} value columns, each summed in the order of one block",
+          2 * c.segments, c.segments, c.slices, 2 * sm90::slice_columns));
     return lines;
   }
   static void run(const Call& c, const Planned& planned);

@@ -80,14 +80,11 @@ __device__ inline void scale_and_mask(float (&s)[32], uint64_t valid, float scal
     }
 }
 
-// p: the weights of s. reference: what they are relative to; factor: what earlier sums of the two
-// rows become by that.
-template <bool kF16>
-__device__ inline void weights_of(float (&s)[32], RowPair& r, float (&factor)[2],
-                                  uint32_t (&p)[16]) {
-  float most[2], part[2][4];
+// The largest score of a tile in each of the two rows, the same in all lanes of a quad. NaN loses.
+__device__ inline void most_of(const float (&s)[32], float (&most)[2]) {
+  float part[2][4];
 #pragma unroll
-  for (int i = 0; i < 2; ++i) {  // NaN loses
+  for (int i = 0; i < 2; ++i) {
 #pragma unroll
     for (int j = 0; j < 4; ++j)
       part[i][j] = fmaxf(fmaxf(s[4 * j + 2 * i], s[4 * j + 2 * i + 1]),
@@ -98,28 +95,52 @@ __device__ inline void weights_of(float (&s)[32], RowPair& r, float (&factor)[2]
   for (int i = 0; i < 2; ++i) {
     most[i] = fmaxf(most[i], __shfl_xor_sync(~0u, most[i], 1));
     most[i] = fmaxf(most[i], __shfl_xor_sync(~0u, most[i], 2));
-    r.top[i] = fmaxf(r.top[i], most[i]);
-    const float to = most[i] > r.reference[i] + most_above ? most[i] : r.reference[i];
-    factor[i] = change_of(r.reference[i], to);
-    r.sum[i] *= factor[i];
-    r.reference[i] = to;
   }
+}
+
+// What weights of a tile are relative to.
+__device__ inline float reference_of(float so_far, float most) {
+  return most > so_far + most_above ? most : so_far;
+}
+
+// p: the weights of s, relative to `reference`; part: their sums over this thread's columns.
+template <bool kF16>
+__device__ inline void weigh(float (&s)[32], const float (&reference)[2], float (&part)[2],
+                             uint32_t (&p)[16]) {
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    const float base = base_of(r.reference[i]);
-#pragma unroll
-    for (int j = 0; j < 4; ++j) part[i][j] = 0;
+    const float base = base_of(reference[i]);
+    float of[4] = {};
 #pragma unroll
     for (int n = 0; n < 8; ++n)
 #pragma unroll
       for (int e = 2 * i; e < 2 * i + 2; ++e) {
         s[4 * n + e] = power(s[4 * n + e] - base);
-        part[i][n % 4] += s[4 * n + e];
+        of[n % 4] += s[4 * n + e];
       }
-    r.sum[i] += (part[i][0] + part[i][1]) + (part[i][2] + part[i][3]);
+    part[i] = (of[0] + of[1]) + (of[2] + of[3]);
   }
 #pragma unroll
   for (int i = 0; i < 16; ++i) p[i] = packed<kF16>(s[2 * i], s[2 * i + 1]);
+}
+
+// p: the weights of s. reference: what they are relative to; factor: what earlier sums of the two
+// rows become by that.
+template <bool kF16>
+__device__ inline void weights_of(float (&s)[32], RowPair& r, float (&factor)[2],
+                                  uint32_t (&p)[16]) {
+  float most[2], part[2];
+  most_of(s, most);
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    r.top[i] = fmaxf(r.top[i], most[i]);
+    const float to = reference_of(r.reference[i], most[i]);
+    factor[i] = change_of(r.reference[i], to);
+    r.reference[i] = to;
+  }
+  weigh<kF16>(s, r.reference, part, p);
+#pragma unroll
+  for (int i = 0; i < 2; ++i) r.sum[i] = __fmaf_rn(r.sum[i], factor[i], part[i]);
 }
 
 template <int kCount>

@@ -21,19 +21,22 @@ struct ScoreWriter : Consumer<kHalf, kF16, kGroup, kRows> {
       to[i * 128] = make_float4(s[4 * i], s[4 * i + 1], s[4 * i + 2], s[4 * i + 3]);
   }
   // Slices of the columns of this warpgroup's tile, as narrow_descriptor reads them.
-  __device__ void write_values(int64_t at) const {
+  __device__ void write_values(int64_t list, int64_t tile) const {
     const int row = thread / 2, place = thread % 2 ^ (row / 4 % 2);
-    char* to = f.stored.values + at * f.stored.slices * slice_bytes + thread * 16;
+    const int64_t step = f.stored.tiles * slice_bytes;  // of a slice
+    char* to = f.stored.values + list * f.stored.slices * step + tile * slice_bytes + thread * 16;
     for (int i = 0; i < 2 * f.stored.slices; ++i) {
       const int column = i % 2 * kHalf + i / 2 * slice_columns, chunk = column / chunk_columns;
       if (chunk >= tiles.plan.columns) continue;
       const int piece = column % chunk_columns / 8 + place;
-      *reinterpret_cast<uint4*>(to + i * (slice_bytes / 2)) = *reinterpret_cast<const uint4*>(
-          tiles.keys(kGroup) + chunk * chunk_bytes + row * 128 + (piece ^ (row % 8)) * 16);
+      *reinterpret_cast<uint4*>(to + i / 2 * step + i % 2 * (slice_bytes / 2)) =
+          *reinterpret_cast<const uint4*>(tiles.keys(kGroup) + chunk * chunk_bytes + row * 128 +
+                                          (piece ^ (row % 8)) * 16);
     }
   }
   __device__ void run() {
     uint32_t works = 0;
+    ptx::let_later_kernels_start();
     for (int64_t number = blockIdx.x; number < f.work; number += gridDim.x, ++works) {
       const Work w = work_of(f, number);
       ptx::barrier_wait(&beside.q_ready, works & 1);
@@ -50,8 +53,14 @@ struct ScoreWriter : Consumer<kHalf, kF16, kGroup, kRows> {
         const int64_t list = (w.b * f.tables.queries + w.s) * f.tables.groups + w.g;
         const int64_t tile = 2 * (w.segment + pair) + kGroup;
         write_scores(s, (list * f.head_tiles + w.tile) * f.stored.tiles + tile);
+        float most[2];
+        most_of(s, most);
+        if (thread % 4 == 0)
+          reinterpret_cast<float2*>(
+              f.stored.most)[((list * f.head_tiles + w.tile) * f.stored.tiles + tile) * 32 +
+                             thread / 4] = make_float2(most[0], most[1]);
         if (w.tile == 0 && thread == 0) f.stored.valid[list * f.stored.tiles + tile] = slots;
-        if (f.head_tiles == 1 || w.tile == kGroup) write_values(list * f.stored.tiles + tile);
+        if (f.head_tiles == 1 || w.tile == kGroup) write_values(list, tile);
         this->free_part(kGroup, 0);
         this->free_part(kGroup, 1);
       }

@@ -76,23 +76,35 @@ struct Tiles {
   __device__ static int first_column(int group, int half) { return group * half; }
 };
 
-// A few stages of a pair's scores and a slice of its values, weights, what lies beside.
+// A few stages of a pair's weights and a slice of its values; what lies beside.
 struct StoredTiles {
   char* base;
   int slice, half;  // of the columns
   __device__ char* stage(uint32_t pair) const {
     return base + pair % stored_stages * stored_stage_bytes;
   }
-  __device__ char* scores(uint32_t pair, int tile) const {
-    return stage(pair) + tile * (4 * tile_scores);
+  __device__ char* weights(uint32_t pair, int tile) const {
+    return stage(pair) + tile * chunk_bytes;
+  }
+  __device__ float2 part(uint32_t pair, int tile, int thread) const {
+    return reinterpret_cast<const float2*>(stage(pair) + weight_parts_at)[tile * 128 + thread];
+  }
+  __device__ float2 reference(uint32_t pair, int tile, int thread) const {
+    return reinterpret_cast<const float2*>(stage(pair) +
+                                           weight_references_at)[(tile * 128 + thread) / 4];
+  }
+  __device__ uint32_t flags(uint32_t pair) const {
+    return *reinterpret_cast<const volatile uint32_t*>(stage(pair) + weight_flags_at);
+  }
+  __device__ float2 top(uint32_t pair, int thread) const {
+    return reinterpret_cast<const float2*>(stage(pair) + weight_top_at)[thread / 4];
   }
   __device__ char* values(uint32_t pair, int tile, int group) const {
-    return scores(pair, 2) + tile * slice_bytes + group * (slice_bytes / 2);
+    return stage(pair) + weighed_bytes + tile * slice_bytes + group * (slice_bytes / 2);
   }
-  __device__ char* weights(int tile) const {
-    return base + stored_stages * stored_stage_bytes + tile * chunk_bytes;
+  __device__ StoredBeside& all() const {
+    return *reinterpret_cast<StoredBeside*>(base + stored_stages * stored_stage_bytes);
   }
-  __device__ StoredBeside& all() const { return *reinterpret_cast<StoredBeside*>(weights(2)); }
   __device__ uint64_t* full(uint32_t pair) const { return &all().full[pair % stored_stages]; }
   __device__ uint64_t* empty(uint32_t pair) const { return &all().empty[pair % stored_stages]; }
   __device__ bool writes_rows() const { return slice == 0; }

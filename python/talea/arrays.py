@@ -8,6 +8,7 @@ from . import _abi
 from ._linear_cross_entropy import _c
 from ._linear_cross_entropy._call import Plan
 from ._linear_cross_entropy._settings import of_one_process
+from ._values import words
 
 _DTYPES = {
     "float32": _abi.F32,
@@ -44,10 +45,28 @@ def _fill(slot: _abi.Tensor, array: np.ndarray, name: str) -> None:
     slot.present = 1
 
 
-def _as_array(value):
+def _as_array(value, name: str):
     if value is None or isinstance(value, np.ndarray):
         return value
-    return np.from_dlpack(value) if hasattr(value, "__dlpack__") else np.asarray(value)
+    try:
+        return np.from_dlpack(value) if hasattr(value, "__dlpack__") else np.asarray(value)
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+        said = f"{name}: {type(value).__name__}, of which NumPy makes no array: {error}"
+        raise _abi.DataError(said) from None
+
+
+def _of_rank(t: dict, name: str, *ranks: int) -> None:
+    """The array of that name is there, with as many extents as its pages say."""
+    array = t[name]
+    if array is None or array.ndim not in ranks:
+        found = "None" if array is None else f"shape {list(array.shape)}"
+        many = " or ".join(map(str, ranks))
+        raise _abi.DataError(f"{name}: {found}; an array of {many} dimensions is needed")
+
+
+_OUTPUTS = (
+    "loss", "lse", "target_logprob", "entropy", "argmax", "accuracy", "topk", "dx", "dw", "db",
+)  # fmt: skip
 
 
 def linear_cross_entropy(hidden, weight, targets=None, *, outputs=("loss",), **arguments):
@@ -58,11 +77,14 @@ def linear_cross_entropy(hidden, weight, targets=None, *, outputs=("loss",), **a
     class_weight, token_weight, token_scale, soft_target_ids, soft_target_probs, upstream,
     upstream_lse, upstream_entropy); everything else is an option (see docs/python.md), and `threads`.
     """
-    tensors = {"hidden": _as_array(hidden), "weight": _as_array(weight)}
-    tensors["targets"] = _as_array(targets)
+    given = {"hidden": hidden, "weight": weight, "targets": targets}
     for name in _c.INPUT_NAMES:
         if name in arguments:
-            tensors[name] = _as_array(arguments.pop(name))
+            given[name] = arguments.pop(name)
+    tensors = {name: _as_array(value, name) for name, value in given.items()}
+    _of_rank(tensors, "hidden", 2)
+    _of_rank(tensors, "weight", 2)
+    outputs = words("outputs", outputs, _OUTPUTS)
     config = of_one_process(outputs, arguments)
     x, w = tensors["hidden"], tensors["weight"]
     n = x.shape[0]
@@ -87,8 +109,6 @@ def linear_cross_entropy(hidden, weight, targets=None, *, outputs=("loss",), **a
             if like is None:
                 raise _abi.UsageError("db: needs a bias")
             out[name] = np.empty(like.shape, like.dtype)
-        else:
-            raise _abi.UsageError(f"outputs: {name!r} is not an output")
     tensors = {name: array for name, array in tensors.items() if array is not None}
     plan = Plan(config, tensors, out, _fill)
     workspace = np.empty(max(plan.workspace_bytes, 1), dtype=np.uint8)

@@ -95,7 +95,7 @@ def test_arguments_of_another_kind_are_named(problem):
     for call, words in (
         (lambda: talea.mamba3(None, *plain[1:]), "q: NoneType"),
         (lambda: talea.mamba3(*plain, initial={"ssm": None}), "initial: dict"),
-        (lambda: talea.mamba3(*plain, heads_group="world"), "heads_group: str"),
+        (lambda: talea.mamba3(*plain, heads_group="world"), "heads_group = .world."),
         (lambda: talea.mamba3(*plain, workspace_limit="auto"), "workspace_limit = 'auto'"),
         (lambda: talea.mamba3_step({"ssm": None}, *tensors, **more), "state: dict"),
         (lambda: talea.mamba3_step(state, *tensors, **more, slots=[0, 1]), "slots: list"),

@@ -95,6 +95,31 @@ def _shards(rank, device, group=None):
                 _agree(where + ": dW", shard.grad.float(), full.grad.float()[begin:end], tolerance)
 
 
+def _soft_targets_of_all_tokens(rank):
+    """Each rank has its tokens, of [S, B]; what comes a token is of all of them, with ids, soft targets
+    or none."""
+    torch.manual_seed(0)
+    x, w = torch.randn(4, 3, 8), torch.randn(11, 8)
+    ids, probs = torch.randint(0, 11, (4, 3, 2)), torch.rand(4, 3, 2)
+    begin, end = ((0, 4), (4, 11))[rank]
+    logits = torch.nn.functional.linear(x, w)
+    logp = logits.log_softmax(-1)
+    want = -(probs * logp.gather(-1, ids)).sum(-1)
+    more = {"tp_group": dist.group.WORLD, "vocab": 11, "vocab_begin": begin}
+    part = x[2 * rank : 2 * rank + 2]
+    y = torch.randint(0, 11, (4, 3))
+    theirs = -logp.gather(-1, y[..., None])[..., 0]
+    for target, soft, loss in ((probs, ids, want), (None, None, None), (y, None, theirs)):
+        outputs = ("loss", "lse") if loss is not None else ("lse",)
+        made = talea.linear_cross_entropy(
+            part, w[begin:end], target, soft_target_ids=soft, outputs=outputs, reduction="none",
+            sequence_parallel=True, logit_scale=torch.tensor(1.0), **more,
+        )  # fmt: skip
+        _agree("lse", made.lse, logits.logsumexp(-1), 1e-5)
+        if loss is not None:
+            _agree("loss", made.loss, loss, 1e-5)
+
+
 def _agree(where, ours, theirs, tolerance):
     assert close(ours, theirs, tolerance), f"{where}: {ours} where {theirs} was expected"
 
@@ -146,6 +171,7 @@ def _one_way(rank, device="cpu"):
 
 TWO_RANKS = (
     _data_parallel, _vocabulary_parallel, _global_denominator, _ranks_disagree, _one_way,
+    _soft_targets_of_all_tokens,
 )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from .. import _abi
+from .._values import number, shown, whole, word
 from . import _c
 
 DX_SUMS = {"fp32": _abi.F32, "bf16": _abi.BF16}
@@ -78,19 +79,26 @@ def of_one_process(outputs: tuple[str, ...], arguments: dict) -> Config:
             raise _abi.UsageError(f"{name}: no such argument")
     if "workspace_limit" in given:
         limit = given.pop("workspace_limit")
-        if limit != "auto" and (not isinstance(limit, int) or limit < 0):
-            raise _abi.UsageError(f'workspace_limit = {limit!r}: bytes, or "auto"')
-        given["workspace_limit_bytes"] = _abi.AUTO if limit == "auto" else limit
+        auto = isinstance(limit, str) and limit == "auto"
+        given["workspace_limit_bytes"] = _abi.AUTO if auto else whole("workspace_limit", limit, 0)
     denominator = given.get("denominator", "valid")
-    if isinstance(denominator, int | float):
-        given.update(denominator="given", denominator_value=float(denominator))
+    if not isinstance(denominator, str):
+        value = number("denominator", denominator)
+        given.update(denominator="given", denominator_value=value)
     elif denominator != "given" and "denominator_value" in given:
         raise _abi.UsageError("denominator_value: needs denominator='given'")
     softcap = given.get("softcap")
-    if softcap is None:
-        given["softcap"] = 0.0
-    elif not isinstance(softcap, int | float) or not softcap > 0:
+    given["softcap"] = 0.0 if softcap is None else number("softcap", softcap)
+    if softcap is not None and not given["softcap"] > 0:
         raise _abi.UsageError(f"softcap = {softcap!r}: must be > 0 (None turns it off)")
+    for name, kind in _PLAIN.items():  # one that C would cut, or cannot be hashed, is not kept
+        if name in given and kind in ("int", "float"):
+            given[name] = (whole if kind == "int" else number)(name, given[name])
+    for name, known in WORDS.items():
+        if name in given:
+            word(name, given[name], known)
+    if not isinstance(given.get("lane", "auto"), str):
+        raise _abi.UsageError(f"lane = {shown(given['lane'])}: the name of a lane is needed")
     if ("topk" in outputs) != (given.get("top_k", 0) != 0):
         raise _abi.UsageError("outputs and top_k: topk and top_k=K go together")
     return Config(**given)
@@ -102,6 +110,10 @@ _ENUMS = {
     "denominator_scope": _c.SCOPE,
     "on_empty": _c.ON_EMPTY,
     "target_check": _c.TARGET_CHECK,
+}
+WORDS = {
+    **{n: t for n, t in _ENUMS.items() if n != "denominator"},
+    "dw_sum": ("fp32", "weight"),
 }
 # Every other field of the C struct that a number fits into.
 _NUMBERS = [
@@ -117,10 +129,7 @@ def options_of(config: Config) -> _c.Options:
     size = c.sizeof(options)
     _abi.check(_abi.lib.talea_linear_cross_entropy_options_init(c.byref(options), size))
     for name, table in _ENUMS.items():
-        value = getattr(config, name)
-        if value not in table:
-            raise _abi.UsageError(f"{name} = {value!r}: one of {', '.join(table)}")
-        setattr(options, name, table[value])
+        setattr(options, name, table[word(name, getattr(config, name), table)])
     for name in _NUMBERS:
         value = getattr(config, name)
         if isinstance(value, int) and not -(2**63) <= value < 2**63:  # C would cut it
@@ -131,9 +140,6 @@ def options_of(config: Config) -> _c.Options:
             raise _abi.UsageError(f"{name} = {value!r}: a number is needed") from None
         if isinstance(value, int) and getattr(options, name) != value:
             raise _abi.UsageError(f"{name} = {value}: does not fit into 32 bits")
-    if not isinstance(config.lane, str):
-        raise _abi.UsageError(f"lane = {config.lane!r}: the name of a lane is needed")
-    if config.dw_sum not in ("fp32", "weight"):
-        raise _abi.UsageError(f"dw_sum = {config.dw_sum!r}: one of fp32, weight")
+    word("dw_sum", config.dw_sum, WORDS["dw_sum"])
     options.lane = config.lane.encode()
     return options

@@ -5,14 +5,15 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from functools import lru_cache
-from operator import index
 
 import torch
 
 from .._abi import AUTO, DataError, Error, UsageError
+from .._values import flag, group_name, number, shown, whole, word, words
 from . import _again, _late, _operator, _tensors
-from ._settings import DX_SUMS, Config
+from ._settings import DX_SUMS, WORDS, Config
 
+_MOST_TOP_K = 32
 OUTPUTS = tuple(n for n in _tensors.RESULTS if not n.startswith("topk"))  # those come with top_k
 
 
@@ -56,36 +57,20 @@ def _autocast(device: str, *tensors):
     )  # fmt: skip
 
 
-def _name_of(group) -> str:
-    return group.group_name
-
-
-def _integer(name: str, value) -> int:
-    """What C would cut to 64 bits is refused, and so is what is no integer."""
-    if isinstance(value, torch.Tensor) or not hasattr(value, "__index__"):
-        raise UsageError(f"{name} = {value!r}: an integer is needed")
-    value = index(value)
-    if not -(2**63) <= value < 2**63:
-        raise UsageError(f"{name} = {value}: does not fit into 64 bits")
-    return value
-
-
-def _softcap(value):
+def _softcap(value) -> float:
     if value is None:
         return 0.0
-    if not float(value) > 0:
+    found = number("softcap", value)
+    if not found > 0:
         raise UsageError(f"softcap = {value}: must be > 0 (None turns it off)")
-    return float(value)
+    return found
 
 
 def _make_config(
-    *, outputs, denominator, ignore_index, vocab, label_smoothing, z_loss, softcap, logit_scale,
-    workspace_limit, top_k, vocab_begin, sequence_parallel, group, batch_group, dx_sum, **words,
+    *, outputs, denominator, denominator_scope, ignore_index, vocab, label_smoothing, z_loss, softcap, logit_scale,
+    workspace_limit, top_k, vocab_begin, sequence_parallel, group, batch_group, dx_sum, **options,
 ) -> Config:  # fmt: skip
-    """words: the options of a call that are taken as they are."""
-    for name in outputs:
-        if name not in OUTPUTS:
-            raise UsageError(f"outputs = {outputs}: {name!r} is none of {', '.join(OUTPUTS)}")
+    """options: words, and the name of a lane."""
     # A tensor would be found again by its identity, whatever it holds by then.
     for name, value in (
         ("denominator", denominator), ("label_smoothing", label_smoothing), ("z_loss", z_loss),
@@ -93,36 +78,41 @@ def _make_config(
     ):  # fmt: skip
         if isinstance(value, torch.Tensor):
             raise UsageError(f"{name}: a tensor; a number is needed (float() waits for a device)")
-    ignore_index = _integer("ignore_index", -100 if ignore_index is None else ignore_index)
-    vocab, top_k = _integer("vocab", vocab), _integer("top_k", top_k)
-    vocab_begin = _integer("vocab_begin", vocab_begin)
-    if workspace_limit == "auto":
+    ignore_index = whole("ignore_index", -100 if ignore_index is None else ignore_index)
+    vocab, vocab_begin = whole("vocab", vocab), whole("vocab_begin", vocab_begin)
+    if isinstance(workspace_limit, str) and workspace_limit == "auto":
         workspace_limit = AUTO
-    elif _integer("workspace_limit", workspace_limit) < 0:
-        raise UsageError(f'workspace_limit = {workspace_limit} bytes: must be >= 0, or "auto"')
-    workspace_limit = index(workspace_limit)
-    if top_k < 0:
-        raise UsageError(f"top_k = {top_k}: must be >= 0")
+    else:
+        workspace_limit = whole("workspace_limit", workspace_limit)
+        if workspace_limit < 0:
+            raise UsageError(f'workspace_limit = {workspace_limit} bytes: must be >= 0, or "auto"')
     if vocab_begin and not group:
         raise UsageError(
             f"vocab_begin = {vocab_begin}: needs tp_group, the ranks of the other rows"
         )
+    sequence_parallel = sequence_parallel is not None and flag(
+        "sequence_parallel", sequence_parallel
+    )
     if sequence_parallel and not group:
         raise UsageError("sequence_parallel = True: needs tp_group, the ranks of the other tokens")
     given = not isinstance(denominator, str)
-    if dx_sum not in DX_SUMS:
-        raise UsageError(f"dx_sum = {dx_sum!r}: one of {', '.join(DX_SUMS)}")
+    for name, value in {"denominator_scope": denominator_scope, **options}.items():
+        if name in WORDS:
+            word(name, value, WORDS[name])
+        elif not isinstance(value, str):
+            raise UsageError(f"{name} = {shown(value)}: the name of a lane is needed")
+    word("dx_sum", dx_sum, DX_SUMS)
     if dx_sum != "fp32" and not group:
         raise UsageError(f"dx_sum = {dx_sum!r}: needs tp_group, the ranks whose shares are summed")
     return Config(
         denominator="given" if given else denominator,
-        denominator_value=float(denominator) if given else 0.0,
+        denominator_value=number("denominator", denominator) if given else 0.0,
         ignore_index=ignore_index,
         vocab=vocab,
-        label_smoothing=float(label_smoothing),
-        z_loss=float(z_loss),
+        label_smoothing=number("label_smoothing", label_smoothing),
+        z_loss=number("z_loss", z_loss),
         softcap=_softcap(softcap),
-        logit_scale=float(logit_scale),
+        logit_scale=number("logit_scale", logit_scale),
         workspace_limit_bytes=workspace_limit,
         outputs=outputs,
         top_k=top_k,
@@ -131,7 +121,8 @@ def _make_config(
         group=group or "",
         batch_group=batch_group or "",
         dx_sum=dx_sum,
-        **words,
+        denominator_scope=denominator_scope,
+        **options,
     )
 
 
@@ -148,7 +139,15 @@ def _of_settings(values: tuple) -> Config:
 
 
 # One object for equal settings: plans are found by it. A tuple is hashed faster than twenty names.
-_kept_config = lru_cache(maxsize=512)(_of_settings)
+_kept = lru_cache(maxsize=512)(_of_settings)
+
+
+def _kept_config(values: tuple) -> Config:
+    try:
+        hash(values)
+    except TypeError:  # a list where a number is needed: said by its name
+        return _of_settings(values)
+    return _kept(values)
 
 
 def linear_cross_entropy(
@@ -204,6 +203,8 @@ def linear_cross_entropy(
         _late.report()
     # Before anything else: a call like one before, with nothing but its three tensors.
     compiling = torch.compiler.is_compiling()
+    if type(top_k) is not int:
+        top_k = whole("top_k", top_k)
     plain = outputs is None and top_k == 0
     alone = (
         linear_bias is weight is token_weight is soft_target_ids is main_grad is grad_scale is None
@@ -211,14 +212,17 @@ def linear_cross_entropy(
     )  # fmt: skip
     if alone and not compiling:
         settings = (  # as _SETTINGS names them
-            _LOSS, None, None, reduction, denominator, denominator_scope, on_empty, target_check,
+            _LOSS, "", "", reduction, denominator, denominator_scope, on_empty, target_check,
             ignore_index, vocab, label_smoothing, z_loss, softcap, logit_scale, workspace_limit,
-            lane, 0, vocab_begin, bool(sequence_parallel), dw_sum, dx_sum,
+            lane, 0, vocab_begin, sequence_parallel, dw_sum, dx_sum,
         )  # fmt: skip
         try:
             found = _again.find(settings, input, linear_weight, target)
         except Error as error:
             raise _renamed(error) from None
+        except TypeError:
+            _kept_config(settings)  # of what cannot be hashed it says the name
+            raise
         if found is not None:
             return found
     if not compiling and not (tp_group is None and batch_group is None):
@@ -241,18 +245,32 @@ def linear_cross_entropy(
             f"input, target: {type(input).__name__}, {type(target).__name__} where tensors of torch "
             "are needed; talea.arrays takes NumPy's"
         ) from None
+    _check_tensors(
+        linear_bias=linear_bias, weight=weight, token_weight=token_weight,
+        soft_target_ids=soft_target_ids, main_grad=main_grad,
+        logit_scale=logit_scale if isinstance(logit_scale, torch.Tensor) else None,
+    )  # fmt: skip
     if torch.is_autocast_enabled(device):
         alone = False  # what is described is not what was given
         input, linear_weight, linear_bias = _autocast(device, input, linear_weight, linear_bias)
     targets = ids = probs = token_scale = None
+    shares = _shares_of_tokens(tp_group, sequence_parallel)
     if input.dim() == 2:
         hidden, leading = input, None
     elif input.dim() == 0:
         raise DataError("input: shape []; [..., D] is needed")
     else:
         hidden, leading = input.reshape(-1, input.shape[-1]), input.shape[:-1]
+        if shares > 1:  # of all ranks' tokens, in rank order
+            leading = torch.Size((shares * input.shape[0], *input.shape[1:-1]))
+    tokens = shares * hidden.shape[0]
+    whole_rows = (tokens,) if leading is None else leading
     if target is None:
         pass
+    elif target.layout != torch.strided:
+        _check_tensors(target=target)
+    elif floating and target.dim() == 0:
+        raise DataError("target: shape []; [...] ids or [..., V] probabilities are needed")
     elif floating:
         if target.dim() > 2:
             leading = _alike("target", target.shape[:-1], leading)
@@ -266,16 +284,18 @@ def linear_cross_entropy(
         leading = _alike("target", target.shape, leading)
         targets = target.reshape(-1)
     if isinstance(logit_scale, torch.Tensor):
-        token_scale, logit_scale = _per_token("logit_scale", logit_scale, leading, hidden), 1.0
+        token_scale, logit_scale = _per_token("logit_scale", logit_scale, leading, tokens), 1.0
+    if not 0 <= top_k <= _MOST_TOP_K:
+        raise UsageError(f"top_k = {top_k}: must lie in [0, {_MOST_TOP_K}]")
     settings = (  # as _SETTINGS names them
-        _LOSS if outputs is None else tuple(outputs), tp_group and _name_of(tp_group),
-        batch_group and _name_of(batch_group), reduction, denominator, denominator_scope, on_empty,
+        _LOSS if outputs is None else words("outputs", outputs, OUTPUTS),
+        group_name("tp_group", tp_group), group_name("batch_group", batch_group), reduction, denominator, denominator_scope, on_empty,
         target_check, ignore_index, vocab, label_smoothing, z_loss, softcap, logit_scale,
-        workspace_limit, lane, top_k, vocab_begin, bool(sequence_parallel), dw_sum, dx_sum,
+        workspace_limit, lane, top_k, vocab_begin, sequence_parallel, dw_sum, dx_sum,
     )  # fmt: skip
     config = _of_settings(settings) if compiling else _kept_config(settings)
     if token_weight is not None:
-        token_weight = _per_token("token_weight", token_weight, leading, hidden)
+        token_weight = _per_token("token_weight", token_weight, leading, tokens)
     if weight is not None:
         weight = _widened(weight)
     rest = (targets, weight, token_weight, token_scale, ids, probs)
@@ -307,8 +327,19 @@ def linear_cross_entropy(
             _again.remember(settings, config, input, linear_weight, target, (hidden, targets))
     if plain and reduction != "none":
         return found[0]
-    rows = input.shape[:-1] if targets is None else target.shape
+    rows = whole_rows if targets is None else target.shape
     return found[0].reshape(rows) if plain else _output(config, found, rows, extras.receipts)
+
+
+def _shares_of_tokens(tp_group, sequence_parallel) -> int:
+    """Of how many ranks' tokens a call is, of which this one has its share."""
+    if tp_group is None or sequence_parallel is None:
+        return 1
+    if not flag("sequence_parallel", sequence_parallel):
+        return 1
+    from ._ranks import size_of
+
+    return size_of(group_name("tp_group", tp_group))
 
 
 def _alike(name: str, shape, leading):
@@ -318,13 +349,13 @@ def _alike(name: str, shape, leading):
     return shape if leading is None or len(leading) < 2 else leading
 
 
-def _per_token(name: str, t: torch.Tensor, leading, hidden) -> torch.Tensor:
+def _per_token(name: str, t: torch.Tensor, leading, tokens: int) -> torch.Tensor:
     """A value a token, or one for all."""
     t = _widened(t)
     if t.dim() == 1:
         return t
     if t.dim() == 0:
-        return t.expand(hidden.shape[0])
+        return t.expand(tokens)
     _alike(name, t.shape, leading)
     return t.reshape(-1)
 
@@ -361,18 +392,30 @@ def _renamed(error: Error) -> Error:
     return type(error)(_NAMES[found[1]] + str(error)[found.end() :])
 
 
+def _check_tensors(**given) -> None:
+    for name, t in given.items():
+        said = None if t is None else _no_dense_tensor(name, t)
+        if said is not None:
+            raise said
+
+
+def _no_dense_tensor(name: str, t) -> DataError | None:
+    if not isinstance(t, torch.Tensor):
+        return DataError(f"{name}: {type(t).__name__} where a tensor of torch is needed")
+    if t.layout != torch.strided or t.is_nested:
+        return DataError(f"{name}: layout {t.layout} is not supported; a dense tensor is")
+    return None
+
+
 _GIVEN = ("input", "linear_weight", "linear_bias", "target", "main_grad")
 
 
 def _explained(tensors) -> DataError | None:
     """What PyTorch says of an argument that is no dense tensor does not name it."""
     for name, t in zip(_GIVEN, tensors, strict=True):
-        if t is None:
-            continue
-        if not isinstance(t, torch.Tensor):
-            return DataError(f"{name}: {type(t).__name__} where a tensor of torch is needed")
-        if t.layout != torch.strided or t.is_nested:
-            return DataError(f"{name}: layout {t.layout} is not supported; a dense tensor is")
+        said = _no_dense_tensor(name, t) if t is not None or name in _GIVEN[:2] else None
+        if said is not None:
+            return said
     return None
 
 
@@ -405,6 +448,7 @@ class LinearCrossEntropy(torch.nn.Module):
         unknown = set(options) - set(linear_cross_entropy.__kwdefaults__)
         if unknown:
             raise UsageError(f"options: {', '.join(sorted(unknown))}: no such keyword")
+        in_features, vocab = whole("in_features", in_features, 1), whole("vocab", vocab, 1)
         like = {"device": device, "dtype": dtype}
         self.weight = torch.nn.Parameter(torch.empty(vocab, in_features, **like))
         self.bias = torch.nn.Parameter(torch.empty(vocab, **like)) if bias else None

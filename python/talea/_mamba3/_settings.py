@@ -10,10 +10,10 @@ import ctypes as c
 import math
 from dataclasses import dataclass, fields
 from functools import lru_cache
-from operator import index
 
 from .. import _abi
 from .._abi import UsageError
+from .._values import flag, number, shown, whole, word
 from ._c import ENUMS, Options
 
 
@@ -57,33 +57,25 @@ class Settings:
 _KINDS = {f.name: f.type for f in fields(Settings)}
 
 
-def whole(name: str, value) -> int:
-    """What C would cut to 64 bits is refused, and so is what is no integer (or lies on a device)."""
-    if hasattr(value, "data_ptr") or not hasattr(value, "__index__"):
-        raise UsageError(f"{name} = {value!r}: an integer is needed")
-    value = index(value)
-    if not -(2**63) <= value < 2**63:
-        raise UsageError(f"{name} = {value}: does not fit into 64 bits")
-    return value
-
-
 def make(**given) -> Settings:
     """Settings whose values are of the right kind; the library says what is out of range."""
     for name in ("chunk", "workspace_limit_bytes", "threads", "total_groups"):
         if name in given:
             given[name] = whole(name.removesuffix("_bytes"), given[name])
     for name, table in ENUMS.items():
-        value = given.get(name, "automatic")
-        if value not in table:
-            raise UsageError(f"{name} = {value!r}: one of {', '.join(table)}")
+        word(name, given.get(name, "automatic"), table)
+    given["head_norm"] = flag("head_norm", given.get("head_norm", False))
     eps = given.get("norm_eps", 1e-5)
+    if not isinstance(eps, int | float) or isinstance(eps, bool):
+        eps = number("norm_eps", eps)
     if eps == 1e-5:
         eps = 1e-5  # where Dynamo made a symbol of the default, it is a constant again
-    elif not isinstance(eps, int | float) or not math.isfinite(eps):
+    elif not math.isfinite(eps):
         raise UsageError(f"norm_eps = {eps!r}: a finite number is needed")
-    given["norm_eps"] = float(eps)
-    if not isinstance(given.get("lane", "auto"), str) or ";" in given.get("lane", "auto"):
-        raise UsageError(f"lane = {given['lane']!r}: no such lane")
+    given["norm_eps"] = number("norm_eps", eps)
+    lane = given.get("lane", "auto")
+    if not isinstance(lane, str) or ";" in lane or "\0" in lane:
+        raise UsageError(f"lane = {shown(lane)}: no such lane")
     return Settings(**given)
 
 

@@ -71,6 +71,8 @@ def check_kinds(t: dict) -> None:
                 f"{name}: {type(tensor).__name__} where a torch.Tensor is needed; talea.arrays "
                 "takes NumPy's"
             )
+        if tensor is not None and tensor.layout != torch.strided:
+            raise DataError(f"{name}: a tensor of layout {tensor.layout}; torch.strided is needed")
 
 
 def check_shapes(t: dict) -> None:

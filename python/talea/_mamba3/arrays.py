@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from .. import _abi
+from .._values import shown, words
 from . import _c
 from ._call import Call
 from ._settings import make
@@ -19,7 +20,7 @@ def _split(arguments: dict, names) -> tuple[dict, dict]:
     """Arrays by their names, and the options: what is left."""
     from ..arrays import _as_array
 
-    arrays = {n: _as_array(arguments.pop(n)) for n in names if n in arguments}
+    arrays = {n: _as_array(arguments.pop(n), n) for n in names if n in arguments}
     return arrays, arguments
 
 
@@ -62,6 +63,12 @@ def _new_output(name: str, t: dict) -> np.ndarray:
     return np.empty(shape, _wide(q))
 
 
+def _of_rank(*array_of) -> None:
+    from ..arrays import _of_rank as check
+
+    check(*array_of)
+
+
 def mamba3(q, k, v, adt, dt, trap, angles=None, *, outputs=("out",), **arguments):
     """What `outputs` names, as a dict of arrays plus "receipt" (and "backward_receipt").
 
@@ -76,20 +83,24 @@ def mamba3(q, k, v, adt, dt, trap, angles=None, *, outputs=("out",), **arguments
     more, arguments = _split(arguments, _INPUTS)
     t.update(more)
     upstream, arguments = _split(arguments, _UPSTREAM)
+    upstream = {n: a for n, a in upstream.items() if a is not None}
+    _of_rank(t, "q", 4, 5)
+    _of_rank(t, "v", 4)
+    if t.get("cu_seqlens") is not None:
+        _of_rank(t, "cu_seqlens", 1)
+    outputs = words("outputs", outputs, ("out", *_c.FINAL, *_GRADIENTS))
     settings = _settings(arguments)
     forward, backward = {}, {}
     for name in outputs:
         if name == "out" or name in _c.FINAL:
             forward[name] = _new_output(name, t)
-        elif name in _GRADIENTS:
+        else:
             like = t.get(name[2:])
             if like is None:
                 raise _abi.UsageError(f"{name}: {name[2:]} is not given")
             if not upstream:
                 raise _abi.UsageError(f"{name}: needs d_out, or a d_final_*")
             backward[name] = np.empty(like.shape, like.dtype)
-        else:
-            raise _abi.UsageError(f"outputs: {name!r} is not an output")
     if upstream and not backward:
         raise _abi.UsageError(f"{next(iter(upstream))}: needs a d_* among outputs")
     made = {**forward, **backward}
@@ -108,6 +119,10 @@ def mamba3_step(state, q, k, v, adt, dt, trap, angles=None, *, slots=None, **arg
     t, _ = _split(given, _c.SCANNED)
     more, arguments = _split(arguments, _c.SCANNED)
     t.update(more)
+    _of_rank(t, "q", 3, 4)
+    _of_rank(t, "v", 3)
+    if not isinstance(state, dict):
+        raise _abi.UsageError(f"state = {shown(state)}: a dict of arrays by name is needed")
     q = t["q"]
     rank = q.shape[1:2] if q.ndim == 4 and q.shape[1] > 1 and t.get("mimo_out") is None else ()
     out = np.empty((t["v"].shape[0], *rank, *t["v"].shape[1:]), q.dtype)
@@ -120,7 +135,7 @@ def mamba3_step(state, q, k, v, adt, dt, trap, angles=None, *, slots=None, **arg
             )
         if array is not None and not array.flags.writeable:
             raise _abi.DataError(f"state_{name}: a read-only array; it is written in place")
-    slots = None if slots is None else _as_array(slots)
+    slots = None if slots is None else _as_array(slots, "slots")
     written = {"slots": slots, "out": out, **{"state_" + n: a for n, a in state.items()}}
     receipt = _run(_c.STEP, _settings(arguments), t, written)
     return {"out": out, "receipt": receipt}

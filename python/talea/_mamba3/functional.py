@@ -9,6 +9,7 @@ import torch
 from .._abi import DataError, UsageError
 from .._call import Receipt
 from .._torch import tells
+from .._values import flag, group_name, shown, whole, word
 from . import _operator, _tensors
 from ._c import INITIAL, PARAMETERS, SCANNED, STATES
 from ._settings import make
@@ -34,7 +35,12 @@ class Mamba3State:
     ) -> Mamba3State:  # fmt: skip
         """Of a sequence that has not begun. dtype: of k and v (fp32); angle and ssm are fp32, or fp64
         with dtype fp64."""
-        dtype = dtype or torch.float32
+        sizes = {"batch": batch, "heads": heads, "rank": rank, "state_dim": state_dim}
+        sizes |= {"head_dim": head_dim, "pairs": pairs}
+        batch, heads, rank, state_dim, head_dim, pairs = (whole(n, s, 0) for n, s in sizes.items())
+        dtype = torch.float32 if dtype is None else dtype
+        if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+            raise UsageError(f"dtype = {shown(dtype)}: a floating torch.dtype is needed")
         wide = torch.float64 if dtype == torch.float64 else torch.float32
         return Mamba3State(
             torch.zeros(batch, heads, pairs, device=device, dtype=wide),
@@ -78,28 +84,21 @@ def _autocast(t: dict) -> dict:
 
 
 def _main_grads(main_grads, t: dict) -> dict | None:
+    if main_grads is not None and not isinstance(main_grads, dict):
+        raise UsageError(f"main_grads = {shown(main_grads)}: a dict of tensors by name is needed")
     for name, total in (main_grads or {}).items():
         if name not in PARAMETERS:
             raise UsageError(f"main_grads: {name!r} is none of {', '.join(PARAMETERS)}")
         if t.get(name) is None:
             raise UsageError(f"main_grads: {name!r}: that tensor is not given")
         kind = _tensors.wide(t["q"])
+        _tensors.check_kinds({f"main_grads: {name!r}": total})
         if total.dtype != kind or total.shape != t[name].shape:
             raise DataError(
                 f"main_grads: {name!r}: {total.dtype} {list(total.shape)}; "
                 f"{'fp64' if kind == torch.float64 else 'fp32'} {list(t[name].shape)} is needed"
             )
     return dict(main_grads) if main_grads else None
-
-
-def _group_name(name: str, group) -> str:
-    if group is None:
-        return ""
-    if not hasattr(group, "group_name"):
-        raise UsageError(
-            f"{name}: {type(group).__name__} where a process group of torch.distributed is needed"
-        )
-    return group.group_name
 
 
 def _compiling() -> bool:
@@ -165,18 +164,20 @@ def mamba3(
         "cu_seqlens": cu_seqlens,
     }  # fmt: skip
     _tensors.check_shapes(t)
+    return_final = flag("return_final", return_final)
+    total_groups = whole("total_groups", total_groups)
     if heads_group is None and total_groups not in (0, q.shape[-2]):
         raise UsageError(
             f"total_groups = {total_groups}: without heads_group, G = {q.shape[-2]} of q are all"
         )
     t, compiling = _autocast(t), _compiling()
     settings = make(
-        rotary_pairs=rotary_pairs, schedule=schedule, head_norm=bool(head_norm), norm_eps=norm_eps,
-        chunk=chunk, workspace_limit_bytes=workspace_limit, lane=lane, final=bool(return_final),
-        save=bool(save_states), heads_group=_group_name("heads_group", heads_group),
-        sequence_group=_group_name("sequence_group", sequence_group),
-        total_groups=total_groups, shared_angles=bool(shared_angles),
-        receipt=bool(return_final) and not compiling,
+        rotary_pairs=rotary_pairs, schedule=schedule, head_norm=head_norm, norm_eps=norm_eps,
+        chunk=chunk, workspace_limit_bytes=workspace_limit, lane=lane, final=return_final,
+        save=flag("save_states", save_states), heads_group=group_name("heads_group", heads_group),
+        sequence_group=group_name("sequence_group", sequence_group),
+        total_groups=total_groups, shared_angles=flag("shared_angles", shared_angles),
+        receipt=return_final and not compiling,
     )  # fmt: skip
     if compiling:
         from ._compiled import apply
@@ -242,7 +243,7 @@ def mamba3_step(
     if q.dim() not in (3, 4):
         raise DataError(f"q: shape {list(q.shape)}; [B, R, G, N] or [B, G, N] is needed")
     t, settings = _autocast(t), make(
-        rotary_pairs=rotary_pairs, head_norm=bool(head_norm), norm_eps=norm_eps, lane=lane,
+        rotary_pairs=rotary_pairs, head_norm=head_norm, norm_eps=norm_eps, lane=lane,
         chunk=chunk, schedule=schedule, workspace_limit_bytes=workspace_limit,
     )  # fmt: skip
     if _compiling():
@@ -263,8 +264,11 @@ def group_rows(
     order: how the rows run, "rgn" or "grn" (slowest first). Rows (g, r, n) of a rank are one piece;
     rows (r, g, n) are not, and cut as if they were they are right at one rank only.
     """
-    if sorted(order) != sorted("rgn") or order[-1] != "n":
-        raise UsageError(f"order = {order!r}: 'rgn' or 'grn' is needed")
+    word("order", order, ("rgn", "grn"))
+    rank, groups = whole("rank", rank, 0), whole("groups", groups, 0)
+    state_dim, ranks, index = (
+        whole("state_dim", state_dim, 0), whole("ranks", ranks, 1), whole("index", index, 0)
+    )  # fmt: skip
     if groups % ranks or not 0 <= index < ranks:
         raise UsageError(
             f"groups = {groups}, ranks = {ranks}, index = {index}: groups must divide over the ranks"

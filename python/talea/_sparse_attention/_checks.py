@@ -7,35 +7,35 @@ import warnings
 import torch
 
 from .._abi import DataError, UsageError
-from . import _settings, storage
+from .._values import flag, whole, word, words
+from . import _c, storage
 
 LAYOUTS = ("bshd", "sbhd", "thd")
 
 
-def name_of(name: str, group) -> str:
-    if group is None:
-        return ""
-    found = getattr(group, "group_name", None)
-    if not isinstance(found, str):
-        raise UsageError(f"{name} = {group!r}: a process group of torch.distributed is needed")
-    return found
+def output_names(outputs, known) -> tuple[str, ...] | None:
+    return None if outputs is None else words("outputs", outputs, known)
 
 
-def output_names(outputs) -> tuple[str, ...] | None:
-    """What may be looked through once is looked through once."""
-    if isinstance(outputs, str):
-        raise UsageError(f"outputs = {outputs!r}: a tuple of names is needed")
-    return None if outputs is None else tuple(outputs)
+def check_words(**given) -> None:
+    """Before anything is decided by them."""
+    for name, value in given.items():
+        word(name, value, _c.ENUMS[name])
 
 
 def check_gather(gather_kv, sequence_group) -> None:
-    if gather_kv and sequence_group is None:
+    if flag("gather_kv", gather_kv) and sequence_group is None:
         raise UsageError("gather_kv: needs sequence_group, whose ranks hold the rows of the keys")
 
 
 def warn_unused(causal, q_positions, q_position_base, key_stride=1) -> None:
     """Of a caller who forgot `causal`: the keys ahead of a query are not left out."""
-    if torch.compiler.is_compiling() or causal is not False:
+    if torch.compiler.is_compiling():
+        return
+    flag("causal", causal)
+    whole("q_position_base", q_position_base)
+    whole("key_stride", key_stride)
+    if causal is not False:
         return
     given = {"q_positions": q_positions is not None, "q_position_base": q_position_base != 0,
              "key_stride": key_stride != 1}  # fmt: skip
@@ -59,8 +59,7 @@ def constant(name: str, t):
 
 
 def check_layout(layout: str, q: torch.Tensor, cu_seqlens) -> None:
-    if layout not in LAYOUTS:
-        raise UsageError(f"layout = {layout!r}: one of {', '.join(LAYOUTS)}")
+    word("layout", layout, LAYOUTS)
     want = {"bshd": (3, 4), "sbhd": (4,), "thd": (3,)}[layout]
     if q.dim() not in want:
         raise DataError(
@@ -71,7 +70,7 @@ def check_layout(layout: str, q: torch.Tensor, cu_seqlens) -> None:
 
 
 def check_value_dim(value_dim, columns: int) -> int:
-    value_dim = _settings.whole("value_dim", value_dim)
+    value_dim = whole("value_dim", value_dim)
     if not 1 <= value_dim <= columns:
         raise UsageError(f"value_dim = {value_dim}: must lie in [1, {columns}], the columns of q")
     return value_dim

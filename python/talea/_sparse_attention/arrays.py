@@ -7,6 +7,7 @@ import ctypes as c
 import numpy as np
 
 from .. import _abi
+from .._values import flag, shown, whole, words
 from . import _c, _call, _settings
 
 
@@ -25,7 +26,7 @@ def _options_text(which: str, arguments: dict) -> str:
 def _run(which: str, arguments: dict, shapes, fill, as_array) -> dict:
     door = _c.DOORS[which]
     tensors = [n for n, kind in door.inputs._fields_ if kind is _abi.Tensor]
-    inputs = {n: as_array(arguments.pop(n, None)) for n in tensors}
+    inputs = {n: as_array(arguments.pop(n, None), n) for n in tensors}
     text = _options_text(which, arguments)
     made = shapes(inputs)
     args = _call.describe(which, text, inputs, made, fill)
@@ -41,9 +42,12 @@ def _run(which: str, arguments: dict, shapes, fill, as_array) -> dict:
 def _attention_shapes(outputs, value_dim: int, o_dtype):
     def shapes(inputs: dict) -> dict:
         q, kv, sink, made = inputs["q"], inputs["kv"], inputs["sink"], {}
+        if q is None or q.ndim not in (3, 4):
+            found = "None" if q is None else f"shape {list(q.shape)}"
+            raise _abi.DataError(f"q: {found}; [B, S, H, D] is needed")
         if not 1 <= value_dim <= q.shape[-1]:
             raise _abi.UsageError(f"value_dim = {value_dim}: must lie in [1, {q.shape[-1]}]")
-        narrow = q.dtype if o_dtype is None else np.dtype(o_dtype)
+        narrow = q.dtype if o_dtype is None else _dtype_of("o_dtype", o_dtype)
         for name in outputs:
             if name in ("o", "o_residual"):
                 made[name] = np.empty((*q.shape[:-1], value_dim), narrow)
@@ -59,16 +63,31 @@ def _attention_shapes(outputs, value_dim: int, o_dtype):
                     )
                 byte = like.dtype.itemsize == 1
                 made[name] = np.empty(like.shape, np.float32 if byte else like.dtype)
-            else:
-                raise _abi.UsageError(f"outputs: {name!r} is not an output")
         return made
 
     return shapes
 
 
+def _dtype_of(name: str, given) -> np.dtype:
+    try:
+        found = np.dtype(given)
+    except (TypeError, ValueError):
+        found = None
+    if given is None or found is None or found.name not in _FLOATS:
+        raise _abi.UsageError(f"{name} = {shown(given)}: one of {', '.join(_FLOATS)}")
+    return found
+
+
+_FLOATS = ("float32", "bfloat16", "float16", "float64")
+_OUTPUTS = ("o", "lse", "row_max", "o_residual", "status", "dq", "dkv", "d_sink")
+_LOSS_OUTPUTS = ("loss", "dindex_q", "dindex_k", "dindex_weights")
+
+
 def sparse_attention(
     fill, as_array, q, kv, indices, *, value_dim, outputs, o_dtype, **more
 ) -> dict:
+    value_dim = whole("value_dim", value_dim)
+    outputs = words("outputs", outputs, _OUTPUTS)
     backward = any(name in ("dq", "dkv", "d_sink") for name in outputs)
     tensors = {"q": q, "kv": kv, "indices": indices, "value_dim": value_dim, **more}
     upstream = ("d_o", "d_lse", "o", "o_residual", "lse")
@@ -92,8 +111,16 @@ def sparse_attention(
 def sparse_select(
     fill, as_array, index_q, index_k, index_weights, *, top_k, scores, **more
 ) -> dict:
+    top_k, scores = whole("top_k", top_k, 0), flag("return_scores", scores)
+    if top_k >= 2**31:
+        raise _abi.UsageError(f"top_k = {top_k}: indices of 32 bits name fewer keys")
+
     def shapes(inputs: dict) -> dict:
-        rows = inputs["index_q"].shape[:-2]
+        index_q = inputs["index_q"]
+        if index_q is None or index_q.ndim not in (3, 4):
+            found = "None" if index_q is None else f"shape {list(index_q.shape)}"
+            raise _abi.DataError(f"index_q: {found}: [B, S, Hi, di] is needed")
+        rows = index_q.shape[:-2]
         made = {
             "indices": np.empty((*rows, top_k), np.int32),
             "topk_length": np.empty(rows, np.int32),
@@ -107,16 +134,15 @@ def sparse_select(
 def sparse_index_loss(
     fill, as_array, index_q, index_k, index_weights, q, kv, *, outputs, **more
 ) -> dict:
+    outputs = words("outputs", outputs, _LOSS_OUTPUTS)
+
     def shapes(inputs: dict) -> dict:
         made = {}
         for name in outputs:
-            if name == "loss":
-                made[name] = np.empty((), _wide(inputs["index_q"].dtype))
-            elif name in ("dindex_q", "dindex_k", "dindex_weights"):
-                like = inputs[name[1:]]
-                made[name] = np.empty(like.shape, _wide(like.dtype))
-            else:
-                raise _abi.UsageError(f"outputs: {name!r} is not an output")
+            like = inputs["index_q" if name == "loss" else name[1:]]
+            if like is None:
+                raise _abi.DataError(f"{'index_q' if name == 'loss' else name[1:]}: None; needed")
+            made[name] = np.empty(() if name == "loss" else like.shape, _wide(like.dtype))
         return made
 
     tensors = {
@@ -135,9 +161,9 @@ def index_mask(fill, as_array, mask, indices, topk_length=None, **more):
         kind = "a read-only array" if isinstance(mask, np.ndarray) else type(mask).__name__
         raise _abi.DataError(f"mask: {kind}; it is written in place: a writable array is needed")
     tensors = {
-        n: as_array(more.pop(n, None)) for n in ("cu_seqlens_q", "cu_seqlens_k", "q_positions")
+        n: as_array(more.pop(n, None), n) for n in ("cu_seqlens_q", "cu_seqlens_k", "q_positions")
     }
-    tensors |= {"indices": as_array(indices), "topk_length": as_array(topk_length)}
+    tensors |= {n: as_array(t, n) for n, t in (("indices", indices), ("topk_length", topk_length))}
     args = _call.describe("forward", _options_text("forward", more), tensors, {}, fill)
     slot = _abi.Tensor()
     fill(slot, mask, "mask")
@@ -146,7 +172,10 @@ def index_mask(fill, as_array, mask, indices, topk_length=None, **more):
 
 
 def pack_rows(fill, as_array, kv):
-    kv = as_array(kv)
+    kv = as_array(kv, "kv")
+    if kv is None or kv.ndim == 0 or kv.shape[-1] != 576:
+        shape = "None" if kv is None else f"shape {list(kv.shape)}"
+        raise _abi.DataError(f"kv: {shape}: rows of 576 are needed")
     rows = np.empty((*kv.shape[:-1], 656), np.uint8)
     source, target = _abi.Tensor(), _abi.Tensor()
     fill(source, kv, "kv")

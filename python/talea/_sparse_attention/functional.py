@@ -11,6 +11,7 @@ from .. import _abi
 from .._abi import DataError, UsageError
 from .._call import Receipt
 from .._torch import tells
+from .._values import flag, group_name, whole
 from . import _attention, _call, _checks, _settings, _torch, storage
 from .storage import Fp8, PackedKV
 
@@ -65,9 +66,6 @@ def _batch_first(layout: str, t, rank: int, batch: int):
 
 def _names(outputs, q, operands: str, trained: bool) -> tuple[str, ...]:
     wanted = {"o"} if outputs is None else {"o", *outputs}
-    for name in wanted - {"o"}:
-        if name not in OUTPUTS:
-            raise UsageError(f"outputs = {outputs}: {name!r} is none of {', '.join(OUTPUTS)}")
     if trained:
         wanted.add("lse")
         if operands == "split" and _torch.o_dtype(q) in (torch.bfloat16, torch.float16):
@@ -121,11 +119,12 @@ def sparse_attention(
     q, q_scale = storage.open_q(q, q_scale)
     kv, kv_scale, kind = storage.open_kv(kv)
     _checks.check_layout(layout, q, cu_seqlens_q)
+    _checks.check_words(index_space=index_space, index_check=index_check, operands=operands)
     _checks.check_main_grad(main_grad, kv)
     _checks.check_fp8_grad(main_grad, q=(given["q"], q), kv=(given["kv"], kv))
     value_dim = _checks.check_value_dim(value_dim, q.shape[-1])
     q, kv = _cast(q, kv)
-    outputs = _checks.output_names(outputs)
+    outputs = _checks.output_names(outputs, OUTPUTS)
     _checks.check_gather(gather_kv, sequence_group)
     _checks.check_report(index_check, "status" in (outputs or ()), "which is none of outputs")
     _checks.warn_unused(causal, q_positions, q_position_base)
@@ -159,7 +158,7 @@ def sparse_attention(
         q_position_base=q_position_base, index_space=index_space, index_check=index_check,
         kv_storage=kind, fp8_path=fp8_path, dkv_sum=dkv_sum, operands=operands, threads=threads,
         workspace_limit_bytes=workspace_limit, lane=lane, outputs=names, gather_kv=gather_kv,
-        heads_group=_checks.name_of("heads_group", heads_group), sequence_group=_checks.name_of("sequence_group", sequence_group),
+        heads_group=group_name("heads_group", heads_group), sequence_group=group_name("sequence_group", sequence_group),
     )  # fmt: skip
     if torch.compiler.is_compiling():
         from . import _ops
@@ -181,13 +180,13 @@ def _opened_index(name: str, t, scale):
         if scale is not None:
             raise UsageError(f"{name}_scale: given beside talea.Fp8, which has its own")
         t, scale = t.data, t.scale
-    t = storage.tensor(name, t)
+    t, scale = storage.tensor(name, t), _checks.constant(f"{name}_scale", scale)
     if (t.dtype == torch.float8_e4m3fn) != (scale is not None):
+        without = f"{name}_scale: none" if scale is None else f"{name}_scale: given"
         raise DataError(
-            f"{name}: {t.dtype} {'without' if scale is None else 'with'} a scale; float8_e4m3fn, and "
-            "nothing else, has one"
+            f"{without} beside {name} of {t.dtype}; float8_e4m3fn, and nothing else, has one"
         )
-    return t, _checks.constant(f"{name}_scale", scale)
+    return t, scale
 
 
 @tells("sequence_group")
@@ -225,7 +224,10 @@ def sparse_select(
     index_q, index_k = _cast(index_q, index_k)
     _checks.check_gather(gather_kv, sequence_group)
     _checks.warn_unused(causal, q_positions, q_position_base, key_stride)
-    top_k = _settings.whole("top_k", top_k, 0)
+    top_k = whole("top_k", top_k, 0)
+    if top_k >= 2**31:
+        raise UsageError(f"top_k = {top_k}: indices of 32 bits name fewer keys")
+    return_scores = flag("return_scores", return_scores)
     if index_q.dim() not in (3, 4):
         raise DataError(f"index_q: shape {list(index_q.shape)}: [B, S, Hi, di] is needed")
     tensors = [
@@ -238,7 +240,7 @@ def sparse_select(
     text = _settings.text_of(
         top_k=top_k, q_position_base=q_position_base, key_stride=key_stride, act=act,
         causal=causal, threads=threads, workspace_limit_bytes=workspace_limit, lane=lane,
-        outputs=names, sequence_group=_checks.name_of("sequence_group", sequence_group), gather_kv=gather_kv,
+        outputs=names, sequence_group=group_name("sequence_group", sequence_group), gather_kv=gather_kv,
     )  # fmt: skip
     from . import _ops
 
@@ -301,8 +303,11 @@ def sparse_index_loss(
     kv, kv_scale, kind = storage.open_kv(kv)
     index_q, index_k, q, kv = _cast(index_q, index_k, q, kv)
     _checks.check_gather(gather_kv, sequence_group)
+    _checks.check_words(index_check=index_check)
     _checks.check_report(index_check, False, "and a loss gives none; 'checked' is an error")
     _checks.warn_unused(causal, q_positions, q_position_base, key_stride)
+    if q.dim() not in (3, 4):
+        raise DataError(f"q: shape {list(q.shape)}: [B, S, H, D] is needed")
     _checks.check_value_dim(value_dim, q.shape[-1])
     trained = (index_q, index_k, index_weights)
     need = [t.requires_grad and torch.is_grad_enabled() for t in trained]
@@ -322,8 +327,8 @@ def sparse_index_loss(
         key_stride=key_stride, keys="dense" if indices is None else "sparse", act=act,
         causal=causal, index_space=index_space, index_check=index_check, kv_storage=kind,
         dindex_k_sum=dindex_k_sum, threads=threads, workspace_limit_bytes=workspace_limit,
-        lane=lane, batch_group=_checks.name_of("batch_group", batch_group), heads_group=_checks.name_of("heads_group", heads_group),
-        sequence_group=_checks.name_of("sequence_group", sequence_group), gather_kv=gather_kv,
+        lane=lane, batch_group=group_name("batch_group", batch_group), heads_group=group_name("heads_group", heads_group),
+        sequence_group=group_name("sequence_group", sequence_group), gather_kv=gather_kv,
     )  # fmt: skip
     from . import _ops
 
@@ -348,7 +353,7 @@ def index_mask(
     """In place: element (s, j) of an additive fp32 mask [B, S, S_kv] becomes 0 where a valid slot of
     query s names key j; the others stay. No host read: legal while a graph is captured."""
     _checks.warn_unused(causal, q_positions, q_position_base)
-    mask = _checks.constant("mask", mask)
+    mask = _checks.constant("mask", storage.tensor("mask", mask))
     inputs = {
         "indices": storage.tensor("indices", indices),
         "topk_length": _checks.constant("topk_length", topk_length),

@@ -43,11 +43,11 @@ CLI::App* add_subcommand(CLI::App& app, Context& context, const SubcommandHelp& 
   sub->add_option("--progress", context.progress, "progress on stderr")
       ->check(CLI::IsMember({"auto", "plain", "json", "none"}))
       ->capture_default_str();
-  sub->footer(
-      fmt::format("Exit codes: 0 done{}; 2 usage; 3 this machine lacks something, named;\n"
-                  "            4 run-time failure; 5 invalid input data; 130, 143 on signals.\n"
-                  "Example:    {}\n",
-                  help.exits, help.example));
+  sub->footer(fmt::format(
+      "Exit codes: 0 done{}; 2 usage; 3 no lane takes it, or this machine lacks something, named;\n"
+      "            4 run-time failure; 5 invalid input data{}; 130, 143 on signals.\n"
+      "Example:    {}\n",
+      help.exits, help.data, help.example));
   return sub;
 }
 

@@ -25,9 +25,10 @@ struct Context {
 
 struct SubcommandHelp {
   const char* name;
-  const char* job;      // one line
-  const char* example;  // runs in the project's root
-  const char* exits;    // exit codes beyond those all share
+  const char* job;        // one line
+  const char* example;    // runs in the project's root
+  const char* exits;      // exit codes beyond those all share
+  const char* data = "";  // what else is invalid data
 };
 
 // A subcommand with the flags that all share; the footer holds exit codes and the example.

@@ -1,6 +1,7 @@
 // What: the command line tool: the table of subcommands, and exceptions as exit codes.
 // Why: exit codes are a contract (docs/cli.md); they are decided in one place.
 // Never: does a subcommand's work.
+#include <cctype>
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
@@ -88,6 +89,14 @@ void check_subcommand(CLI::App& app, int argc, char** argv) {
   }
 }
 
+// And of a flag that it does not know, only where nothing else is missing.
+std::string unknown_flag(const CLI::App& app) {
+  for (const std::string& word : app.remaining(true))
+    if (word.size() > 1 && word[0] == '-' && !std::isdigit(static_cast<unsigned char>(word[1])))
+      return word;
+  return "";
+}
+
 int run(int argc, char** argv) {
   CLI::App app{"Exact fused output projection and cross-entropy, with receipts.", "talea"};
   Context context;
@@ -105,6 +114,10 @@ int run(int argc, char** argv) {
     check_subcommand(app, argc, argv);
     app.parse(argc, argv);
     return context.exit_code;
+  } catch (const CLI::RequiredError& e) {
+    const std::string flag = unknown_flag(app);
+    const std::string what = flag.empty() ? e.what() : flag + ": no such flag; " + e.what();
+    return say(static_cast<int>(ErrorKind::usage), (what + " (--help says more)").c_str());
   } catch (const CLI::ParseError& e) {
     return app.exit(e) == 0 ? 0 : static_cast<int>(ErrorKind::usage);
   } catch (const Error& e) {

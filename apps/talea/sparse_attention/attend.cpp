@@ -349,7 +349,7 @@ void register_attend(CLI::App& app, Context& context) {
       {"attend", "sparse attention on your own tensors, forward and backward",
        "talea attend --q q.npy --kv kv.npy --indices i.npy --value-dim 512 --upstream do.npy \\\n"
        "                --out gradients.safetensors --receipt attend.json",
-       "; 3 a lane declined what was asked; 5 also a foreign index under report or checked"});
+       "", " (a foreign index under report or checked)"});
   f->files.add(*sub);
   for (const char* name : {"--q", "--kv", "--indices"}) sub->get_option(name)->required();
   sub->add_option("--value-dim", f->value_dim, "columns of a row that are its value")->required();

@@ -94,7 +94,7 @@ def tell(groups, device, numbers=(), error: BaseException | None = None) -> list
             error = raised = _abi.of_status(kind)(f"rank {rank}: {text}")
     if raised is not None:
         raise raised
-    if waits_for_no_host(groups, device):
+    if error is None and waits_for_no_host(groups, device):
         _once[tuple(map(id, groups))] = list(groups)
     return found
 

@@ -119,6 +119,20 @@ def _as_on_a_device(rank):
             steps(rank)
             assert 0 < len(met) <= most, f"{steps.__name__}: {len(met)} meetings"
             met.clear()
+        fresh = dist.new_group([0, 1])  # that has an error before it has met
+        good = {"value_dim": 8, "sequence_group": fresh}
+        q, kv, indices = (
+            torch.ones(1, 2, 1, 8),
+            torch.ones(1, 3, 1, 8),
+            torch.zeros(1, 2, 1, 1).int(),
+        )
+
+        def call(**options):
+            talea.sparse_attention(q, kv, indices, **options)
+
+        both_raise(rank, "a first call", call, good, {"value_dim": 9})
+        call(**good)
+        assert len(met) == 2, f"{len(met)} meetings"
     finally:
         _ranks.waits_for_no_host, _ranks.tell = always, tell
 

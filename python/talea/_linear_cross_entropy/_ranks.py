@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes as c
-from functools import partial
+from functools import lru_cache, partial
 
 import torch
 import torch.distributed as dist
@@ -25,6 +25,16 @@ _agreed: dict = {}  # kinds of call that ranks have compared -> their groups (so
 # back), and the way that they all go
 
 
+_numbers: dict[tuple, int] = {}
+
+
+@lru_cache(maxsize=512)
+def _of(config: Config) -> int:
+    """One number for settings that differ in nothing but this rank's place."""
+    fields = tuple((k, v) for k, v in config.__dict__.items() if k != "vocab_begin")
+    return _numbers.setdefault(fields, len(_numbers))
+
+
 class Meeting:
     """One call of ranks: before its first exchange every rank says whether it can make it.
 
@@ -39,11 +49,10 @@ class Meeting:
         self.voters = int(bool(config.group))  # the batch's ranks go each its own way
         self.kind = None
         if _ranks.waits_for_no_host(self.groups, self.device):
-            fields = tuple((k, v) for k, v in config.__dict__.items() if k != "vocab_begin")
             given = tuple(t is not None for t in inputs)
             # Ranks of a batch have tokens of their own, a number that may change on one alone.
             shape = () if config.batch_group else inputs[0].shape
-            self.kind = (*map(id, self.groups), fields, given, shape, inputs[0].dtype, more)
+            self.kind = (*map(id, self.groups), _of(config), given, shape, inputs[0].dtype, more)
         self.known = self.kind is not None and self.kind in _agreed
         self.way = _agreed[self.kind][1] if self.known else None
         self._telling = _ranks.Telling(() if self.known else self.groups, self.device)

@@ -42,6 +42,15 @@ TEST(CudaPlan, DwSummedInTheDtypeOfTheWeightNeedsNoSum) {
   EXPECT_LE(workspace(p), int64_t{530} << 20);
   const Plan several = plan(p, h200());
   EXPECT_TRUE(several.dw_direct && several.chunks > 1);
+  EXPECT_TRUE(several.targets_apart);
+  // A share of soft targets cannot be kept apart: rounded by every chunk it would show.
+  Problem soft = p;
+  soft.has_targets = false, soft.soft_targets = SoftTargets::dense;
+  EXPECT_FALSE(plan(soft, h200()).dw_direct);
+  EXPECT_GT(workspace(soft), int64_t{2000} << 20);
+  // One chunk rounds everything once as it is.
+  p.tokens = 128, p.options.workspace_limit_bytes = int64_t{2000} << 20;
+  EXPECT_TRUE(plan(p, h200()).dw_direct && !plan(p, h200()).targets_apart);
 }
 
 // Through autograd a bf16 dW is kept in fp32 until its factor is known, 1 GiB more than is

@@ -285,6 +285,10 @@ TEST(Sm90Config, Bf16DwKeepsMoreBitsBesideItWhereTheyHaveRoom) {
   scarce.dw_dtype = scarce.options.dw_sum = DType::bf16;
   const auto c = sm90::config(scarce, hopper());
   EXPECT_TRUE(c.dw == DwOutput::split && c.rest_bits == 0);
+  // In the wide path the targets are in the product: each later chunk would round their share.
+  Problem soft = scarce;
+  soft.has_targets = false, soft.soft_targets = SoftTargets::dense;
+  EXPECT_EQ(sm90::config(soft, hopper()).dw, DwOutput::workspace);
 }
 
 // Codes need no memory of dW's size; a factor that comes later is one more pass over dW.

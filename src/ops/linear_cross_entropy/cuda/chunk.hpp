@@ -108,6 +108,25 @@ void form_gradient(const Shape& s, const ChunkRows& c, const Gradient& g,
 void add_bias_gradient(const Shape& s, const ChunkRows& c, const Gradient& g,
                        const RowFactors* factors, double* db, cudaStream_t stream);
 
+// targets_apart.cu: the targets' own share of a bf16 dW that chunks round. One each of a valid row.
+struct TargetShares {
+  float* share = nullptr;
+  int32_t *column = nullptr, *next = nullptr;
+  int8_t* head = nullptr;
+};
+void keep_back_targets(const ChunkRows& c, const RowFactors* factors, void* dz, int64_t stride,
+                       const TargetShares& shares, cudaStream_t stream);
+struct TargetSum {
+  const BatchFacts* facts;
+  const int64_t* order;
+  View x;
+  int64_t tokens, hidden;
+  float scale;
+  void* dw;
+  int64_t dw_stride;
+};
+void add_targets(const TargetSum& s, const TargetShares& shares, cudaStream_t stream);
+
 // move.cu
 // Rows of `from` by the order, zero beyond the valid rows; order null: row r is token begin + r.
 void gather_rows(const ChunkRows& c, const View& from, int64_t hidden, DType compute, void* to,

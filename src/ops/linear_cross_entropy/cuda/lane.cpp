@@ -208,6 +208,7 @@ class Run {
     }
     if (p_.wants_dw)
       multiply_.finish_dw(chunks_ > 0 && multiply_.has_products() ? p_.vocab_local : 0);
+    if (p_.wants_dw && multiply_.has_products()) multiply_.add_targets_to_dw(x_);
     if (p_.wants_db) {
       const int64_t local = chunks_ > 0 ? p_.vocab_local : 0;
       store_db(b_.db, local, p_.vocab_stored, c_.out.accumulate_db, View(c_.out.db), stream_);

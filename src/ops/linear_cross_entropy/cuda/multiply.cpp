@@ -110,6 +110,8 @@ void Multiply::dw(const ChunkRows& rows, int multiprocessors) const {
     balance_rows(rows, b_.factors, b_.scalars, add, scale, stream_);
     scale_rows(rows, b_.factors, p_.hidden, b_.x, plan_.x_stride, stream_);
   }
+  if (plan_.targets_apart)
+    keep_back_targets(rows, b_.factors, b_.dz, plan_.logits_stride, b_.shares, stream_);
   const int64_t stride = outside() ? p_.dw_row_stride : p_.hidden;
   char* dw = outside() ? static_cast<char*>(c_.out.dw.data) : reinterpret_cast<char*>(b_.dw);
   for (const Section& s : sections({0, p_.vocab_local, plan_.parts})) {
@@ -127,6 +129,13 @@ void Multiply::dw(const ChunkRows& rows, int multiprocessors) const {
         run(g, b_.x, dz, to, scale, add || second ? 1.0f : 0.0f);
     }
   }
+}
+
+void Multiply::add_targets_to_dw(const View& x) const {
+  if (!plan_.targets_apart) return;
+  add_targets({b_.facts, b_.order, x, p_.tokens, p_.hidden,
+               static_cast<float>(p_.options.logit_scale), c_.out.dw.data, p_.dw_row_stride},
+              b_.shares, stream_);
 }
 
 void Multiply::finish_dw(int64_t formed) const {

@@ -25,6 +25,8 @@ class Multiply {
   // Once a call, after the last chunk: what the products did not store themselves. `formed`:
   // logical rows whose gradient was formed.
   void finish_dw(int64_t formed) const;
+  // After that, of the hidden rows: what dW's products left out of it (targets_apart).
+  void add_targets_to_dw(const View& x) const;
 
  private:
   // Columns of the vocabulary in one product, and the weight's rows for them.

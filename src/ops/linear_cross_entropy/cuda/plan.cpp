@@ -82,16 +82,19 @@ Plan layout_of(const Problem& p, const DeviceFacts& device) {
   const bool dense = (p.hidden <= 1 || p.dw_col_stride == 1) &&
                      (p.vocab_stored <= 1 || p.dw_row_stride >= p.hidden);
   r.dw_in_place = p.wants_dw && p.dw_dtype == DType::f32 && dense;
-  // dW in the dtype of the weight from chunk to chunk, where the caller has asked for that.
-  if (p.wants_dw && dense && !p.accumulate_dw && r.compute == DType::bf16 && !r.two_terms)
-    r.dw_direct = p.dw_dtype == r.compute && p.options.dw_sum == r.compute;
+  // dW in the dtype of the weight from chunk to chunk, where the caller has asked for that. Not of
+  // soft targets, whose share of a row has no element of its own to keep back.
+  if (p.wants_dw && dense && !p.accumulate_dw && r.compute == DType::bf16 && !r.two_terms &&
+      p.soft_targets == SoftTargets::none)
+    r.dw_direct = r.targets_apart = p.dw_dtype == r.compute && p.options.dw_sum == r.compute;
   // Two terms meet in fp32: a 16-bit dW between them would be rounded twice.
   if (p.world == 1 && p.wants_dw && dense && !p.accumulate_dw && p.dw_dtype == r.compute &&
       is_16bit(r.compute) && !r.two_terms) {
     Plan direct = r;  // worth it only where the whole batch fits one chunk
-    direct.dw_direct = true;
+    direct.dw_direct = true, direct.targets_apart = false;
     const int64_t all = std::max(r.granule_rows, round_up(p.tokens, r.granule_rows));
-    if (bytes_with(p, direct, all) <= room(p) || all == r.granule_rows) r.dw_direct = true;
+    if (bytes_with(p, direct, all) <= room(p) || all == r.granule_rows)
+      r.dw_direct = true, r.targets_apart = false;
   }
   return r;
 }
@@ -180,6 +183,11 @@ Buffers::Buffers(Arena& a, const Problem& p, const Plan& plan, int64_t rows) {
   const int64_t tail_rows = plan.tail > 0 ? tail_width : 0;
   tail_weight = a.take<char>(tail_rows * plan.x_stride * size_of(plan.compute));
   tail_dw = a.take<float>(p.wants_dw ? tail_rows * d : 0);
+  const int64_t apart = plan.targets_apart ? n : 0;
+  shares.share = a.take<float>(apart);
+  shares.column = a.take<int32_t>(apart);
+  shares.next = a.take<int32_t>(apart);
+  shares.head = a.take<int8_t>(apart);
   weight = a.take<char>(plan.copies_weight ? v * plan.x_stride * size_of(plan.compute) : 0);
   x_all = a.take<char>(plan.gather_tokens ? n * d * size_of(plan.compute) : 0);
   dx_all = a.take<float>(plan.gather_tokens && p.wants_dx ? (n + n / p.world) * d : 0);

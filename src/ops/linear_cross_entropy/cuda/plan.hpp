@@ -29,6 +29,7 @@ struct Plan {
   bool dw_in_place = false;    // products add straight into the caller's dw
   bool dw_direct = false;  // the products write the caller's 16-bit dw: one chunk, rounded once;
                            // or each chunk adds to it (dw_sum)
+  bool targets_apart = false;  // there the targets' own share is added once, after all chunks
   bool copies_weight = false;  // its strides suit no product: a dense copy in the workspace
   // cuBLASLt multiplies a number of columns that does not fill 16 bytes an order of magnitude
   // slower: the last of them then have products of their own, padded to tail_width.
@@ -77,6 +78,7 @@ struct Buffers {
   char* weight;
   char* tail_weight;  // rows of the tail, and zeros up to tail_width
   float* tail_dw;     // their gradient, where the others' is added to the caller's
+  TargetShares shares;
   char* x_all;
   float* dx_all;
   char* products;

@@ -247,6 +247,8 @@ std::vector<Config> ways_by_chunks(const Problem& p, const DeviceFacts& device, 
     way.dw = DwOutput::split;
     for (const int bits : {8, 4, Rest::kExponents, 0}) {
       if ((bits == 0) != (p.options.dw_sum != DType::f32)) continue;
+      // There the targets are in the product, and each chunk after would round their share.
+      if (bits == 0 && c.is_wide()) continue;
       way.rest_bits = bits;
       if (p.rest_bytes != 0 && p.rest_bytes != kept_rest(p, way)) continue;
       const Config made = by_chunks(p, device, way);

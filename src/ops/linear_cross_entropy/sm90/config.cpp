@@ -144,7 +144,9 @@ bool fits(const Problem& p, Config& c, int64_t rows) {
 // short chunks, where the next whole pair is too much, even ones of a few rows less are nearly as
 // good.
 void choose_chunk(const Problem& p, const DeviceFacts& device, Config& c) {
-  const int64_t most = round_up(std::max<int64_t>(p.tokens, 1), kPairRows);
+  // Codes are of several chunks.
+  const int64_t longest = c.sums_in_codes() ? (p.tokens + 1) / 2 : p.tokens;
+  const int64_t most = round_up(std::max<int64_t>(longest, 1), kPairRows);
   Config best = c;
   best.chunk_rows = best.state_rows = kPairRows;
   best.ms = cost(p, device, c, kPairRows);
@@ -161,7 +163,7 @@ void choose_chunk(const Problem& p, const DeviceFacts& device, Config& c) {
   for (int64_t rows = 2 * kPairRows; rows <= std::min<int64_t>(most, 65536); rows += kPairRows)
     if (!consider(rows)) break;
   if (!c.is_wide() && c.exp_stride > 0 && p.world == 1)
-    for (int64_t chunks = most / kPairRows; chunks > 1; --chunks) {
+    for (int64_t chunks = round_up(p.tokens, kPairRows) / kPairRows; chunks > 1; --chunks) {
       const int64_t rows = round_up((p.tokens + chunks - 1) / chunks, 32);
       if (rows > kEvenRows || (rows % kPairRows != 0 && !consider(rows))) break;
     }

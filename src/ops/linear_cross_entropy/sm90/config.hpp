@@ -44,7 +44,7 @@ enum class DwOutput {
   in_place,   // fp32, and the products add to it; or there is none
   direct,     // 16 bits: one product covers every row and leaves it rounded
   workspace,  // 16 bits: summed in fp32 in the workspace, rounded once at the end
-  split       // 16 bits: summed in place, with rest_bits more beside it, or an exponent for 64
+  split       // 16 bits: summed in place, with rest_bits more beside it, or an exponent for 128
 };
 // Where the logits' sum that smoothing needs comes from.
 enum class Smoothing {
@@ -96,6 +96,8 @@ struct Config {
   bool by_slices() const { return schedule == Schedule::slices || from_saved(); }
   bool sums_in_codes() const { return dw == DwOutput::split && rest_bits == Rest::kExponents; }
   bool from_saved() const { return schedule == Schedule::slices_saved; }
+  // What only the sort before the first chunk needs lies where the sums per tile lie later.
+  bool sorts_in_sums() const { return sort_bytes > 0 && !is_wide() && !from_saved(); }
   bool sums_weight() const { return smoothing != Smoothing::per_logit; }
   bool rank_one() const { return smoothing == Smoothing::rank_one; }
 };

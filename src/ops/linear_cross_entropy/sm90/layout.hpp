@@ -45,7 +45,7 @@ inline void lay_out_tokens(const Problem& p, const Config& c, Arena& arena, Buff
   if (p.wants_db) b.db_factor = arena.take<float>(c.chunk_rows);
   if (c.sort_bytes > 0) {
     b.sorted = arena.take<uint64_t>(n);
-    if (!c.runs_ahead()) {
+    if (!c.sorts_in_sums()) {
       b.keys = arena.take<uint64_t>(n);
       b.sort_scratch = arena.take<char>(c.sort_bytes);
     }
@@ -71,8 +71,7 @@ inline void lay_out_wide(const Problem& p, const Config& c, Arena& arena, Buffer
 
 inline void lay_out_tiles(const Problem& p, const Config& c, Arena& arena, Buffers& b) {
   const int64_t n = p.tokens, sums = c.tiles * c.state_rows;
-  if (c.runs_ahead() && c.sort_bytes > 0) {
-    // What only the sort before the first chunk needs lies where the sums per tile lie later.
+  if (c.sorts_in_sums()) {
     const int64_t keys = (n + 31) / 32 * 32;
     b.keys = arena.take<uint64_t>(std::max(keys + (c.sort_bytes + 7) / 8, (sums + 1) / 2));
     b.tile_sums = reinterpret_cast<float*>(b.keys);

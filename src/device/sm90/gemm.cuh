@@ -14,6 +14,7 @@
 //                                                      Epilogue::run(acc, row, column)
 #pragma once
 #include <concepts>
+#include <cstddef>
 
 #include "core/kernel_mutant.hpp"
 #include "device/sm90/ptx.cuh"
@@ -31,7 +32,7 @@ constexpr int kScratchWords = 16;
 // PingPong: each warpgroup owns whole tiles and multiplies while the other runs its epilogue.
 // Otherwise the two share a tile's rows.
 template <int kBlockM_, int kBlockN_, int kStages_, bool kPingPong_, Major kMajorA_, Major kMajorB_,
-          bool kF16_ = false, int kStagingBytes_ = 2048>
+          bool kF16_ = false, int kStagingBytes_ = 2048, int kAsideBytes_ = 0>
 struct Shape {
   static constexpr int kBlockM = kBlockM_, kBlockN = kBlockN_, kBlockK = 64, kStages = kStages_;
   static constexpr bool kPingPong = kPingPong_;
@@ -43,9 +44,13 @@ struct Shape {
   static constexpr int kParts = kGroupM / 64;                        // m64 instructions
   static constexpr int kBytesA = kBlockM * kBlockK * 2, kBytesB = kBlockN * kBlockK * 2;
   static constexpr int kStagingBytes = kStagingBytes_;  // per multiplying warp
+  static constexpr int kAsideBytes = kAsideBytes_;      // likewise, behind all else
+  // Of a thread; an epilogue with memory aside needs all that there are.
+  static constexpr int kCopyRegisters = kAsideBytes > 0 ? 24 : 40,
+                       kMultiplyRegisters = kAsideBytes > 0 ? 240 : 232;
   static constexpr int kSharedBytes = kStages * (kBytesA + kBytesB) +
                                       kMultiplyingWarps * kStagingBytes + 2 * kStages * 8 +
-                                      4 * kScratchWords;
+                                      4 * kScratchWords + kMultiplyingWarps * kAsideBytes;
   // The B tile is loaded in two halves, one per block of the pair, and multicast.
   static constexpr bool kSplitBByK = kMajorB == Major::mn && (kBlockN / 64) % 2 != 0;
   static constexpr int kBoxRowsA = kMajorA == Major::k ? kBlockM : kBlockK;
@@ -75,9 +80,17 @@ struct Pipeline {
 
   __device__ explicit Pipeline(SharedMemory<S>& m)
       : a(m.a), b(m.b), staging(m.staging), full(m.full), empty(m.empty) {
-    static_assert(sizeof m == S::kSharedBytes);
+    static_assert(sizeof m + kMultiplyingWarps * S::kAsideBytes == S::kSharedBytes);
   }
 };
+
+// Of the multiplying warp whose staging memory this is.
+template <class S>
+__device__ __forceinline__ char* aside_of(char* staging) {
+  const int warp = static_cast<int>(threadIdx.x / 32) - 4;
+  return staging - warp * S::kStagingBytes - offsetof(SharedMemory<S>, staging) +
+         sizeof(SharedMemory<S>) + warp * S::kAsideBytes;
+}
 
 // Of the two warpgroups of a PingPong shape: whose turn it is to multiply. Barrier 0 is
 // __syncthreads.
@@ -316,10 +329,10 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(S::kThreads, 1)
   if (filter.none()) {
     // Nothing to multiply: no loop over tiles to find that out.
   } else if (threadIdx.x < 128) {
-    lower_registers<40>();
+    lower_registers<S::kCopyRegisters>();
     if (threadIdx.x == 0) copy_role<S, E>(map_a, map_b, pipeline, work, filter, rank);
   } else {
-    raise_registers<232>();
+    raise_registers<S::kMultiplyRegisters>();
     multiply_role<S, E>(pipeline, work, params, filter, rank);
   }
   __syncwarp();

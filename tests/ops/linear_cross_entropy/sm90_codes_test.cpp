@@ -1,4 +1,4 @@
-// What: a bf16 dW of lane sm90 that is summed over chunks in codes, each of 64 under one exponent.
+// What: a bf16 dW of lane sm90 that is summed over chunks in codes, 128 under one exponent.
 // Why: small problems are one chunk; here the shortest chunks and the codes are forced.
 // Never: looser than the contract's accuracy rule.
 #include <algorithm>
@@ -32,7 +32,7 @@ class Sm90Codes : public LaneTest {
   void must_be_right(Case c, const std::string& what) {
     ASSERT_TRUE(accepts(c)) << what << " is declined";
     EXPECT_EQ(run(c).result.accumulator_dw,
-              "16 bits and an exponent for 64 of them, added in fp32, rounded once")
+              "16 bits and an exponent for 128 of them, added in fp32, rounded once")
         << what;
     expect_right(c, what);
   }

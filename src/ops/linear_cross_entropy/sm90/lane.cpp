@@ -29,7 +29,7 @@ void report(const Run& r) {
                                         : "fp32, rounded once";
   said.accumulator_dw =
       r.c.dw == DwOutput::split && r.c.rest_bits == 0 ? "bf16, rounded by each chunk (dw_sum)"
-      : r.c.sums_in_codes() ? "16 bits and an exponent for 64 of them, added in fp32, rounded once"
+      : r.c.sums_in_codes() ? "16 bits and an exponent for 128 of them, added in fp32, rounded once"
       : r.c.dw == DwOutput::split ? fmt::format(
                                         "bf16 and {} bits beside it, added in fp32, "
                                         "rounded once",
@@ -100,7 +100,7 @@ std::vector<std::string> details(const Problem& p, const Planned& planned) {
           fmt::format("slice_words = {}", c.slice_words),
           fmt::format("state_rows = {}", c.state_rows),
           fmt::format("predicted = {:.3g} ms (of an H200, to compare plans)", c.ms),
-          fmt::format("dw sum = {}", c.sums_in_codes() ? "16 bits and an exponent for 64"
+          fmt::format("dw sum = {}", c.sums_in_codes() ? "16 bits and an exponent for 128"
                                      : c.dw == DwOutput::split
                                          ? fmt::format("bf16 and {} bits", c.rest_bits)
                                      : c.dw == DwOutput::workspace ? "fp32 in the workspace"

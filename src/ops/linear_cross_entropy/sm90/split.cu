@@ -41,23 +41,31 @@ __device__ void add_to_pair(const SplitScatterParams& p, int64_t row, int64_t co
   }
 }
 
-// The targets' own share: a block owns a run of equal targets and 256 columns, a thread two of
+// The targets' own share: a block owns a run of equal targets and 1024 columns, a thread eight of
 // them.
+constexpr int kShareThreads = 128, kShareColumns = 8;
 struct Share {
   int64_t target = -1, column = 0;  // -1: nothing to add
-  float2 sum{0, 0};
+  float sum[kShareColumns] = {};
 };
 template <bool kF16>
 __device__ Share share_of(const ScatterParams& p) {
   Share own;
-  own.column = (static_cast<int64_t>(blockIdx.y) * blockDim.x + threadIdx.x) * 2;
+  own.column = (static_cast<int64_t>(blockIdx.y) * blockDim.x + threadIdx.x) * kShareColumns;
   if (own.column >= p.hidden) return own;
   own.target = run_at(p.sorted, blockIdx.x, p.facts->in_use);
   if (own.target < 0) return own;
   over_run(p.sorted, blockIdx.x, p.facts->in_use, own.target, [&](uint32_t row) {
     const float f = p.rows.target_factor[row];
-    const float2 pair = load_pair<kF16>(p.x, p.rows.index[row] * p.x_stride + own.column);
-    own.sum.x = fmaf(f, pair.x, own.sum.x), own.sum.y = fmaf(f, pair.y, own.sum.y);
+    const uint4 eight = *reinterpret_cast<const uint4*>(
+        static_cast<const uint16_t*>(p.x) + p.rows.index[row] * p.x_stride + own.column);
+    const uint32_t words[4] = {eight.x, eight.y, eight.z, eight.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float2 x = unpack<kF16>(words[i]);
+      own.sum[2 * i] = fmaf(f, x.x, own.sum[2 * i]);
+      own.sum[2 * i + 1] = fmaf(f, x.y, own.sum[2 * i + 1]);
+    }
   });
   return own;
 }
@@ -66,39 +74,56 @@ template <bool kF16>
 __global__ void scatter_kernel(ScatterParams p) {
   const Share own = share_of<kF16>(p);
   if (own.target < 0) return;
-  auto* to = reinterpret_cast<float2*>(p.dw + own.target * p.dw_stride + own.column);
-  float2 have = *to;
-  have.x += own.sum.x, have.y += own.sum.y;
-  *to = have;
+  auto* to = reinterpret_cast<float4*>(p.dw + own.target * p.dw_stride + own.column);
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const float* sum = own.sum + 4 * i;
+    float4 have = to[i];
+    have.x += sum[0], have.y += sum[1], have.z += sum[2], have.w += sum[3];
+    to[i] = have;
+  }
 }
 
 __global__ void split_scatter_kernel(SplitScatterParams p) {
   const Share own = share_of<false>(p.rows);
-  if (own.target >= 0) add_to_pair(p, own.target, own.column, own.sum);
+  if (own.target < 0) return;
+#pragma unroll
+  for (int i = 0; i < kShareColumns; i += 2)
+    add_to_pair(p, own.target, own.column + i, {own.sum[i], own.sum[i + 1]});
 }
 
 __device__ uint8_t* exponent_of(const Rest& rest, int64_t row, int64_t column) {
   return static_cast<uint8_t*>(rest.data) + Rest::exponent_at(row, column, rest.columns);
 }
 
-// A warp has a row's block of codes: its exponent changes with its largest sum.
+// Sixteen lanes have a row's block of codes: its exponent changes with its largest sum.
 __global__ void coded_scatter_kernel(SplitScatterParams p) {
   using sm90::BlockFloat;
-  const Share own = share_of<false>(p.rows);
-  const int64_t target = __shfl_sync(~0u, own.target, 0);
-  if (target < 0) return;
+  static_assert(16 * kShareColumns == Rest::kTileColumns);
+  Share own = share_of<false>(p.rows);
   const bool inside = own.target >= 0;  // the last columns may end within the block
-  uint8_t* exponent = exponent_of(p.rest, target, own.column);
-  auto* both = reinterpret_cast<uint32_t*>(p.dw + target * p.dw_stride + own.column);
-  float2 x = own.sum;
+  uint8_t* exponent = nullptr;
+  uint4* codes = nullptr;
   if (inside) {
-    const float2 old = BlockFloat::values(*both, *exponent);
-    x.x += old.x, x.y += old.y;
+    exponent = exponent_of(p.rest, own.target, own.column);
+    codes = reinterpret_cast<uint4*>(p.dw + own.target * p.dw_stride + own.column);
+    const uint4 old = *codes;
+    const uint32_t words[4] = {old.x, old.y, old.z, old.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float2 x = BlockFloat::values(words[i], *exponent);
+      own.sum[2 * i] += x.x, own.sum[2 * i + 1] += x.y;
+    }
   }
-  const float most = sm90::largest_of_warp(sm90::larger(sm90::larger(0, x.x), x.y));
+  float most = 0;
+  for (const float x : own.sum) most = sm90::larger(most, x);
+  for (int other = 8; other > 0; other /= 2)
+    most = sm90::larger(most, __shfl_xor_sync(~0u, most, other));
+  if (!inside) return;
   const uint32_t now = BlockFloat::exponent(most);
-  if (inside) *both = BlockFloat::pair(x, now);
-  if (threadIdx.x % 32 == 0) *exponent = static_cast<uint8_t>(now);
+  const auto pair = [&](int i) { return BlockFloat::pair({own.sum[i], own.sum[i + 1]}, now); };
+  *codes = {pair(0), pair(2), pair(4), pair(6)};
+  if (threadIdx.x % 16 == 0) *exponent = static_cast<uint8_t>(now);
 }
 
 // A warp a piece; 1 is no factor, and costs a launch alone.
@@ -138,33 +163,44 @@ __global__ void __launch_bounds__(256) factor_kernel(LateWeightParams p) {
 }
 
 // Eight codes become bf16, whatever the factor. Rows that were never formed are 0 and stay so.
-__device__ void finish_codes(uint4* words, uint32_t exponent, float factor) {
+__device__ uint4 finished_codes(const uint4& codes, uint32_t exponent, float factor) {
   const auto times = [&](uint32_t both) {
     const float2 x = sm90::BlockFloat::values(both, exponent);
     return pack<false>(x.x == 0 ? 0 : x.x * factor, x.y == 0 ? 0 : x.y * factor);
   };
-  const uint4 codes = *words;
-  *words = {times(codes.x), times(codes.y), times(codes.z), times(codes.w)};
+  return {times(codes.x), times(codes.y), times(codes.z), times(codes.w)};
 }
 
+// So many threads a row, and two groups of eight each at once: as many bytes asked for as the
+// memory takes time to bring.
 __global__ void __launch_bounds__(256) coded_factor_kernel(LateWeightParams p) {
   const auto factor = static_cast<float>(read(p.factor, 0, 1));
-  const int64_t groups = p.hidden / 8;
-  const int64_t all = p.vocab * groups, step = static_cast<int64_t>(gridDim.x) * blockDim.x;
-  for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < all;
-       i += step) {
-    const int64_t row = i / groups, column = i % groups * 8;
-    finish_codes(reinterpret_cast<uint4*>(p.dw + row * p.dw_stride + column),
-                 *exponent_of(p.rest, row, column), factor);
+  const int groups = static_cast<int>(p.hidden / 8);
+  int threads = 256;
+  while (threads > 16 && threads >= groups) threads /= 2;
+  const int64_t rows = 256 / threads;
+  for (int64_t row = blockIdx.x * rows + threadIdx.x / threads; row < p.vocab;
+       row += gridDim.x * rows) {
+    auto* words = reinterpret_cast<uint4*>(p.dw + row * p.dw_stride);
+    for (int i = static_cast<int>(threadIdx.x) % threads; i < groups; i += 2 * threads) {
+      const int other = i + threads < groups ? i + threads : i;
+      const uint4 a = words[i], b = words[other];
+      const uint32_t of_a = *exponent_of(p.rest, row, 8 * i),
+                     of_b = *exponent_of(p.rest, row, 8 * other);
+      words[i] = finished_codes(a, of_a, factor);
+      if (other != i) words[other] = finished_codes(b, of_b, factor);
+    }
   }
 }
 
 __global__ void __launch_bounds__(256) row_factor_kernel(LateRowsParams p) {
   for (int64_t i = blockIdx.x; i < p.rows; i += gridDim.x) {
     const auto factor = static_cast<float>(read(p.factor, i, 1));
-    for (int64_t j = 8 * threadIdx.x; j < p.hidden; j += 8 * blockDim.x)
-      finish_codes(reinterpret_cast<uint4*>(p.dx + i * p.dx_stride + j),
-                   p.exponents[i * p.exponents_stride + j / sm90::BlockFloat::kElements], factor);
+    for (int64_t j = 8 * threadIdx.x; j < p.hidden; j += 8 * blockDim.x) {
+      auto* words = reinterpret_cast<uint4*>(p.dx + i * p.dx_stride + j);
+      *words = finished_codes(
+          *words, p.exponents[i * p.exponents_stride + j / sm90::BlockFloat::kElements], factor);
+    }
   }
 }
 
@@ -178,20 +214,20 @@ void multiply_split_rows(const LateRowsParams& p, cudaStream_t stream) {
 }
 
 static dim3 grid_of(const ScatterParams& p) {
-  return {static_cast<unsigned>(p.tokens), static_cast<unsigned>((p.hidden + 255) / 256)};
+  return {static_cast<unsigned>(p.tokens), static_cast<unsigned>((p.hidden + 1023) / 1024)};
 }
 
 void scatter_targets(const ScatterParams& p, cudaStream_t stream) {
   if (p.tokens == 0) return;
   auto* kernel = p.f16 ? scatter_kernel<true> : scatter_kernel<false>;
-  kernel<<<grid_of(p), 128, 0, stream>>>(p);
+  kernel<<<grid_of(p), kShareThreads, 0, stream>>>(p);
   device::check_launch("scatter_targets");
 }
 
 void scatter_targets(const SplitScatterParams& p, cudaStream_t stream) {
   if (p.rows.tokens == 0) return;
   auto* kernel = p.rest.is_coded() ? coded_scatter_kernel : split_scatter_kernel;
-  kernel<<<grid_of(p.rows), 128, 0, stream>>>(p);
+  kernel<<<grid_of(p.rows), kShareThreads, 0, stream>>>(p);
   device::check_launch("scatter_targets");
 }
 

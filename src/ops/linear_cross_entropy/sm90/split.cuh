@@ -6,10 +6,7 @@
 //     shared <- dW (bf16) and rest, while the product or the piece before is at work
 //     sum = join(dW, rest) + accumulator;  dW = bf16(sum);  rest = sum - dW
 //     dW, rest <- shared
-//   where the rest is an exponent for the 64 elements of a row, dW their codes: the exponent is
-//   that of the largest sum of the row's, which four lanes hold
 #pragma once
-#include "ops/linear_cross_entropy/sm90/block_float.hpp"
 #include "ops/linear_cross_entropy/sm90/gradients.cuh"
 
 namespace talea::lce::sm90 {
@@ -28,17 +25,31 @@ struct SplitFilter : EveryTile {
   __device__ bool none() const { return idle; }
 };
 
+// The rank-one share of label smoothing, of 64 columns of a warp's 16 words.
+__device__ __forceinline__ void smooth_piece(float* acc, const DwParams& p, int row, int column) {
+  const int u = row + static_cast<int>(threadIdx.x % 32) / 4, l = u + 8;
+  const float upper = u >= p.vocab ? 0.f : p.class_weight ? p.class_weight[u] : 1.f;
+  const float lower = l >= p.vocab ? 0.f : p.class_weight ? p.class_weight[l] : 1.f;
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    const int c = column + 8 * j + 2 * static_cast<int>(threadIdx.x % 4);
+    if (c >= p.hidden) continue;
+    const float2 s = *reinterpret_cast<const float2*>(p.smooth_row + c);
+    acc[4 * j] = fmaf(-upper, s.x, acc[4 * j]);
+    acc[4 * j + 1] = fmaf(-upper, s.y, acc[4 * j + 1]);
+    acc[4 * j + 2] = fmaf(-lower, s.x, acc[4 * j + 2]);
+    acc[4 * j + 3] = fmaf(-lower, s.y, acc[4 * j + 3]);
+  }
+}
+
 template <int kBits>
 struct SplitEpilogue {
   using Params = SplitParams;
   using Filter = SplitFilter;
-  static constexpr bool kCoded = kBits == Rest::kExponents;
   // Staging memory of a warp: pieces of dW, as many of the rest, their barriers.
   static constexpr int kBuffers = kBits == 8 ? 2 : 3;
   static constexpr int kHigh = 2048, kLow = Rest::piece_bytes(kBits),
                        kLowRoom = kBits == 8 ? 1024 : 512;
-  // Exponents, of all six pieces: those that were, and behind them those that will be.
-  static constexpr int kOutAt = kBuffers * kHigh + 128;
   static constexpr int kLowAt = kBuffers * kHigh, kBarriersAt = kLowAt + kBuffers * kLowRoom;
   static constexpr int kStagingBytes = 8192;  // a multiple of 1024, as TMA's swizzle
   static_assert(kBarriersAt + 32 <= kStagingBytes);
@@ -74,11 +85,6 @@ struct SplitEpilogue {
     return p.rest + (static_cast<int64_t>(row / 16) * p.pieces + column / 64) * kLow;
   }
 
-  static constexpr int kWarpBytes = Rest::kWarpBytes;
-  static __device__ __forceinline__ char* exponents_at(const Params& p, int row, int column) {
-    return p.rest + Rest::exponent_at(row, column, p.hidden);
-  }
-
   // One lane: piece i of the tile on its way in. What lay there has gone out.
   static __device__ __forceinline__ void load(const Params& p, int first_row, int first_column,
                                               int i, char* staging) {
@@ -86,13 +92,10 @@ struct SplitEpilogue {
     if (i >= kPieces || !exists(p, row, column)) return;
     const int buffer = i % kBuffers;
     uint64_t* barrier = Place(staging).barrier + buffer;
-    const bool first = i == 0;
-    barrier_expect(barrier, kHigh + (!kCoded ? kLow : first ? kWarpBytes : 0));
+    barrier_expect(barrier, kHigh + kLow);
     load_tile(&p.dw_map, barrier, staging + buffer * kHigh, column, row);
     if constexpr (kBits >= 4)
       load_bytes(rest_at(p, row, column), barrier, staging + kLowAt + buffer * kLowRoom, kLow);
-    else if (kCoded && first)
-      load_bytes(exponents_at(p, row, column), barrier, staging + kLowAt, kWarpBytes);
   }
 
   template <class S>
@@ -202,94 +205,6 @@ struct SplitEpilogue {
     }
   }
 
-  // How a row's block is read and written: codes or bf16, without a branch. As bf16 it is cut off.
-  struct RowCodes {
-    uint32_t above, lower, upper;
-    float zero, unit;
-    __device__ __forceinline__ explicit RowCodes(uint32_t exponent) {
-      const bool bf16 = exponent == BlockFloat::kBf16;
-      above = bf16 ? 0 : 0x4b000000u;  // of 2^23 + code
-      lower = bf16 ? 0x1044 : 0x7610, upper = bf16 ? 0x3244 : 0x7632;
-      zero = bf16 ? 0.f : BlockFloat::kZero;
-      unit = bf16 ? 1.f : BlockFloat::unit(exponent);
-    }
-    __device__ __forceinline__ void add(float* sum, uint32_t both) const {
-      sum[0] = fmaf(__uint_as_float(__byte_perm(both, above, lower)) - zero, unit, sum[0]);
-      sum[1] = fmaf(__uint_as_float(__byte_perm(both, above, upper)) - zero, unit, sum[1]);
-    }
-  };
-  struct RowWriter {
-    uint32_t halves;
-    float zero, scale;
-    __device__ __forceinline__ explicit RowWriter(uint32_t exponent) {
-      const bool bf16 = exponent == BlockFloat::kBf16;
-      halves = bf16 ? 0x7632 : 0x5410;
-      zero = bf16 ? 0.f : BlockFloat::kZero;
-      scale = bf16 ? 1.f : BlockFloat::scale(exponent);
-    }
-    __device__ __forceinline__ uint32_t both(const float* sum) const {
-      return __byte_perm(__float_as_uint(fmaf(sum[0], scale, zero)),
-                         __float_as_uint(fmaf(sum[1], scale, zero)), halves);
-    }
-  };
-
-  // The same of codes: all sums of a row's block before the first code, for its exponent.
-  // inside: eights of columns that the matrix has; what lies behind them reads as anything.
-  template <bool kAdd, bool kEnds>
-  static __device__ __forceinline__ void add_codes(float* acc, char* high, const uint8_t* had,
-                                                   uint8_t* now, int inside) {
-    const int lane = threadIdx.x % 32, own = lane / 4;
-    const auto at = [&](int i) {
-      return reinterpret_cast<uint32_t*>(high + 1024 * (i % 2) + own * 128 + ((i / 2 ^ own) * 16) +
-                                         4 * (lane % 4));
-    };
-    if constexpr (kAdd) {
-      const RowCodes rows[2] = {RowCodes(had[own]), RowCodes(had[own + 8])};
-#pragma unroll
-      for (int part = 0; part < 16; part += 8) {
-        uint32_t both[8];
-#pragma unroll
-        for (int i = 0; i < 8; ++i) both[i] = *at(part + i);
-#pragma unroll
-        for (int i = 0; i < 8; ++i) rows[i % 2].add(acc + 2 * (part + i), both[i]);
-      }
-    }
-    if constexpr (kEnds) {
-#pragma unroll
-      for (int i = 0; i < 16; ++i) *at(i) = pack<false>(acc[2 * i], acc[2 * i + 1]);
-      return;
-    }
-    float most[2] = {0, 0};
-#pragma unroll
-    for (int i = 0; i < 16; ++i)
-      if (i / 2 < inside) most[i % 2] = larger(larger(most[i % 2], acc[2 * i]), acc[2 * i + 1]);
-    const uint32_t exponents[2] = {BlockFloat::exponent(largest_of_quad(most[0])),
-                                   BlockFloat::exponent(largest_of_quad(most[1]))};
-    const RowWriter rows[2] = {RowWriter(exponents[0]), RowWriter(exponents[1])};
-#pragma unroll
-    for (int i = 0; i < 16; ++i) *at(i) = rows[i % 2].both(acc + 2 * i);
-    if (lane % 4 != 0) return;
-    now[own] = static_cast<uint8_t>(exponents[0]),
-    now[own + 8] = static_cast<uint8_t>(exponents[1]);
-  }
-
-  // The rank-one share of label smoothing.
-  static __device__ __forceinline__ void smooth(float* acc, const Params& p, int row, int column) {
-    const int u = row + static_cast<int>(threadIdx.x % 32) / 4, l = u + 8;
-    const float upper = u >= p.vocab ? 0.f : p.class_weight ? p.class_weight[u] : 1.f;
-    const float lower = l >= p.vocab ? 0.f : p.class_weight ? p.class_weight[l] : 1.f;
-#pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      const int c = column + 8 * j + 2 * static_cast<int>(threadIdx.x % 4);
-      if (c >= p.hidden) continue;
-      const float2 s = *reinterpret_cast<const float2*>(p.smooth_row + c);
-      acc[4 * j] = fmaf(-upper, s.x, acc[4 * j]);
-      acc[4 * j + 1] = fmaf(-upper, s.y, acc[4 * j + 1]);
-      acc[4 * j + 2] = fmaf(-lower, s.x, acc[4 * j + 2]);
-      acc[4 * j + 3] = fmaf(-lower, s.y, acc[4 * j + 3]);
-    }
-  }
-
   template <class S>
   static __device__ __forceinline__ void run(Accumulators<S>& acc, const Params& p,
                                              const TileOrder<S>& work, int first_row, int column,
@@ -309,22 +224,12 @@ struct SplitEpilogue {
       if (p.add)
         await(buffer, staging);
       else if (lane == 0)
-        kCoded&& i == 0 ? store_wait_read<0>() : store_wait_read<kBuffers - 1>();
+        store_wait_read<kBuffers - 1>();
       __syncwarp();
       float* own = &acc[i / 2][32 * (i % 2)];
-      if (p.smooth_row) smooth(own, p, row, c);
+      if (p.smooth_row) smooth_piece(own, p, row, c);
       char *high = staging + buffer * kHigh, *low = staging + kLowAt + buffer * kLowRoom;
-      if constexpr (kCoded) {
-        const auto* had = reinterpret_cast<const uint8_t*>(staging + kLowAt + 16 * i);
-        auto* now = reinterpret_cast<uint8_t*>(staging + kOutAt + 16 * i);
-        const int inside = (p.hidden - c) / 8;
-        if (!p.add)  // one chunk is never all
-          add_codes<false, false>(own, high, had, now, inside);
-        else if (p.ends)
-          add_codes<true, true>(own, high, had, now, inside);
-        else
-          add_codes<true, false>(own, high, had, now, inside);
-      } else if (p.add) {
+      if (p.add) {
         p.ends ? add<true, true>(own, high, low) : add<true, false>(own, high, low);
       } else {
         p.ends ? add<false, true>(own, high, low) : add<false, false>(own, high, low);
@@ -340,9 +245,6 @@ struct SplitEpilogue {
       if constexpr (kBits >= 4) store_bytes(rest_at(p, row, c), low, kLow);
       store_commit();
     }
-    if (!kCoded || p.ends || lane != 0 || !exists(p, first_row, column)) return;
-    store_bytes(exponents_at(p, first_row, column), staging + kOutAt, kWarpBytes);
-    store_commit();
   }
 };
 

@@ -1,6 +1,6 @@
 // What: a sum of dW as two numbers: 16 bits in the returned gradient, and what those need beside
 // them.
-// Why: dW over chunks needs 8 or 4 bits an element of its own, or an exponent for 64, not 32 bits.
+// Why: dW over chunks needs 8 or 4 bits an element of its own, or an exponent for 128, not 32 bits.
 // Never: returns codes: dW is the sum, rounded to bf16, once its last chunk or its factor has come.
 #pragma once
 #include <cuda_runtime.h>
@@ -10,11 +10,12 @@
 namespace talea::lce {
 
 // The rest lies in pieces of 16 rows x 64 columns, in the order of a product's accumulators.
-// Exponents lie by tiles of 192 x 128: in a tile by warps, of a warp by pieces, in a piece by rows.
+// An exponent is that of 128 columns. They lie by tiles of 192 x 128: in a tile by warps, of a warp
+// by pieces, in a piece by rows.
 struct Rest {
   static constexpr int64_t kRows = 16, kColumns = 64;
   static constexpr int64_t kTileRows = 192, kTileColumns = 128;
-  static constexpr int64_t kWarpBytes = 6 * kRows, kTileBytes = 4 * kWarpBytes;
+  static constexpr int64_t kWarpBytes = 3 * kRows, kTileBytes = 4 * kWarpBytes;
   static constexpr int kExponents = 1;  // dW holds codes of a BlockFloat
   void* data = nullptr;
   int bits = 0;         // 8, 4, kExponents, or 0: none is kept, each chunk rounds to bf16
@@ -33,12 +34,11 @@ struct Rest {
                                                            int64_t columns) {
     const int64_t tile = row / kTileRows * tiles(columns) + column / kTileColumns;
     const int64_t in = row % kTileRows, warp = in % 64 / kRows;
-    const int64_t piece = in / 64 * 2 + column % kTileColumns / kColumns;
-    return tile * kTileBytes + warp * kWarpBytes + piece * kRows + in % kRows;
+    return tile * kTileBytes + warp * kWarpBytes + in / 64 * kRows + in % kRows;
   }
 
   static constexpr int64_t piece_bytes(int bits) {
-    return bits == kExponents ? kRows : kRows * kColumns * bits / 8;
+    return bits == kExponents ? kRows / 2 : kRows * kColumns * bits / 8;
   }
   // So many rows of the matrix, and of its rest so many bytes, go together.
   static constexpr int64_t group_rows(int bits) { return bits == kExponents ? kTileRows : kRows; }

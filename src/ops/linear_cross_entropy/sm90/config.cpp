@@ -26,6 +26,13 @@ constexpr int64_t kLeastSliced = int64_t{1} << 26;  // elements of a weight
 constexpr int64_t kEvenRows = 1024;  // chunks of up to so many need not be whole pairs of tiles
 constexpr int64_t kAheadRows = 512;  // up to so many a chunk the next chunk's logits run ahead
 
+// What a tile of dW takes beside its multiplications, in rows of them: read off one H200, dW alone
+// and by how much the pairs that start early end late.
+int64_t way_out_rows(const Config& c) {
+  if (c.dw != DwOutput::split) return c.dw == DwOutput::in_place ? 150 : 90;
+  return c.rest_bits == 0 ? 90 : c.sums_in_codes() ? 200 : 290;
+}
+
 // How dX and dW share the device. Short chunks make dW wait for memory, so there dX takes some of
 // the multiprocessors, in whole waves, and dW the rest from the start. Long chunks let dX use all
 // of them, and dW fills the last wave.
@@ -62,9 +69,10 @@ void share_device(const Problem& p, Config& c) {
   }
   c.dx_blocks = static_cast<int>(2 * dx_pairs);
   // One dX tile against one dW tile: 128 x 256 x vocab (or half) and 192 x 128 x rows
-  // multiplications. Below some 768 rows a dW tile takes the time of its additions, however few its
-  // multiplications.
-  const int64_t ahead = p.vocab_local * columns / (192 * std::max<int64_t>(c.chunk_rows, 768));
+  // multiplications, and of dW the way out. Below some 768 rows a dW tile takes the time of its
+  // additions, however few its multiplications.
+  const int64_t ahead =
+      p.vocab_local * columns / (192 * std::max<int64_t>(c.chunk_rows + way_out_rows(c), 768));
   const int64_t last = tiles % pairs;  // pairs at work in dX's last wave
   c.dw_early = static_cast<int>(dx_pairs < pairs ? pairs - dx_pairs : last > 0 ? pairs - last : 0);
   c.dw_head_start = static_cast<int>(dx_pairs < pairs ? waves * ahead : ahead);

@@ -134,6 +134,10 @@ TEST(AttentionSm90Config, PackedRows) {
   EXPECT_EQ(config(few, h200()).blocks, 4 * 32);
   few.heads = few.total_heads = 192;  // two tiles of heads, then one
   EXPECT_EQ(config(few, h200()).blocks, 4 * 32 * 2);
+  few.heads = few.total_heads = 128, few.batch = 13, few.queries = 1;  // 26 of 132
+  EXPECT_EQ(config(few, h200()).segments, 16);
+  few.batch = 14;
+  EXPECT_EQ(config(few, h200()).segments, 1);
   DeviceFacts odd = h200();
   odd.sm_count = 131;
   EXPECT_EQ(config(p, odd).blocks, 130);

@@ -15,8 +15,8 @@ namespace {
 using Reason = std::optional<std::string>;
 
 // Scores come first where blocks that have a list each would fill no more than an eighth of the
-// device, and a list is long enough to be worth three kernels.
-constexpr int64_t most_share = 8, least_segments = 4;
+// device, of packed rows a fifth, and a list is long enough to be worth three kernels.
+constexpr int64_t most_share = 8, most_packed_share = 5, least_segments = 4;
 
 Reason decline_shape(const Problem& p) {
   if (p.dim % 16 != 0 || p.value_dim % 16 != 0)
@@ -114,7 +114,8 @@ Config config(const Problem& p, const DeviceFacts& d) {
     few.shared_bytes = packed_scores_bytes;
     few.blocks = c.lists * 2 * few.segments * ((c.head_tiles + 1) / 2);
   }
-  if (p.groups == 1 && p.heads > 0 && c.work > 0 && c.work * most_share <= d.sm_count &&
+  const int64_t share = c.rows == Rows::plain ? most_share : most_packed_share;
+  if (p.groups == 1 && p.heads > 0 && c.work > 0 && c.work * share <= d.sm_count &&
       few.segments >= least_segments && bytes_of(few) <= p.options.workspace_limit_bytes)
     return few;
   const int64_t together = c.rows == Rows::shared ? 2 : 1;

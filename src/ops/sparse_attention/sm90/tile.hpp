@@ -64,7 +64,7 @@ constexpr int64_t shared_bytes(int64_t dim, int half) {
 }
 
 // Where a block finds its keys: rows that it gathers; packed rows; packed rows of which each of the
-// two blocks of a cluster, which have one query's heads, dequantises half for both; or scores and
+// two blocks of a cluster, which have one query's heads, dequantises half for both; or weights and
 // values that other blocks left in the workspace.
 enum class Rows { plain, packed, shared, stored };
 

@@ -15,6 +15,7 @@ template <int R, int blocks, bool halves>
 __global__ void __launch_bounds__(back_threads, 1)
     back_kernel(const __grid_constant__ Args a, const __grid_constant__ UnitBuffers b,
                 const __grid_constant__ Wave wave) {
+  hopper::begin_after_earlier_kernels();
   extern __shared__ __align__(1024) char memory[];
   auto& sh = *reinterpret_cast<BackShared<R, blocks>*>(memory);
   static_assert(sizeof(BackShared<R, blocks>) <= 227 << 10);
@@ -48,8 +49,9 @@ __global__ void __launch_bounds__(back_threads, 1)
 void launch_back(const Args& args, const Wave& wave, const UnitBuffers& b, cudaStream_t stream) {
   const int64_t count = (wave.last - wave.first) * wave.slice_chunks * args.size.groups * b.parts;
   with_turns(args.size, [&](auto rank, auto blocks, auto halves) {
-    launch("mamba3: gradients", back_kernel<rank(), blocks(), halves()>, count, back_threads,
-           sizeof(BackShared<rank(), blocks()>), stream, args, b, wave);
+    if constexpr (!has_two_heads(rank(), 32 * blocks()))
+      launch("mamba3: gradients", back_kernel<rank(), blocks(), halves()>, count, back_threads,
+             sizeof(BackShared<rank(), blocks()>), stream, args, b, wave);
   });
 }
 

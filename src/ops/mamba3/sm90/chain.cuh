@@ -1,6 +1,7 @@
 // What: how a state walks from chunk to chunk: h to the last, E to the first, in registers.
-// Why: two warpgroups share the rows and have half of the state's columns each; what a chunk needs
-//      is under way while the chunk before is at work.
+// Why: what a chunk adds does not depend on the state: a warpgroup turns the rows of a chunk while
+//      another weighs the values of the one before and adds their product to the state that it
+//      holds.
 // Never: knows what the states are for, or forms a turn or a step.
 #pragma once
 
@@ -13,10 +14,14 @@ inline constexpr int chain_threads = 256;
 template <int R, int blocks>
 struct ChainShared {
   static constexpr int C = tokens_of<R>, pairs = 32 * blocks;
-  char rows[2][wide_bytes], weighed[panel_bytes];
-  uint4 v[2][C * 8], up[2][C * 8];  // rows of v or of z, rows of d_out
-  float2 turns[2][C * pairs];
-  ChunkSteps<C> steps[2];
+  // Of a chunk, and of the one behind it.
+  struct alignas(1024) Stage {  // tiles swap their pieces by address
+    char rows[wide_bytes], weighed[panel_bytes];
+    uint4 z[C * 8];
+    float2 turns[C * pairs];
+    ChunkSteps<C> steps;
+  } stages[2];
+  static_assert(sizeof(stages) <= 110 << 10 || blocks > 1);
   float4 bias[R * 32];
   float mimo_v[R * values], mimo_z[R * values], mimo_out[R * values];
   // Read from here: registers that they would take are spilled.
@@ -28,35 +33,28 @@ struct ChainShared {
   const char* steps_from = nullptr;
 };
 
-// Half a state: columns 64 w and on, of warpgroup w.
-template <class F>
-__device__ __forceinline__ void each_of_half(float (&h)[32], F f) {
-  const int panel = threadIdx.x / 128 * 64;
-  each_two(h, [&](int p, int n, float& x, float& y) { f(p, panel + n, x, y); });
-}
-__device__ __forceinline__ void take_half(const float* from, float (&h)[32]) {
-  each_of_half(h, [&](int p, int n, float& x, float& y) {
-    const float2 both = *reinterpret_cast<const float2*>(from + p * columns + n);
-    x = both.x, y = both.y;
-  });
-}
-__device__ __forceinline__ void put_half(float* to, float (&h)[32]) {
-  each_of_half(h, [&](int p, int n, float x, float y) {
-    *reinterpret_cast<float2*>(to + p * columns + n) = {x, y};
-  });
-}
-__device__ __forceinline__ void put_half_rounded(void* to, float (&h)[32]) {
-  auto* const tile = static_cast<__nv_bfloat16*>(to);
-  each_of_half(h, [&](int p, int n, float x, float y) {
-    *reinterpret_cast<uint32_t*>(tile + p * columns + n) = two_rounded(x, y);
-  });
+// As operands: neighbouring lanes swap, so that each has eight bytes of a row, and a quad 32.
+__device__ __forceinline__ void put_rounded(__nv_bfloat16* to, const float (&h)[64]) {
+  const bool odd = threadIdx.x & 1;
+  const int row = own_row(), pair = threadIdx.x & 2;
+  __nv_bfloat16* const own = to + formed_anew(row * columns + pair * 2 + (odd ? 8 : 0));
+#pragma unroll
+  for (int j = 0; j < 16; j += 2)
+#pragma unroll
+    for (int second = 0; second < 2; ++second) {
+      const int at = 4 * j + 2 * second;
+      const uint32_t low = two_rounded(h[at], h[at + 1]);
+      const uint32_t high = two_rounded(h[at + 4], h[at + 5]);
+      const uint32_t other = __shfl_xor_sync(0xffffffffu, odd ? low : high, 1);
+      *reinterpret_cast<uint2*>(own + second * 8 * columns + 8 * j) =
+          odd ? uint2{other, high} : uint2{low, other};
+    }
 }
 
 template <int R, int blocks, bool halves>
 class Chain {
  public:
-  static constexpr int C = tokens_of<R>, threads = chain_threads, pairs = 32 * blocks;
-  static constexpr int size = columns * values;
+  static constexpr int C = tokens_of<R>, pairs = 32 * blocks;
   using Shared = ChainShared<R, blocks>;
 
   // first: chunk of the unit with which the segment begins.
@@ -64,184 +62,243 @@ class Chain {
       : a(args),
         u(shared.unit),
         sh(shared),
-        thread(threadIdx.x),
+        thread(threadIdx.x & 127),
         segment(first),
         tokens(static_cast<int>(shared.unit.tokens)) {}
 
-  // h over chunks [first, end); before(chunk) ahead of each.
-  template <class Before>
-  __device__ __forceinline__ void forward(float (&h)[32], int first, int end, Before before) {
-    if (first >= end) return;
-    read_bias<R>(a.k_bias, u.head, halves, sh.bias, thread, threads);
-    read_projection<R>(a.mimo_v, u.head, sh.mimo_v, thread, threads);
-    const int64_t rows_home = cuda::at(a.k, u.batch, u.begin, 0, u.group);
-    const int64_t v_home = cuda::at(a.v, u.batch, u.begin, u.head);
-    const auto begin = [&](int chunk, int stage) {
-      const int n = tokens_in(chunk);
-      copy_rows<R, threads>(a.k, rows_home + int64_t{chunk} * C * a.k.stride[1], n, sh.rows[stage],
-                            thread);
-      copy_pieces(a.v, v_home + int64_t{chunk} * C * a.v.stride[1], a.v.stride[1], n, sh.v[stage]);
-      copy_tokens(chunk, stage);
-    };
-    begin(first, 0);
+  // All threads, ahead of a walk.
+  __device__ __forceinline__ void read_parameters(bool upstream) {
+    const int all = threadIdx.x;
+    read_bias<R>(upstream ? a.q_bias : a.k_bias, u.head, halves, sh.bias, all, chain_threads);
+    read_projection<R>(a.mimo_v, u.head, sh.mimo_v, all, chain_threads);
+    read_projection<R>(a.mimo_z, u.head, sh.mimo_z, all, chain_threads);
+    read_projection<R>(a.mimo_out, u.head, sh.mimo_out, all, chain_threads);
     __syncthreads();
-    take_biases();
-    float by_v[ranks][8];
-#pragma unroll
-    for (int i = 0; i < ranks; ++i)
-      take_eight(sh.mimo_v + rank(i) * values + thread % 8 * 8, by_v[i]);
+  }
+
+  // The warpgroup that holds the state: over chunks [first, end), from the last on for E;
+  // before(i, h) ahead of the i-th.
+  template <bool upstream, class Before>
+  __device__ __forceinline__ void add(float (&h)[64], int first, int end, Before before) {
+    const View& narrow = upstream ? a.d_out : a.v;
+    const int64_t z_home = cuda::at(a.z, u.batch, u.begin, u.head);
+    const int64_t narrow_home = upstream ? cuda::at(a.d_out, u.batch, u.begin, 0, u.head)
+                                         : cuda::at(a.v, u.batch, u.begin, u.head);
+    const bool pieces = !upstream || Upstream(a).pieces;
+    const int64_t by_rank = upstream && !a.size.reduce ? a.d_out.stride[2] : 0;
+    const int count = end - first;
+    const auto begin = [&](int i) {
+      const int chunk = upstream ? end - 1 - i : first + i, n = tokens_in(chunk);
+      const int64_t token = int64_t{chunk} * C;
+      const int thread = formed_anew(this->thread);
+      auto& to = sh.stages[i & 1];
+      if (pieces)
+        copy_narrow(narrow, narrow_home + token * narrow.stride[1], by_rank, n, to.weighed, thread);
+      if (upstream && a.z.data)
+        copy_pieces(a.z, z_home + token * a.z.stride[1], a.z.stride[1], n, to.z, thread);
+      copy_bytes<sizeof(ChunkSteps<C>), 128>(
+          sh.steps_from + (chunk - segment) * static_cast<int64_t>(sizeof(ChunkSteps<C>)),
+          &to.steps, thread);
+      copies_commit();
+    };
+    begin(0);
 #pragma unroll 1
-    for (int chunk = first; chunk < end; ++chunk) {
-      const int stage = (chunk - first) & 1;
-      copies_done();
-      __syncthreads();
-      if (chunk + 1 < end) begin(chunk + 1, stage ^ 1);
-      before(chunk, h);
-      const int n = tokens_in(chunk);
-      turn_rows(n, stage, a.k_bias.data);
-      put_values(n, stage, by_v);
-      add_product(h, stage);
+    for (int i = 0; i < count; ++i) {
+      const int stage = i & 1, chunk = upstream ? end - 1 - i : first + i;
+      auto& tiles = sh.stages[stage];
+      before(i, h);
+      if (i + 1 < count) {
+        begin(i + 1);
+        copies_done_but_one();
+      } else {
+        copies_done();
+      }
+      hopper::named_barrier_sync(adding, 128);
+      if constexpr (upstream)
+        put_gated(tiles, tokens_in(chunk), pieces,
+                  narrow_home + int64_t{chunk} * C * narrow.stride[1], by_rank);
+      else
+        put_values(tiles, tokens_in(chunk));
+      hopper::fence_async_shared();
+      hopper::named_barrier_sync(full + stage, 256);
+      scale_state(h, tiles.steps.whole);
+      products_begin(h);
+      columns_by_columns<128>(h, Operand(tiles.weighed), Operand(tiles.rows));
+      products_end(h);
+      if (i + 2 < count) hopper::named_barrier_arrive(empty + stage, 256);
+      // Its tiles are copied anew behind a barrier of all four warps.
+      hopper::named_barrier_sync(adding, 128);
     }
   }
 
-  // E from behind chunk end - 1 to before chunk `first`; behind(chunk) with E behind it.
-  template <class Behind>
-  __device__ __forceinline__ void backward(float (&e)[32], int first, int end, Behind behind) {
-    if (first >= end) return;
-    read_bias<R>(a.q_bias, u.head, halves, sh.bias, thread, threads);
-    read_projection<R>(a.mimo_z, u.head, sh.mimo_z, thread, threads);
-    read_projection<R>(a.mimo_out, u.head, sh.mimo_out, thread, threads);
-    const int64_t rows_home = cuda::at(a.q, u.batch, u.begin, 0, u.group);
-    const int64_t z_home = cuda::at(a.z, u.batch, u.begin, u.head);
-    const int64_t up_home = cuda::at(a.d_out, u.batch, u.begin, 0, u.head);
-    const bool pieces = Upstream(a).pieces;
-    const auto begin = [&](int chunk, int stage) {
-      const int n = tokens_in(chunk);
-      const int64_t token = int64_t{chunk} * C;
-      copy_rows<R, threads>(a.q, rows_home + token * a.q.stride[1], n, sh.rows[stage], thread);
-      if (a.z.data) copy_pieces(a.z, z_home + token * a.z.stride[1], a.z.stride[1], n, sh.v[stage]);
-      if (pieces)
-        copy_pieces(a.d_out, up_home + token * a.d_out.stride[1], a.d_out.stride[1], n,
-                    sh.up[stage]);
-      copy_tokens(chunk, stage);
+  // The warpgroup that turns rows of the same chunks.
+  template <bool upstream>
+  __device__ __forceinline__ void turn(int first, int end) {
+    const View& from = upstream ? a.q : a.k;
+    const int64_t home = cuda::at(from, u.batch, u.begin, 0, u.group);
+    const int count = end - first;
+    const auto begin = [&](int i) {
+      const int chunk = upstream ? end - 1 - i : first + i;
+      const int thread = formed_anew(this->thread);
+      auto& to = sh.stages[i & 1];
+      copy_rows<R, 128>(from, home + int64_t{chunk} * C * from.stride[1], tokens_in(chunk), to.rows,
+                        thread);
+      copy_bytes<C * pairs * 8, 128>(sh.turns_from + int64_t{chunk - segment} * (C * pairs * 2),
+                                     to.turns, thread);
+      copies_commit();
     };
-    begin(end - 1, 0);
-    __syncthreads();
-    take_biases();
-    const GatedItems<R, threads> items(sh.mimo_z, sh.mimo_out, thread);
+    begin(0);
 #pragma unroll 1
-    for (int chunk = end; chunk-- > first;) {
-      const int stage = (end - 1 - chunk) & 1;
-      copies_done();
-      __syncthreads();
-      if (chunk > first) begin(chunk - 1, stage ^ 1);
-      behind(chunk, e);
-      const int n = tokens_in(chunk);
-      turn_rows(n, stage, a.q_bias.data);
-      items.put(a, n, sh.v[stage], sh.up[stage], pieces, sh.steps[stage].left, sh.weighed,
-                [&](int t, int r, int c) {
-                  return cuda::read(a.d_out, up_home +
-                                                 (int64_t{chunk} * C + t) * a.d_out.stride[1] +
-                                                 (a.size.reduce ? 0 : r * a.d_out.stride[2]) +
-                                                 c * a.d_out.stride[4]);
-                });
-      add_product(e, stage);
+    for (int i = 0; i < count; ++i) {
+      if (i + 1 < count) {
+        if (i > 0) hopper::named_barrier_sync(empty + ((i + 1) & 1), 256);
+        begin(i + 1);
+        copies_done_but_one();
+      } else {
+        copies_done();
+      }
+      hopper::named_barrier_sync(turning, 128);
+      turn_rows(sh.stages[i & 1], tokens_in(upstream ? end - 1 - i : first + i),
+                upstream ? a.q_bias.data : a.k_bias.data);
+      hopper::fence_async_shared();
+      hopper::named_barrier_arrive(full + (i & 1), 256);
     }
   }
 
  private:
-  // Rows of v of a thread, or of z, are of one token where R > 1.
-  static constexpr int ranks = R > 1 ? 2 : 1;
-  __device__ __forceinline__ int rank(int i) const {
-    return R > 1 ? thread / (C * 8) + i * (threads / (C * 8)) : 0;
-  }
+  enum Barrier { full = 1, empty = 3, adding = 5, turning = 6 };  // full and empty by stage
+  using Stage = typename Shared::Stage;
+
   __device__ __forceinline__ int tokens_in(int chunk) const {
     const int rest = tokens - chunk * C;
     return rest < C ? rest : C;
   }
-  __device__ __forceinline__ void take_biases() {
-#pragma unroll
-    for (int b = 0; b < blocks; ++b)
-#pragma unroll
-      for (int r = 0; r < R; ++r) bias[b][r] = sh.bias[r * 32 + (thread & 15) + 16 * b];
-  }
   // [C, 8] pieces of rows `apart` elements apart, zeros behind the last token.
   __device__ __forceinline__ void copy_pieces(const View& from, int64_t home, int64_t apart, int n,
-                                              uint4* to) {
+                                              uint4* to, int thread) {
     const auto* const at = static_cast<const __nv_bfloat16*>(from.data) + home + thread % 8 * 8;
 #pragma unroll
-    for (int i = 0; i < (C * 8 + threads - 1) / threads; ++i) {
-      const int item = thread + i * threads, t = item / 8;
-      if (C * 8 % threads != 0 && item >= C * 8) break;
+    for (int i = 0; i < C * 8 / 128; ++i) {
+      const int item = thread + i * 128, t = item / 8;
       hopper::copy_16_bytes(hopper::smem_address(to + item), at + (t < n ? t * apart : 0), t < n);
     }
   }
-  __device__ __forceinline__ void copy_tokens(int chunk, int stage) {
-    const int64_t at = chunk - segment;
-    copy_bytes<C * pairs * 8, threads>(sh.turns_from + at * (C * pairs * 2), sh.turns[stage],
-                                       thread);
-    copy_bytes<sizeof(ChunkSteps<C>), threads>(
-        sh.steps_from + at * static_cast<int64_t>(sizeof(ChunkSteps<C>)), &sh.steps[stage],
-        threads - 1 - thread);
+  // Rows (token, r) of 64 columns into the narrow tile.
+  __device__ __forceinline__ void copy_narrow(const View& from, int64_t home, int64_t by_rank,
+                                              int n, char* tile, int thread) {
+    const int row0 = thread / 8;
+    const auto* const at =
+        static_cast<const __nv_bfloat16*>(from.data) + home + thread % 8 * 8 + row0 % R * by_rank;
+    const uint32_t to =
+        hopper::smem_address(tile) + static_cast<uint32_t>(place_of(row0, thread % 8 * 8));
+#pragma unroll
+    for (int i = 0; i < rows / 16; ++i) {
+      const int t = (row0 + 16 * i) / R;
+      hopper::copy_16_bytes(to + static_cast<uint32_t>(i * 2048),
+                            at + (t < n ? t * from.stride[1] : 0), t < n);
+    }
   }
-  // A thread has two pairs of some tokens.
-  __device__ __forceinline__ void turn_rows(int n, int stage, bool biased) {
-    constexpr int each = C / (threads / 16);
-    char* const tile = sh.rows[stage];
+  // A thread has two pairs of some tokens, and two that no pair turns.
+  __device__ __forceinline__ void turn_rows(Stage& to, int n, bool biased) {
+    constexpr int each = C / 8;
 #pragma unroll
-    for (int b = 0; b < blocks; ++b) {
-      const int pp = (thread & 15) + 16 * b;
+    for (int block = 0; block < 2; ++block) {
+      const bool turned = block < blocks;
+      if (!turned && !biased) break;
+      const int pp = (thread & 15) + 16 * block;
+      float4 bias[R];
 #pragma unroll
+      for (int r = 0; r < R; ++r) bias[r] = sh.bias[r * 32 + pp];
+#pragma unroll 4
       for (int j = 0; j < each; ++j) {
         const int t = (thread >> 4) * each + j;
         if (t >= n) break;
-        const float4 x = *reinterpret_cast<const float4*>(sh.turns[stage] + t * pairs + 2 * pp);
         TwoTurns by;
-        by.cos0 = x.x, by.sin0 = x.y, by.cos1 = x.z, by.sin1 = x.w;
+        if (turned) {
+          const float4 x = *reinterpret_cast<const float4*>(to.turns + t * pairs + 2 * pp);
+          by.cos0 = x.x, by.sin0 = x.y, by.cos1 = x.z, by.sin1 = x.w;
+        }
         const int at = place_of(t * R, halves ? 2 * pp : 4 * pp);
 #pragma unroll
-        for (int r = 0; r < R; ++r) turn_words<halves>(tile + row_behind(at, r), bias[b][r], by);
+        for (int r = 0; r < R; ++r) {
+          if (turned)
+            turn_words<halves>(to.rows + row_behind(at, r), bias[r], by);
+          else
+            bias_words<halves>(to.rows + row_behind(at, r), bias[r]);
+        }
       }
     }
-    if (blocks == 1 && biased) bias_rows<R, halves, threads>(tile, n, sh.bias, thread);
   }
-  // Projected rows by key of each token.
-  __device__ __forceinline__ void put_values(int n, int stage, const float (&by_v)[ranks][8]) {
-    constexpr int items = C * 8;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int item = R > 1 ? thread % items : thread + i * threads, t = item >> 3;
-      const uint4 raw = sh.v[stage][item];
+  // Projected rows by key of each token, in place.
+  __device__ __forceinline__ void put_values(Stage& to, int n) {
+    const int row0 = thread / 8, c = thread % 8 * 8;
+    float by_v[8];
+    take_eight(sh.mimo_v + row0 % R * values + c, by_v);
+#pragma unroll 2
+    for (int i = 0; i < rows / 16; ++i) {
+      const int row = row0 + 16 * i, t = row / R;
+      auto* const at = reinterpret_cast<uint4*>(to.weighed + place_of(row, c));
+      const uint4 raw = *at;
       const uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
-      const float by = sh.steps[stage].key[t];
-      const float(&own)[8] = by_v[R > 1 ? i : 0];
+      const float by = to.steps.key[t];
       uint32_t scaled[4] = {0, 0, 0, 0};
       if (t < n) {
 #pragma unroll
         for (int w = 0; w < 4; ++w) {
-          const float x = low_of(words[w]) * own[2 * w], y = high_of(words[w]) * own[2 * w + 1];
+          const float x = low_of(words[w]) * by_v[2 * w], y = high_of(words[w]) * by_v[2 * w + 1];
           scaled[w] = two_rounded(by * x, by * y);
         }
       }
-      *reinterpret_cast<uint4*>(sh.weighed + place_of(t * R + rank(i), (item & 7) * 8)) = {
-          scaled[0], scaled[1], scaled[2], scaled[3]};
+      *at = {scaled[0], scaled[1], scaled[2], scaled[3]};
     }
   }
-  __device__ __forceinline__ void add_product(float (&h)[32], int stage) {
-    hopper::fence_async_shared();
-    __syncthreads();
-    scale_state(h, sh.steps[stage].whole);
-    products_begin(h);
-    columns_by_columns<64>(h, Operand(sh.weighed),
-                           Operand(sh.rows[stage] + threadIdx.x / 128 * panel_bytes));
-    products_end(h);
+  // Rows of d_out through the gate by e^L of each token, in place where they have been copied.
+  __device__ __forceinline__ void put_gated(Stage& to, int n, bool pieces, int64_t up_home,
+                                            int64_t up_rank) {
+    const int row0 = thread / 8, c = thread % 8 * 8, r = row0 % R;
+    float by_out[8], by_z[8];
+    take_eight(sh.mimo_out + r * values + c, by_out);
+    take_eight(sh.mimo_z + r * values + c, by_z);
+#pragma unroll 2
+    for (int i = 0; i < rows / 16; ++i) {
+      const int row = row0 + 16 * i, t = row / R;
+      auto* const at = reinterpret_cast<uint4*>(to.weighed + place_of(row, c));
+      float x[8];
+      if (pieces) {
+        const uint4 raw = *at;
+        const uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
+#pragma unroll
+        for (int j = 0; j < 8; ++j) x[j] = j & 1 ? high_of(words[j / 2]) : low_of(words[j / 2]);
+      } else {
+        const int64_t from = up_home + t * a.d_out.stride[1] + r * up_rank + c * a.d_out.stride[4];
+#pragma unroll
+        for (int j = 0; j < 8; ++j)
+          x[j] = a.d_out.data && t < n ? cuda::read(a.d_out, from + j * a.d_out.stride[4]) : 0.0f;
+      }
+#pragma unroll
+      for (int j = 0; j < 8; ++j) x[j] *= by_out[j];
+      if (a.z.data) {
+        const uint4 z = to.z[t * 8 + thread % 8];
+        const uint32_t words[4] = {z.x, z.y, z.z, z.w};
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+          const float w = (j & 1 ? high_of(words[j / 2]) : low_of(words[j / 2])) * by_z[j];
+          x[j] *= w * gate_sigmoid(w);
+        }
+      }
+      uint4 all = {0, 0, 0, 0};
+      if (t < n) {
+        const float by = to.steps.left[t];
+        all = {two_rounded(by * x[0], by * x[1]), two_rounded(by * x[2], by * x[3]),
+               two_rounded(by * x[4], by * x[5]), two_rounded(by * x[6], by * x[7])};
+      }
+      *at = all;
+    }
   }
-
   const Args& a;
   const Unit& u;
   Shared& sh;
   const int thread, segment, tokens;
-  float4 bias[blocks][R];  // of the thread's pairs
 };
 
 }  // namespace talea::mamba3::sm90

@@ -125,6 +125,7 @@ template <int R, int blocks>
 __global__ void __launch_bounds__(256, 2)
     forward_kernel(const __grid_constant__ Args a, const __grid_constant__ UnitBuffers b,
                    const __grid_constant__ Wave wave, int first, int ahead) {
+  hopper::begin_after_earlier_kernels();
   extern __shared__ __align__(1024) char memory[];
   constexpr int C = tokens_of<R>;
   auto& sh = *reinterpret_cast<Shared<R>*>(memory);

@@ -104,6 +104,7 @@ __device__ __forceinline__ void read_chunks(const Args& a, const Unit& u, Shared
 
 template <int blocks>
 __global__ void __launch_bounds__(256, 2) siso_kernel(const __grid_constant__ Args a) {
+  hopper::begin_after_earlier_kernels();
   extern __shared__ __align__(1024) char memory[];
   auto& sh = *reinterpret_cast<Shared*>(memory);
   const int64_t sequence = blockIdx.x / static_cast<unsigned>(a.size.heads);

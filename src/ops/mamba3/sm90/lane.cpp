@@ -32,7 +32,10 @@ class HopperMachine final : public cuda::DeviceMachine {
   }
   void slice_back(const cuda::Args& a, const cuda::Wave& w) override {
     sm90::launch_upstream(a, w, at_.buffers.units, at_.stream);
-    sm90::launch_back(a, w, at_.buffers.units, at_.stream);
+    if (sm90::has_two_heads(a.size.rank, a.size.pairs))
+      sm90::launch_gradients(a, w, at_.buffers.units, at_.stream);
+    else
+      sm90::launch_back(a, w, at_.buffers.units, at_.stream);
   }
   void sum_rows(const cuda::Args& a, const cuda::Wave& w) override {
     sm90::launch_sums(a, w, at_.buffers.units, at_.stream);

@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "device/common/cuda_check.hpp"
+#include "device/sm90/ptx.cuh"
 #include "ops/mamba3/sm90/machine.hpp"
 
 namespace talea::mamba3::sm90 {
@@ -31,16 +32,34 @@ void with_turns(const cuda::Sizes& s, F f) {
   });
 }
 
+// The kernel may start while the one before it in the stream ends: it begins with
+// hopper::begin_after_earlier_kernels().
+template <class Kernel, class... Rest>
+void launch(const char* name, Kernel* kernel, dim3 blocks, int threads, size_t shared_bytes,
+            cudaStream_t stream, const Rest&... rest) {
+  if (shared_bytes > 0)
+    device::check(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                                       cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                       static_cast<int>(shared_bytes)),
+                  name);
+  cudaLaunchConfig_t config{};
+  config.gridDim = blocks;
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = stream;
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  device::check(cudaLaunchKernelEx(&config, kernel, rest...), name);
+}
 template <class Kernel, class... Rest>
 void launch(const char* name, Kernel* kernel, int64_t blocks, int threads, size_t shared_bytes,
             cudaStream_t stream, const Rest&... rest) {
-  if (blocks <= 0) return;
-  device::check(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
-                                     cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                     static_cast<int>(shared_bytes)),
-                name);
-  kernel<<<static_cast<unsigned>(blocks), threads, shared_bytes, stream>>>(rest...);
-  device::check_launch(name);
+  if (blocks > 0)
+    launch(name, kernel, dim3(static_cast<unsigned>(blocks)), threads, shared_bytes, stream,
+           rest...);
 }
 
 }  // namespace talea::mamba3::sm90

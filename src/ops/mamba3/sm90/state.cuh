@@ -30,6 +30,43 @@ __device__ __forceinline__ void store_two(const View& v, int64_t at, float x, fl
     *reinterpret_cast<float2*>(static_cast<float*>(v.data) + at) = {x, y};
 }
 
+// Rows of a tile of one row a token to an output whose columns lie side by side: neighbouring lanes
+// swap, so that each has four numbers of a row, and a quad sixteen. home: the chunk's first row.
+__device__ __forceinline__ void store_values(const View& to, int64_t home, int n,
+                                             const float (&x)[32]) {
+  const int row = (threadIdx.x & 127) / 32 * 16 + (threadIdx.x & 31) / 4;
+  if (to.dtype != DType::bf16) {
+#pragma unroll
+    for (int second = 0; second < 2; ++second) {
+      const int t = row + 8 * second;
+      float* const own =
+          static_cast<float*>(to.data) + home + t * to.stride[1] + (threadIdx.x & 3) * 2;
+#pragma unroll
+      for (int j = 0; j < 8; ++j)
+        if (t < n)
+          *reinterpret_cast<float2*>(own + 8 * j) = {x[4 * j + 2 * second],
+                                                     x[4 * j + 2 * second + 1]};
+    }
+    return;
+  }
+  const bool odd = threadIdx.x & 1;
+#pragma unroll
+  for (int second = 0; second < 2; ++second) {
+    const int t = row + 8 * second;
+    auto* const own = static_cast<__nv_bfloat16*>(to.data) + home + t * to.stride[1] +
+                      (threadIdx.x & 2) * 2 + (odd ? 8 : 0);
+#pragma unroll
+    for (int j = 0; j < 8; j += 2) {
+      const int at = 4 * j + 2 * second;
+      const uint32_t low = two_rounded(x[at], x[at + 1]);
+      const uint32_t high = two_rounded(x[at + 4], x[at + 5]);
+      const uint32_t other = __shfl_xor_sync(0xffffffffu, odd ? low : high, 1);
+      if (t < n)
+        *reinterpret_cast<uint2*>(own + 8 * j) = odd ? uint2{other, high} : uint2{low, other};
+    }
+  }
+}
+
 // Nothing is left behind a reset, not 0 * Inf.
 template <int count>
 __device__ __forceinline__ void scale_state(float (&h)[count], float by) {

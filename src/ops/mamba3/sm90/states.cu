@@ -15,6 +15,7 @@ constexpr int size = columns * values;
 __global__ void __launch_bounds__(chain_threads)
     begin_kernel(const __grid_constant__ Args a, const __grid_constant__ UnitBuffers b,
                  const __grid_constant__ Wave wave) {
+  hopper::begin_after_earlier_kernels();
   const int64_t number = blockIdx.x;
   const int count = cuda::parameter_count(a.size), thread = threadIdx.x;
   for (int i = thread; i < size; i += chain_threads) b.upstream[number * size + i] = 0;
@@ -44,19 +45,21 @@ __device__ __forceinline__ void states_of(const Args& a, const UnitBuffers& b, c
     sh.to = static_cast<__nv_bfloat16*>(b.inner) + number * (a.size.segment + 1) * size;
     put_places(a, b, number, sh);
   }
-  __syncthreads();
-  float h[32];
+  Chain<R, blocks, halves> chain(a, sh, first);
+  chain.read_parameters(false);
+  if (warpgroup() == 1) return chain.template turn<false>(first, end);
+  float h[64];
   const float* const saved = cuda::saved_states(a, sh.unit);
-  take_half(saved ? saved + wave.segment * size
-                  : b.states + (number * wave.segments + wave.segment) * size,
-            h);
-  Chain<R, blocks, halves>(a, sh, first).forward(h, first, end, [&](int chunk, float(&own)[32]) {
-    if (!ahead) put_half_rounded(sh.to + int64_t{chunk - first} * size, own);
+  take_state(saved ? saved + wave.segment * size
+                   : b.states + (number * wave.segments + wave.segment) * size,
+             h);
+  chain.template add<false>(h, first, end, [&](int i, float(&own)[64]) {
+    if (!ahead) put_rounded(sh.to + int64_t{i} * size, own);
   });
   if (ahead)
-    put_half(b.states + (number * wave.segments + wave.segment + 1) * size, h);
+    put_state(b.states + (number * wave.segments + wave.segment + 1) * size, h);
   else
-    put_half_rounded(sh.to + int64_t{end - first} * size, h);
+    put_rounded(sh.to + int64_t{end - first} * size, h);
 }
 
 // E behind each chunk of the slice at work.
@@ -69,14 +72,15 @@ __device__ __forceinline__ void upstream_of(const Args& a, const UnitBuffers& b,
     sh.to = static_cast<__nv_bfloat16*>(b.inner_upstream) + number * wave.slice_chunks * size;
     put_places(a, b, number, sh);
   }
-  __syncthreads();
-  float e[32];
-  take_half(sh.home, e);
-  Chain<R, blocks, halves>(a, sh, static_cast<int>(wave.segment * a.size.segment))
-      .backward(e, first, end, [&](int chunk, float(&own)[32]) {
-        put_half_rounded(sh.to + int64_t{chunk - first} * size, own);
-      });
-  put_half(sh.home, e);
+  Chain<R, blocks, halves> chain(a, sh, static_cast<int>(wave.segment * a.size.segment));
+  chain.read_parameters(true);
+  if (warpgroup() == 1) return chain.template turn<true>(first, end);
+  float e[64];
+  take_state(sh.home, e);
+  chain.template add<true>(e, first, end, [&](int i, float(&own)[64]) {
+    put_rounded(sh.to + int64_t{end - 1 - i - first} * size, own);
+  });
+  put_state(sh.home, e);
 }
 
 // Blocks below `states` have h of a unit of the segment, those above E of the slice.
@@ -84,6 +88,7 @@ template <int R, int blocks, bool halves>
 __global__ void __launch_bounds__(chain_threads, 2)
     segment_kernel(const __grid_constant__ Args a, const __grid_constant__ UnitBuffers b,
                    const __grid_constant__ Wave wave, int64_t states, bool ahead) {
+  hopper::begin_after_earlier_kernels();
   extern __shared__ __align__(1024) char memory[];
   auto& sh = *reinterpret_cast<ChainShared<R, blocks>*>(memory);
   const bool upstream = blockIdx.x >= states;
@@ -131,8 +136,7 @@ int64_t units_of(const Args& args, const Wave& wave) {
 void launch_begin(const Args& args, const Wave& wave, const UnitBuffers& b, cudaStream_t stream) {
   const int64_t units = units_of(args, wave);
   if (units == 0) return;
-  begin_kernel<<<static_cast<unsigned>(units), chain_threads, 0, stream>>>(args, b, wave);
-  device::check_launch("mamba3: first states");
+  launch("mamba3: first states", begin_kernel, units, chain_threads, 0, stream, args, b, wave);
   launch_parameters(args, b, stream);
   launch_turns(args, wave, b, wave.segments * args.size.segment, stream);
   if (args.saved) return;

@@ -4,7 +4,8 @@
 #include "device/common/cuda_check.hpp"
 #include "ops/mamba3/rows/chunk.hpp"
 #include "ops/mamba3/rows/sums.hpp"
-#include "ops/mamba3/sm90/machine.hpp"
+#include "ops/mamba3/sm90/launch.cuh"
+#include "ops/mamba3/sm90/tile.cuh"
 #include "ops/mamba3/sm90/token.cuh"
 
 namespace talea::mamba3::sm90 {
@@ -16,6 +17,7 @@ constexpr int threads = 256, pieces = 32;  // of four columns
 __global__ void __launch_bounds__(threads)
     sums_kernel(const __grid_constant__ Args a, const __grid_constant__ Wave w,
                 const __grid_constant__ UnitBuffers b, int64_t items) {
+  hopper::begin_after_earlier_kernels();
   const cuda::Sizes& s = a.size;
   const cuda::View& to = blockIdx.y == 0 ? a.grad.q : a.grad.k;
   const float* const from = blockIdx.y == 0 ? b.dq : b.dk;
@@ -57,6 +59,7 @@ __global__ void __launch_bounds__(threads)
 __global__ void __launch_bounds__(threads)
     angles_kernel(const __grid_constant__ Args a, const __grid_constant__ Wave w,
                   const float* from) {
+  hopper::begin_after_earlier_kernels();
   constexpr int parts = threads / 32;
   __shared__ float sums[parts][64];
   const cuda::Sizes& s = a.size;
@@ -84,6 +87,7 @@ __global__ void __launch_bounds__(threads)
 __global__ void __launch_bounds__(threads)
     partial_kernel(const __grid_constant__ Args a, const __grid_constant__ Wave w,
                    const __grid_constant__ UnitBuffers b, int64_t items) {
+  hopper::begin_after_earlier_kernels();
   const cuda::Sizes& s = a.size;
   const int64_t item = blockIdx.x * int64_t{threads} + threadIdx.x;
   if (item >= items) return;
@@ -108,6 +112,7 @@ __global__ void __launch_bounds__(threads)
 __global__ void __launch_bounds__(threads)
     edges_kernel(const __grid_constant__ Args a, const __grid_constant__ Wave w,
                  const __grid_constant__ UnitBuffers b, int64_t items) {
+  hopper::begin_after_earlier_kernels();
   const cuda::Sizes& s = a.size;
   const int64_t item = blockIdx.x * int64_t{threads} + threadIdx.x, each = w.segments * s.segment;
   if (item >= items) return;
@@ -118,37 +123,36 @@ __global__ void __launch_bounds__(threads)
   store_token(a, u, b.edges[item].first, chunk * s.chunk, chunk > 0 ? b.edges[item - 1].last : 0.0);
 }
 
-unsigned blocks_of(int64_t items) { return static_cast<unsigned>((items + threads - 1) / threads); }
+int64_t blocks_of(int64_t items) { return (items + threads - 1) / threads; }
 
 }  // namespace
 
 void launch_edges(const Args& a, const Wave& w, const UnitBuffers& b, cudaStream_t stream) {
   const int64_t items = (w.last - w.first) * a.size.heads * w.segments * a.size.segment;
   if (items == 0 || (!a.grad.dt.data && !a.grad.trap.data)) return;
-  edges_kernel<<<blocks_of(items), threads, 0, stream>>>(a, w, b, items);
-  device::check_launch("mamba3: first tokens of chunks");
+  launch("mamba3: first tokens of chunks", edges_kernel, blocks_of(items), threads, 0, stream, a, w,
+         b, items);
 }
 
 void launch_sums(const Args& a, const Wave& w, const UnitBuffers& b, cudaStream_t stream) {
   const int64_t places = (w.last - w.first) * w.slice_chunks * a.size.chunk;
   if (a.size.sum_angles && a.grad.angles.data && places * a.size.pairs > 0) {
-    angles_kernel<<<static_cast<unsigned>(places), threads, 0, stream>>>(a, w, b.dangles);
-    device::check_launch("mamba3: sums of angles");
+    launch("mamba3: sums of angles", angles_kernel, places, threads, 0, stream, a, w,
+           static_cast<const float*>(b.dangles));
   }
   const int64_t numbers =
       (w.last - w.first) * a.size.heads *
       (a.size.rank * (2 * int64_t{a.size.columns} + 3 * int64_t{a.size.values}) + a.size.values +
        1);
   if (numbers > 0 && places > 0) {
-    partial_kernel<<<blocks_of(numbers), threads, 0, stream>>>(a, w, b, numbers);
-    device::check_launch("mamba3: sums of parameters");
+    launch("mamba3: sums of parameters", partial_kernel, blocks_of(numbers), threads, 0, stream, a,
+           w, b, numbers);
   }
   const int64_t items = places * a.size.rank * a.size.groups;
   if (items == 0 || b.parts < 2 || (!a.grad.q.data && !a.grad.k.data)) return;
   const int64_t blocks = (items * pieces + threads - 1) / threads;
   const dim3 grid(static_cast<unsigned>(blocks < 1 << 20 ? blocks : 1 << 20), 2);
-  sums_kernel<<<grid, threads, 0, stream>>>(a, w, b, items);
-  device::check_launch("mamba3: sums of rows");
+  launch("mamba3: sums of rows", sums_kernel, grid, threads, 0, stream, a, w, b, items);
 }
 
 }  // namespace talea::mamba3::sm90

@@ -14,6 +14,13 @@ inline constexpr int columns = 128, values = 64, rows = 64;  // N, P, m of this 
 inline constexpr int panel_bytes = 8192;                     // 64 rows of 64 columns
 inline constexpr int wide_bytes = 2 * panel_bytes;           // 64 rows of 128 columns
 
+// The same number, of which the compiler knows nothing: what is formed of it in a loop is formed
+// anew each time, since registers that it would take from round to round are spilled.
+__device__ __forceinline__ int formed_anew(int x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+
 // Byte of column `column` of row `row`: panels of 64 columns, pieces of 16 bytes swapped by row so
 // that neither a row nor a column of pieces meets a bank twice.
 __device__ __forceinline__ int place_of(int row, int column) {

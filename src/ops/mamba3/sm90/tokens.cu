@@ -1,4 +1,5 @@
-// What: turns and steps of the tokens, ahead of the chunks that read them: a warp a chunk of a head.
+// What: turns and steps of the tokens, ahead of the chunks that read them: a warp a piece of a chunk
+//       of some heads.
 // Why: turns add exactly in any order, so no chunk waits for another; what three kernels read of a
 //      token is formed once a segment.
 // Never: rounds a turn before it is summed.
@@ -18,84 +19,116 @@ __device__ __forceinline__ uint64_t marked(uint64_t sum, bool lost) {
 }
 
 constexpr int piece = cuda::turn_tokens;
+constexpr int together = 2;  // heads of a warp: where they share their angles, each is read once
 
-// f(token, turn) of `piece` tokens of a chunk from `first` on, in order, of pair i.
-template <class F>
-__device__ __forceinline__ void each_turn(const Args& a, const Unit& u, const Part& p, int first,
-                                          int i, const float* dt, F f) {
-  const bool turns = a.angles.data && i < a.size.pairs;
-  const int64_t home =
-      cuda::at(a.angles, u.batch, u.begin + p.first + first, u.head) + i * a.angles.stride[3];
-  uint32_t bits[piece];
-#pragma unroll
-  for (int j = 0; j < piece; ++j)
-    bits[j] =
-        turns && first + j < p.n ? cuda::bits_at(a.angles, home + j * a.angles.stride[1]) : 0u;
-#pragma unroll
-  for (int j = 0; j < piece; ++j) {
-    if (first + j >= p.n) break;
-    const float rate = turns ? tanhf(cuda::number_of(a.angles.dtype, bits[j])) : 0.0f;
-    f(first + j, cuda::to_turn(rate * (0.5f * dt[j])));
-  }
-}
-
-// The warp's piece of chunks [first, first + count) of each unit, or none.
+// The warp's piece of chunks [first, first + count) of some heads of a sequence, or none.
 template <int C>
 struct Item {
-  Unit unit;
+  Unit unit;  // of the first head
   Part part;
   int64_t number = 0, chunk = 0;
   int first = 0;  // token of the chunk
+  int heads = 0;
   bool live = false;
 
   __device__ __forceinline__ Item(const Args& a, const Wave& w, int64_t from, int64_t count) {
     constexpr int pieces = C / piece;
     const int64_t item = blockIdx.x * int64_t{warps} + threadIdx.x / 32, whole = item / pieces;
     first = static_cast<int>(item % pieces) * piece;
-    number = whole / count;
+    const int groups = (a.size.heads + together - 1) / together;
+    const int64_t group = whole / count, sequence = group / groups;
     chunk = from + whole % count;
-    if (number >= (w.last - w.first) * a.size.heads) return;
-    unit = unit_at(a, w.first, number);
+    if (sequence >= w.last - w.first) return;
+    const int head = static_cast<int>(group - sequence * groups) * together;
+    heads = a.size.heads - head < together ? a.size.heads - head : together;
+    number = sequence * a.size.heads + head;
+    unit = cuda::unit_of(a, w.first + sequence, head);
     part = part_of<C>(unit, chunk);
     live = first < part.n;
   }
   // Of [units, most, pieces, A].
-  __device__ __forceinline__ uint64_t* turns(const UnitBuffers& b, int64_t most, int64_t A) const {
-    return b.piece_turns + ((number * most + chunk) * (C / piece) + first / piece) * A;
+  __device__ __forceinline__ uint64_t* turns(const UnitBuffers& b, int h, int64_t most,
+                                             int64_t A) const {
+    return b.piece_turns + (((number + h) * most + chunk) * (C / piece) + first / piece) * A;
+  }
+  __device__ __forceinline__ Unit of_head(int h) const {
+    Unit u = unit;
+    u.head += h;
+    return u;
   }
 };
+
+// What tokens of the piece step by, of each head: half a turn times their rates is what they turn.
+template <int C>
+__device__ __forceinline__ void read_steps_of(const Args& a, const Item<C>& x,
+                                              float (&dt)[together][piece]) {
+  for (int i = threadIdx.x & 31; i < together * piece; i += 32) {
+    const int h = i / piece, t = x.first + i % piece;
+    if (h < x.heads)
+      dt[h][i % piece] = t < x.part.n
+                             ? cuda::read(a.dt, cuda::at(a.dt, x.unit.batch, x.unit.head + h,
+                                                         x.unit.begin + x.part.first + t))
+                             : 0.0f;
+  }
+  __syncwarp();
+}
+
+// f(head, turns of the tokens of the piece, in order) of pair i.
+template <int C, class F>
+__device__ __forceinline__ void each_turn(const Args& a, const Item<C>& x, int i,
+                                          const float (&dt)[together][piece], F f) {
+  const bool turns = a.angles.data && i < a.size.pairs;
+  const int left = x.part.n - x.first;
+  const bool shared = a.angles.stride[2] == 0;
+  float rates[piece];
+#pragma unroll 1
+  for (int h = 0; h < x.heads; ++h) {
+    if (h == 0 || !shared) {
+      const int64_t home =
+          cuda::at(a.angles, x.unit.batch, x.unit.begin + x.part.first + x.first, x.unit.head + h) +
+          i * a.angles.stride[3];
+      uint32_t bits[piece];
+#pragma unroll
+      for (int j = 0; j < piece; ++j)
+        bits[j] = turns && j < left ? cuda::bits_at(a.angles, home + j * a.angles.stride[1]) : 0u;
+#pragma unroll
+      for (int j = 0; j < piece; ++j) rates[j] = tanhf(cuda::number_of(a.angles.dtype, bits[j]));
+    }
+    uint64_t each[piece];
+#pragma unroll
+    for (int j = 0; j < piece; ++j) each[j] = cuda::to_turn(rates[j] * (0.5f * dt[h][j]));
+    f(h, each);
+  }
+}
 
 // What the turns of each piece add up to.
 template <int R>
 __global__ void __launch_bounds__(threads)
     sums_kernel(const __grid_constant__ Args a, const __grid_constant__ UnitBuffers b,
                 const __grid_constant__ Wave w, int64_t most) {
+  hopper::begin_after_earlier_kernels();
   constexpr int C = tokens_of<R>;
-  __shared__ float steps[warps][piece];
+  __shared__ float steps[warps][together][piece];
   const Item<C> x(a, w, 0, most);
   if (!x.live) return;
-  const int lane = threadIdx.x & 31;
-  float* const dt = steps[threadIdx.x / 32];
-  if (lane < piece && x.first + lane < x.part.n)
-    dt[lane] = cuda::read(a.dt, cuda::at(a.dt, x.unit.batch, x.unit.head,
-                                         x.unit.begin + x.part.first + x.first + lane));
-  __syncwarp();
-  for (int i = lane; i < a.size.pairs; i += 32) {
-    uint64_t sum = 0;
-    bool lost = false;
-    each_turn(a, x.unit, x.part, x.first, i, dt, [&](int, uint64_t turn) {
-      lost = lost || turn == no_turn;
-      sum += turn;
+  auto& dt = steps[threadIdx.x / 32];
+  read_steps_of(a, x, dt);
+  for (int i = threadIdx.x & 31; i < a.size.pairs; i += 32)
+    each_turn(a, x, i, dt, [&](int h, const uint64_t(&turns)[piece]) {
+      uint64_t sum = 0;
+      bool lost = false;
+#pragma unroll
+      for (int j = 0; j < piece; ++j) lost = lost || turns[j] == no_turn, sum += turns[j];
+      x.turns(b, h, most, a.size.pairs)[i] = marked(sum, lost);
     });
-    x.turns(b, most, a.size.pairs)[i] = marked(sum, lost);
-  }
 }
 
 // Of each pair what lies before each piece: a block a unit, a warp a share of its pieces.
 __global__ void __launch_bounds__(256)
     before_kernel(const __grid_constant__ Args a, const __grid_constant__ UnitBuffers b,
                   const __grid_constant__ Wave w, int64_t most) {
-  constexpr int together = 16, shares = 256 / 32;
+  hopper::begin_after_earlier_kernels();
+  constexpr int at_once = 16, shares = 256 / 32;
   __shared__ uint64_t sums[shares][32];
   const int64_t A = a.size.pairs, number = blockIdx.x;
   const int lane = threadIdx.x & 31, share = threadIdx.x / 32;
@@ -111,13 +144,13 @@ __global__ void __launch_bounds__(256)
       uint64_t sum = before == no_turn ? 0 : before;
       bool lost = before == no_turn;
 #pragma unroll 1
-      for (int64_t first = from; first < end && i < A; first += together) {
-        uint64_t turns[together];
+      for (int64_t first = from; first < end && i < A; first += at_once) {
+        uint64_t turns[at_once];
 #pragma unroll
-        for (int j = 0; j < together; ++j)
+        for (int j = 0; j < at_once; ++j)
           turns[j] = first + j < end ? own[(first + j) * A] : uint64_t{0};
 #pragma unroll
-        for (int j = 0; j < together; ++j) {
+        for (int j = 0; j < at_once; ++j) {
           if (first + j >= end) break;
           if (put) own[(first + j) * A] = marked(sum, lost);
           lost = lost || turns[j] == no_turn;
@@ -145,47 +178,58 @@ template <int R, int blocks>
 __global__ void __launch_bounds__(threads)
     tokens_kernel(const __grid_constant__ Args a, const __grid_constant__ UnitBuffers b,
                   const __grid_constant__ Wave w, int64_t first, int64_t count, int64_t most) {
+  hopper::begin_after_earlier_kernels();
   constexpr int C = tokens_of<R>, pairs = 32 * blocks;
   static_assert(sizeof(ChunkSteps<C>) == cuda::chunk_step_bytes(C));
   __shared__ RawTokens<C> raws[warps];
+  __shared__ float all_steps[warps][together][piece];
   const Item<C> x(a, w, first, count);
   if (!x.live) return;
-  const int lane = threadIdx.x & 31;
+  const int lane = threadIdx.x & 31, alive = (x.part.n + piece - 1) / piece;
   RawTokens<C>& raw = raws[threadIdx.x / 32];
-  // The first piece has the steps of its chunk.
-  const int end = x.first == 0 ? C + 1 : x.first + piece;
-  for (int t = x.first + lane; t < end; t += 32) raw.put(t, raw_token(a, x.unit, x.part, t));
-  __syncwarp();
-  const int64_t at = x.number * count + x.chunk - first;
-  if (x.first == 0) {
+  auto& dt = all_steps[threadIdx.x / 32];
+  // The pieces that have tokens share the heads, whose steps are of the whole chunk.
+#pragma unroll 1
+  for (int h = x.first / piece; h < x.heads; h += alive) {
+    const Unit u = x.of_head(h);
+    for (int t = lane; t <= C; t += 32) raw.put(t, raw_token(a, u, x.part, t));
+    __syncwarp();
+    const int64_t at = (x.number + h) * count + x.chunk - first;
     auto& to =
         *reinterpret_cast<ChunkSteps<C>*>(b.token_steps + at * int64_t{sizeof(ChunkSteps<C>)});
-    read_steps(raw, x.part, to, [&](int t, float right, float lambda, float other, float dt) {
+    read_steps(raw, x.part, to, [&](int t, float right, float lambda, float other, float own) {
       to.right[t] = right, to.lambda[t] = lambda, to.other[t] = other;
-      to.dt[t] = dt, to.adt[t] = raw.adt[t];
+      to.dt[t] = own, to.adt[t] = raw.adt[t];
     });
+    __syncwarp();
   }
-  auto* const turns = reinterpret_cast<float2*>(b.token_turns) + at * (C * pairs);
+  read_steps_of(a, x, dt);
+  const int left = x.part.n - x.first;
 #pragma unroll 1
-  for (int i = lane; i < pairs; i += 32) {
-    uint64_t sum = 0;
-    if (i < a.size.pairs && a.angles.data) sum = x.turns(b, most, a.size.pairs)[i];
-    bool lost = sum == no_turn;
-    each_turn(a, x.unit, x.part, x.first, i, raw.dt + x.first, [&](int t, uint64_t turn) {
-      lost = lost || turn == no_turn;
-      sum += turn;
-      float2 by;
-      turn_sine_cosine(sum, by.y, by.x);
-      if (lost) by.x = by.y = NAN;
-      turns[t * pairs + i] = by;
+  for (int i = lane; i < pairs; i += 32)
+    each_turn(a, x, i, dt, [&](int h, const uint64_t(&turns)[piece]) {
+      const int64_t at = (x.number + h) * count + x.chunk - first;
+      auto* const to = reinterpret_cast<float2*>(b.token_turns) + (at * C + x.first) * pairs + i;
+      uint64_t sum = 0;
+      if (i < a.size.pairs && a.angles.data) sum = x.turns(b, h, most, a.size.pairs)[i];
+      bool lost = sum == no_turn;
+#pragma unroll
+      for (int j = 0; j < piece; ++j) {
+        lost = lost || turns[j] == no_turn;
+        sum += turns[j];
+        float2 by;
+        turn_sine_cosine(sum, by.y, by.x);
+        if (lost) by.x = by.y = NAN;
+        if (j < left) to[j * pairs] = by;
+      }
     });
-  }
 }
 
 // The parameters of a head as backward has them in shared memory.
 template <int R>
 __global__ void __launch_bounds__(threads)
     parameters_kernel(const __grid_constant__ Args a, const __grid_constant__ UnitBuffers b) {
+  hopper::begin_after_earlier_kernels();
   const auto head = static_cast<int>(blockIdx.x), thread = static_cast<int>(threadIdx.x);
   float* to = b.head_parameters + head * cuda::head_parameter_count(R, columns, values);
   for (const View* bias : {&a.q_bias, &a.k_bias}) {
@@ -199,9 +243,11 @@ __global__ void __launch_bounds__(threads)
   if (thread < 4) to[thread] = thread == 0 ? cuda::read_or(0, a.d, cuda::at(a.d, head)) : 0.0f;
 }
 
-unsigned blocks_of(int64_t items, int64_t each) {
-  return static_cast<unsigned>((items + each - 1) / each);
+// Heads of sequences, as many at a time as a warp has.
+int64_t groups_of(const Args& a, const Wave& w) {
+  return (w.last - w.first) * ((a.size.heads + together - 1) / together);
 }
+int64_t blocks_of(int64_t items) { return (items + warps - 1) / warps; }
 
 }  // namespace
 
@@ -210,33 +256,32 @@ void launch_turns(const Args& args, const Wave& wave, const UnitBuffers& b, int6
   const int64_t units = (wave.last - wave.first) * args.size.heads;
   const int64_t pieces = most * (args.size.chunk / piece);
   if (units * pieces * args.size.pairs == 0 || !args.angles.data) return;
+  const int64_t groups = groups_of(args, wave);
   with_shape(args.size, [&](auto rank, auto) {
-    sums_kernel<rank()>
-        <<<blocks_of(units * pieces, warps), threads, 0, stream>>>(args, b, wave, most);
+    launch("mamba3: turns of pieces", sums_kernel<rank()>, blocks_of(groups * pieces), threads, 0,
+           stream, args, b, wave, most);
   });
-  device::check_launch("mamba3: turns of pieces");
-  before_kernel<<<static_cast<unsigned>(units), 256, 0, stream>>>(args, b, wave, pieces);
-  device::check_launch("mamba3: turns before pieces");
+  launch("mamba3: turns before pieces", before_kernel, units, 256, 0, stream, args, b, wave,
+         pieces);
 }
 
 void launch_parameters(const Args& args, const UnitBuffers& b, cudaStream_t stream) {
   with_shape(args.size, [&](auto rank, auto) {
-    parameters_kernel<rank()>
-        <<<static_cast<unsigned>(args.size.heads), threads, 0, stream>>>(args, b);
+    launch("mamba3: parameters of heads", parameters_kernel<rank()>, int64_t{args.size.heads},
+           threads, 0, stream, args, b);
   });
-  device::check_launch("mamba3: parameters of heads");
 }
 
 void launch_tokens(const Args& args, const Wave& wave, const UnitBuffers& b, int64_t first,
                    int64_t count, int64_t most, cudaStream_t stream) {
   const int64_t units = (wave.last - wave.first) * args.size.heads;
   if (units == 0) return;
+  const int64_t groups = groups_of(args, wave);
   with_shape(args.size, [&](auto rank, auto blocks) {
-    tokens_kernel<rank(), blocks()>
-        <<<blocks_of(units * count * (args.size.chunk / piece), warps), threads, 0, stream>>>(
-            args, b, wave, first, count, most);
+    launch("mamba3: tokens of chunks", tokens_kernel<rank(), blocks()>,
+           blocks_of(groups * count * (args.size.chunk / piece)), threads, 0, stream, args, b, wave,
+           first, count, most);
   });
-  device::check_launch("mamba3: tokens of chunks");
 }
 
 }  // namespace talea::mamba3::sm90

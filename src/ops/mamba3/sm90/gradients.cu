@@ -1,0 +1,76 @@
+// What: the kernel of the gradients of a slice: a block a chunk of some heads of a group.
+// Why: h and E of every chunk are known, so chunks wait for nothing of each other.
+// Never: sums over parts of a group.
+#include "ops/mamba3/sm90/gradients_form.cuh"
+#include "ops/mamba3/sm90/gradients_keys.cuh"
+#include "ops/mamba3/sm90/gradients_queries.cuh"
+#include "ops/mamba3/sm90/gradients_tokens.cuh"
+#include "ops/mamba3/sm90/launch.cuh"
+
+namespace talea::mamba3::sm90 {
+namespace {
+
+constexpr int multiplying = 192, forming = 64;  // registers
+
+template <int R, int blocks, bool halves>
+__global__ void __launch_bounds__(gradient_threads, 1)
+    gradients_kernel(const __grid_constant__ Args a, const __grid_constant__ UnitBuffers b,
+                     const __grid_constant__ Wave wave) {
+  hopper::begin_after_earlier_kernels();
+  extern __shared__ __align__(1024) char memory[];
+  using Shared = GradientShared<R, blocks>;
+  auto& sh = *reinterpret_cast<Shared*>(memory);
+  static_assert(sizeof(Shared) <= 227 << 10);
+  const cuda::Sizes& s = a.size;
+  if (threadIdx.x == 0) {
+    // Parts of a group lie beside each other: they read the same rows.
+    int64_t number = blockIdx.x;
+    Place place;
+    place.part = static_cast<int>(number % b.parts), number /= b.parts;
+    place.group = static_cast<int>(number % s.groups), number /= s.groups;
+    place.in_slice = number % wave.slice_chunks;
+    place.in_segment = wave.slice + place.in_slice;
+    place.sequence = number / wave.slice_chunks;
+    place.chunk = wave.segment * s.segment + place.in_segment;
+    const int each = (s.heads_per_group + b.parts - 1) / b.parts;
+    const int end = (place.group + 1) * s.heads_per_group;
+    place.first = place.group * s.heads_per_group + place.part * each;
+    place.last = place.first + each < end ? place.first + each : end;
+    sh.unit = cuda::unit_of(a, wave.first + place.sequence, place.first);
+    sh.part = part_of<tokens_of<R>>(sh.unit, place.chunk);
+    if (place.in_segment >= s.segment) sh.part.n = 0;
+    sh.place = place;
+  }
+  __syncthreads();
+  if (sh.part.n <= 0 || sh.place.first >= sh.place.last) return;
+  Gradients<R, blocks, halves>::put_homes(a, b, wave, sh);
+  __syncthreads();
+  const int group = warpgroup();
+  if (group == 0) {
+    hopper::raise_registers<multiplying>();
+    Gradients<R, blocks, halves>(a, b, wave, sh).multiply_queries();
+  } else if (group == 1) {
+    hopper::raise_registers<multiplying>();
+    Gradients<R, blocks, halves>(a, b, wave, sh).multiply_keys();
+  } else if (group == 2) {
+    hopper::lower_registers<forming>();
+    Gradients<R, blocks, halves>(a, b, wave, sh).form_rows();
+  } else {
+    hopper::lower_registers<forming>();
+    Gradients<R, blocks, halves>(a, b, wave, sh).form_values();
+  }
+}
+
+}  // namespace
+
+void launch_gradients(const Args& args, const Wave& wave, const UnitBuffers& b,
+                      cudaStream_t stream) {
+  const int64_t count = (wave.last - wave.first) * wave.slice_chunks * args.size.groups * b.parts;
+  with_turns(args.size, [&](auto rank, auto blocks, auto halves) {
+    if constexpr (has_two_heads(rank(), 32 * blocks()))
+      launch("mamba3: gradients", gradients_kernel<rank(), blocks(), halves()>, count,
+             gradient_threads, sizeof(GradientShared<rank(), blocks()>), stream, args, b, wave);
+  });
+}
+
+}  // namespace talea::mamba3::sm90

@@ -1,0 +1,145 @@
+// What: the gradients of a chunk, head by head: two warpgroups form operands, one multiplies for the
+//       queries, one for the keys.
+// Why: scores and dO V^T are weighed where they are multiplied, so no warpgroup waits for another
+//      within a head; sums over the heads stay in registers.
+// Never: divides by a decay, sums with atomics, or waits for another chunk.
+#pragma once
+
+#include "ops/mamba3/sm90/gradients_shared.cuh"
+
+namespace talea::mamba3::sm90 {
+
+template <int R, int blocks, bool halves>
+class Gradients {
+ public:
+  using Shared = GradientShared<R, blocks>;
+  static constexpr int C = tokens_of<R>, pairs = Shared::pairs, size = columns * values;
+
+  __device__ __forceinline__ Gradients(const Args& args, const UnitBuffers& buffers,
+                                       const Wave& at_work, Shared& shared)
+      : a(args),
+        b(buffers),
+        wave(at_work),
+        sh(shared),
+        place(shared.place),
+        n(shared.part.n),
+        up(args),
+        thread(threadIdx.x & 127) {}
+
+  // Each by a warpgroup of its own.
+  __device__ __forceinline__ void form_rows();
+  __device__ __forceinline__ void form_values();
+  __device__ __forceinline__ void multiply_queries();
+  __device__ __forceinline__ void multiply_keys();
+
+  // A warp a tensor.
+  static __device__ __forceinline__ void put_homes(const Args& a, const UnitBuffers& b,
+                                                   const Wave& wave, Shared& sh);
+
+ private:
+  // full and y_known: two, of heads in turn.
+  enum Barrier {
+    full = 1,
+    done = 3,
+    heard = 4,
+    queries = 5,
+    keys = 6,
+    rows_own = 7,
+    values_own = 8,
+    y_known = 9
+  };
+  static constexpr int angle_tokens = C * pairs / 128;  // of a thread
+
+  __device__ __forceinline__ int stage(int head) const { return (head - place.first) & 1; }
+  __device__ __forceinline__ const StepsNear<C>& steps(int head) const {
+    return sh.near[stage(head)];
+  }
+  __device__ __forceinline__ StepsLate<C>& late(int head) const {
+    return sh.late[(head - place.first) % 3];
+  }
+  // Where rows of a head begin.
+  static __device__ __forceinline__ int64_t home(int64_t first, const View& v, int head) {
+    return first + head * v.stride[2];
+  }
+  __device__ __forceinline__ int64_t d_out_home(int head) const {
+    return sh.homes.d_out + head * a.d_out.stride[3];
+  }
+  __device__ __forceinline__ int64_t number(int head) const {
+    return place.sequence * a.size.heads + head;
+  }
+
+  // gradients_form.cuh
+  __device__ __forceinline__ void begin_rows(int head);
+  __device__ __forceinline__ void finish_rows(int head);
+  __device__ __forceinline__ void begin_values(int head);
+  __device__ __forceinline__ void finish_values(int head);
+  __device__ __forceinline__ uint4 gated(int head, float (&x)[8], const uint4& z, int from) const;
+  __device__ __forceinline__ void gate_apart(int head);
+  __device__ __forceinline__ void gates_back(int head);
+  // Whether d_z alone lies behind y, and its rows are formed where rows of d_out are gated.
+  __device__ __forceinline__ bool gates_apart() const {
+    return R == 1 && up.pieces && a.z.data && a.grad.z.data && !a.grad.mimo_z.data &&
+           !a.grad.mimo_out.data;
+  }
+  // Eight columns of a row of z.
+  __device__ __forceinline__ uint4 z_of(int head, int t, int c) const {
+    if (!a.z.data || t >= n) return {0, 0, 0, 0};
+    return __ldg(reinterpret_cast<const uint4*>(static_cast<const __nv_bfloat16*>(a.z.data) +
+                                                home(sh.homes.z, a.z, head) + t * a.z.stride[1] +
+                                                c));
+  }
+  __device__ __forceinline__ void anchor(int head);
+  // gradients_tokens.cuh
+  __device__ __forceinline__ void read_rates(int head);
+  __device__ __forceinline__ void angles_back(int head);
+  __device__ __forceinline__ void steps_back(int head);
+  __device__ __forceinline__ void decays_back(int head);
+
+  // gradients_rows.cuh
+  template <bool of_keys>
+  __device__ __forceinline__ void weigh(int head, const float (&scores)[32],
+                                        const float (&products)[32], uint32_t (&seen)[4][4],
+                                        uint32_t (&weights)[4][4], float (&left)[2], float& trace);
+  template <bool of_keys>
+  __device__ __forceinline__ void rows_back(int head, float (&g)[64], float (&sums)[64]);
+  template <bool of_keys>
+  __device__ __forceinline__ void store_rows(const float (&sums)[64]);
+  __device__ __forceinline__ void values_back(int head, float (&dv)[32]);
+  template <bool plain, bool projects>
+  __device__ __forceinline__ void gates(int head, float (&y)[32], const uint32_t (&g)[16],
+                                        const uint32_t (&z)[16]);
+  // Sums over the chunk of what all lanes of a warp with the same r have, of neighbouring slots.
+  __device__ __forceinline__ void put_alike(float* sums, int slot, float (&x)[8 / R]) {
+    const float sum = shared_by_alike<R>(x);
+    const int lane = thread & 31;
+    sums[(slot + lane / (4 * R)) * Shared::lanes + thread / 32 * 4 * R + lane % (4 * R)] = sum;
+  }
+  // `count` of them over the warps, each to where its row and column lie.
+  __device__ __forceinline__ void store_alike(const float* sums, int count, int width,
+                                              float* to) const {
+    for (int i = thread; i < count; i += 128) {
+      const int slot = i / (4 * R);
+      const float* const at = sums + slot * Shared::lanes + i % (4 * R);
+      to[i / 4 % R * width + slot / 2 * 8 + (slot & 1) + i % 4 * 2] =
+          ((at[0] + at[4 * R]) + at[8 * R]) + at[12 * R];
+    }
+  }
+  template <int count>
+  static __device__ __forceinline__ void scale_rows(float (&d)[count], const float* by) {
+    const float first = by[own_row() / R], second = by[(own_row() + 8) / R];
+#pragma unroll
+    for (int j = 0; j < count; ++j) d[j] *= j / 2 % 2 ? second : first;
+  }
+
+  const Args& a;
+  const UnitBuffers& b;
+  const Wave& wave;
+  Shared& sh;
+  const Place& place;
+  const int n;  // tokens
+  const Upstream up;
+  const int thread;
+  float rates_[angle_tokens];  // tanh of the thread's angles
+};
+
+}  // namespace talea::mamba3::sm90

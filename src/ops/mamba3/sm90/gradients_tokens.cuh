@@ -1,0 +1,144 @@
+// What: gradients of steps, angles and decays of the tokens of a chunk.
+// Why: they are sums of what the other warpgroups left behind, in fixed order.
+// Never: sums with atomics.
+#pragma once
+
+#include "ops/mamba3/sm90/gradients.cuh"
+
+namespace talea::mamba3::sm90 {
+
+// A thread has a pair of a few tokens.
+template <int R, int blocks, bool halves>
+__device__ __forceinline__ void Gradients<R, blocks, halves>::read_rates(int head) {
+  const int i = thread % pairs, first = thread / pairs * angle_tokens;
+  const bool turns = a.angles.data && i < a.size.pairs;
+  const int64_t at = home(sh.homes.angles, a.angles, head) + i * a.angles.stride[3];
+  uint32_t bits[angle_tokens];
+#pragma unroll
+  for (int j = 0; j < angle_tokens; ++j)
+    bits[j] = turns && first + j < n
+                  ? cuda::bits_at(a.angles, at + (first + j) * a.angles.stride[1])
+                  : 0u;
+#pragma unroll
+  for (int j = 0; j < angle_tokens; ++j)
+    rates_[j] = tanhf(cuda::number_of(a.angles.dtype, bits[j]));
+}
+
+// d_angles, and what they leave for d_dt.
+template <int R, int blocks, bool halves>
+__device__ __forceinline__ void Gradients<R, blocks, halves>::angles_back(int head) {
+  constexpr int each = angle_tokens, groups = 128 / pairs;
+  const int i = thread % pairs, group = thread / pairs, first = group * each, A = a.size.pairs;
+  const int lane = thread & 31, left = a.angles.data && i < A ? n - first : 0;
+  float own[each], sum = 0;
+#pragma unroll
+  for (int j = 0; j < each; ++j) {
+    const int at = Shared::turn_at(first + j, i);
+    own[j] = j < left ? sh.turn_q[at] + sh.turn_k[at] : 0.0f;
+    sum += own[j];
+  }
+  sh.ends[thread] = sum;
+  hopper::named_barrier_sync(rows_own, 128);
+  const float* const torque = sh.torque[stage(head)][0] + i;
+  float whole = -(((torque[0] + torque[pairs]) + torque[2 * pairs]) + torque[3 * pairs]);
+#pragma unroll
+  for (int later = groups - 1; later > 0; --later)
+    if (later > group) whole += sh.ends[later * pairs + i];
+      // What lies at a token and behind it.
+#pragma unroll
+  for (int j = each - 1; j >= 0; --j) own[j] = whole += own[j];
+  const float pi = 3.14159265358979f;
+  const float* const dt = late(head).dt + first;
+  const auto angle = [&](int j) { return own[j] * dt[j] * pi * fmaf(-rates_[j], rates_[j], 1.0f); };
+  if (b.dangles) {
+    const int64_t place0 = (place.sequence * wave.slice_chunks + place.in_slice) * C + first;
+    float* const to = b.dangles + (place0 * a.size.heads + head) * A + i;
+    const int apart = a.size.heads * A;
+#pragma unroll
+    for (int j = 0; j < each; ++j)
+      if (j < left) to[j * apart] = angle(j);
+  } else if (a.grad.angles.data) {
+    const int64_t to = home(sh.homes.d_angles, a.grad.angles, head) +
+                       first * a.grad.angles.stride[1] + i * a.grad.angles.stride[3];
+#pragma unroll
+    for (int j = 0; j < each; ++j)
+      if (j < left) cuda::store(a.grad.angles, to + j * a.grad.angles.stride[1], angle(j));
+  }
+#pragma unroll
+  for (int j = 0; j < each; ++j) own[j] = j < left ? own[j] * rates_[j] : 0.0f;
+  const float by_rate = shared_over_warp<each>(own);
+  if (lane % (32 / each) == 0) sh.by_rate[i / 32][first + lane / (32 / each)] = by_rate;
+  hopper::named_barrier_sync(rows_own, 128);
+  if (thread < C && thread < n) steps_back(head);
+}
+
+template <int R, int blocks, bool halves>
+__device__ __forceinline__ void Gradients<R, blocks, halves>::steps_back(int head) {
+  const int t = thread;
+  Unit u = sh.unit;
+  u.head = head;
+  cuda::Pending x;
+  x.lambda = late(head).lambda[t];
+  x.other = late(head).other[t];
+  x.dt = late(head).dt[t];
+  float near = 0, by_rate = 0;
+#pragma unroll
+  for (int r = 0; r < R; ++r) near += sh.by_same[stage(head)][t * R + r];
+#pragma unroll
+  for (int block = 0; block < blocks; ++block) by_rate += sh.by_rate[block][t];
+  x.dgamma = static_cast<double>(sh.of_step[stage(head)][t]) + static_cast<double>(near);
+  x.ddt = static_cast<double>(x.lambda) * x.dgamma +
+          3.14159265358979323846 * static_cast<double>(by_rate);
+  cuda::Edge& edge = b.edges[number(head) * wave.segments * a.size.segment + place.chunk];
+  if (t == n - 1) edge.last = static_cast<double>(sh.of_step[stage(head)][t]);
+  if (t > 0)
+    store_token(a, u, x, sh.part.first + t, static_cast<double>(sh.of_step[stage(head)][t - 1]));
+  else
+    edge.first = x;  // waits for the last key of the chunk before
+}
+
+// d_d; d_adt: what the chunk's end is worth, and of each token behind one what it adds. Its first
+// warp has them.
+template <int R, int blocks, bool halves>
+__device__ __forceinline__ void Gradients<R, blocks, halves>::decays_back(int head) {
+  constexpr int each = C > 32 ? C / 32 : 1;
+  const int lane = thread & 31, slot = stage(head);
+  if (thread == 32) {
+    const double* const x = sh.traces[slot];
+    reinterpret_cast<float*>(sh.from.partial.of(head))[R * (2 * columns + 3 * values) + values] =
+        static_cast<float>(((x[0] + x[1]) + x[2]) + x[3]);
+  }
+  if (thread >= 32 || !a.grad.adt.data) return;
+  const double* const e = sh.energy[slot];
+  const double energy = ((e[0] + e[1]) + e[2]) + e[3];
+  double own[each], sum = 0;  // from the last token on
+#pragma unroll
+  for (int i = 0; i < each; ++i) {
+    const int t = n - 1 - (lane * each + i);
+    float dot = 0;
+    if (t >= 0)
+#pragma unroll
+      for (int r = 0; r < R; ++r) dot += sh.dots_q[t * R + r] - sh.dots_k[t * R + r];
+    own[i] = static_cast<double>(dot);
+    sum += own[i];
+  }
+  double before = sum;
+#pragma unroll
+  for (int step = 1; step < 32 && step < C; step *= 2) {
+    const double other = __shfl_up_sync(0xffffffffu, before, step);
+    if (lane >= step) before += other;
+  }
+  before = __shfl_up_sync(0xffffffffu, before, 1);
+  if (lane == 0) before = 0;
+#pragma unroll
+  for (int i = 0; i < each; ++i) {
+    const int t = n - 1 - (lane * each + i);
+    before += own[i];
+    if (t >= 0)
+      cuda::store(a.grad.adt,
+                  cuda::at(a.grad.adt, sh.unit.batch, head, sh.unit.begin + sh.part.first + t),
+                  late(head).adt[t] <= -128.0f ? 0.0f : static_cast<float>(energy + before));
+  }
+}
+
+}  // namespace talea::mamba3::sm90

@@ -245,7 +245,11 @@ def step_runs(meter, seconds):
     right = truth(few)[0][0, 0]
     error = relative(talea.mamba3_step(state, **one)[0, :8], right)
     copy = torch.empty_like(state.ssm)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        talea.mamba3_step(state, **one)
     calls = {"Talea": lambda: talea.mamba3_step(state, **one),
+             "Talea, in a graph": graph.replay,
              "a copy of the states": lambda: copy.copy_(state.ssm)}  # fmt: skip
     each = {name: [] for name in calls}
     for order in (list(calls), list(calls)[::-1]):
@@ -256,7 +260,7 @@ def step_runs(meter, seconds):
         run = {"case": "D1, step", "name": name, "sustained_ms": [r["ms"] for r in rounds],
                "joules": [r["joules"] for r in rounds], "sm_mhz": rounds[-1]["sm_mhz"],
                "time": {"median_ms": sum(ms) / len(ms), "p20_ms": ms[0], "p80_ms": ms[-1], "n": len(ms)}}  # fmt: skip
-        if name == "Talea":
+        if name.startswith("Talea"):
             run |= {"errors": {"out": error}, "relative_l2": error}
         print(f"{run['case']:26} {name:44} {run['time']['median_ms']:8.3f} ms {run.get('errors', '')}",
               flush=True)  # fmt: skip

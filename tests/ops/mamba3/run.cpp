@@ -174,6 +174,19 @@ Outcome run_step(const std::string& lane, const Case& c, const std::vector<int64
   return o;
 }
 
+Tensors as_scanned(const Outcome& step) {
+  Tensors named = {{"out", step.out.at("out")}};
+  for (const char* name : {"angle", "ssm", "k", "v"})
+    named[std::string("final_") + name] = step.out.at(std::string("state_") + name);
+  return named;
+}
+
+std::string verify_step(const std::string& lane, const Case& c) {
+  const Outcome step = run_step(lane, c, {});
+  const Outcome yardstick = run("unfused", c, {.backward = false});
+  return judge(c, as_scanned(step), oracle(c), yardstick.out) + step.damage;
+}
+
 std::string verify(const std::string& lane, Case c, const How& how) {
   const Values truth = oracle(c);
   if (lane == "reference") c.options.chunk = 0;

@@ -34,6 +34,11 @@ Outcome run_step(const std::string& lane, const Case& c, const std::vector<int64
 // Judged against the oracle and lane unfused. Empty: right.
 std::string verify(const std::string& lane, Case c, const How& how = {});
 
+// What a step gave, by the names that a scan of one token has for it.
+Tensors as_scanned(const Outcome& step);
+// Empty: a step of a case of one token is right, in every output and state.
+std::string verify_step(const std::string& lane, const Case& c);
+
 // Empty: the same bits in each tensor of both; at least one.
 std::string same_bits(const Tensors& a, const Tensors& b);
 

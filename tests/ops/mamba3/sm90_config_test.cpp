@@ -70,15 +70,34 @@ TEST(ScanSm90Config, NamesWhatItDoesNotTake) {
             "chunk = 8 tokens of rank 4: 64 rows alone");
   EXPECT_EQ(with([](Problem& p) { p.options.chunk = 16; }), "");
   EXPECT_EQ(with([](Problem& p) { p.options.head_norm = true; }), "head_norm");
-  EXPECT_EQ(with([](Problem& p) { p.pass = Pass::step; }), "a step");
-  EXPECT_EQ(with([](Problem& p) { p.in.initial_states.ssm.present = true; }), "initial states");
-  EXPECT_EQ(with([](Problem& p) { p.out.final_states.k.present = true; }), "final states");
+  EXPECT_EQ(with([](Problem& p) { p.in.initial_states.ssm.present = true; }), "");
+  EXPECT_EQ(with([](Problem& p) { p.out.final_states.k.present = true; }), "");
+  EXPECT_EQ(with([](Problem& p) { p.out.final_states.k.present = p.out.saved.present = true; }),
+            "final states of a pass that saves");
+  EXPECT_EQ(with([](Problem& p) {
+              p.pass = Pass::backward;
+              p.in.initial_states.ssm.present = true;
+            }),
+            "initial states of backward");
   EXPECT_EQ(with([](Problem& p) { p.in.k.stride[1] += 4; }),
             "k: stride 516 of axis 1, must be a multiple of 8");
   EXPECT_EQ(with([](Problem& p) { p.in.v.stride[3] = 2; }), "v: last stride 2, must be 1");
   EXPECT_EQ(with([](Problem& p) { p.alignment_bytes = 8; }), "rows on 8 bytes, must be on 16");
   EXPECT_EQ(with([](Problem& p) { p.sequence_world = 2; }),
             "heads or tokens over several ranks are for host tensors");
+}
+
+// A step has a kernel of its own, for any row.
+TEST(ScanSm90Config, TakesAStep) {
+  for (const int64_t R : {1, 3, 8}) {
+    Problem p = problem(Pass::step, 3, 1, 4, 1, R);
+    p.state_dim = 20, p.head_dim = 256, p.pairs = 3;
+    p.in.initial_states.ssm.present = p.out.final_states.ssm.present = true;
+    EXPECT_EQ(reason(p), "");
+    EXPECT_LT(cuda::workspace_of(p, make_plan(p, h200())), 1024);
+    p.state_dim = 264;
+    EXPECT_EQ(reason(p), "N = 264, P = 256: at most 256");
+  }
 }
 
 // The drawn suite on a device runs every one of its cases on this lane.

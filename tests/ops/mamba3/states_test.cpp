@@ -180,13 +180,13 @@ TEST_P(ScanStates, OneTokenIsAStep) {
   for (const int64_t R : {1, 2, 3}) {
     Case c = usual(1, R);
     c.size.B = 1;
-    const Outcome scan = run(lane(), c, {.backward = false});
-    const Outcome step = run_step(lane(), c, {});
+    if (is_device(lane())) {  // a kernel of its own, which rounds less
+      EXPECT_EQ(verify_step(lane(), c), "");
+      continue;
+    }
+    const Outcome scan = run(lane(), c, {.backward = false}), step = run_step(lane(), c, {});
     EXPECT_EQ(step.damage, "");
-    Tensors renamed = {{"out", step.out.at("out")}};
-    for (const char* s : states)
-      renamed["final_" + std::string(s)] = step.out.at("state_" + std::string(s));
-    EXPECT_EQ(same_bits(scan.out, renamed), "");
+    EXPECT_EQ(same_bits(scan.out, as_scanned(step)), "");
   }
 }
 

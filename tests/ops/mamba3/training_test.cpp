@@ -3,7 +3,7 @@
 // Never: counts a case that the lane declined: a named lane that declines is an error.
 #include <map>
 
-#include "ops/mamba3/run.hpp"
+#include "ops/mamba3/pieces.hpp"
 
 namespace talea::yardsticks::mamba3 {
 namespace {
@@ -72,6 +72,33 @@ TEST_P(ScanTraining, WhatIsNotTakenIsDeclinedByName) {
   } catch (const Error& e) {
     EXPECT_NE(std::string(e.what()).find("states"), std::string::npos) << e.what();
   }
+}
+
+// Of dense sequences and of a pack with empty ones; whole, and with one state alone.
+TEST_P(ScanTraining, StatesOfAPrefill) {
+  const char* const states[] = {"angle", "ssm", "k", "v"};
+  for (const int64_t R : {1, 2, 4})
+    for (const int64_t A : {0, 30, 64}) {
+      Sizes s{2, 130, 4, 2, 128, 64, R, A};
+      s.rank_axis = R > 1;
+      const Case dense = full_case(s, DType::bf16, static_cast<uint64_t>(R + A));
+      EXPECT_EQ(verify(lane(), dense, {.backward = false}), "") << "R = " << R << ", A = " << A;
+      s.B = 1;
+      Case packed = full_case(s, DType::bf16, static_cast<uint64_t>(R + A));
+      pack(packed, {3, 3, 4, 20, 84, 84, 129});
+      for (const char* st : states) fill(packed, std::string("initial_") + st, DType::f32, 5);
+      EXPECT_EQ(verify(lane(), packed, {.backward = false}), "") << "packed, R = " << R;
+      if (A < 64) continue;
+      for (const char* kept : states) {
+        Case one = dense;
+        for (const char* st : states)
+          if (st != kept) one.in.erase(std::string("initial_") + st);
+        EXPECT_EQ(verify(lane(), one, {.backward = false}), "") << kept << " alone";
+      }
+    }
+  Case constant = full_case({1, 70, 4, 2, 128, 64, 1, 32}, DType::bf16, 3);
+  constant.in.erase("angles");
+  EXPECT_EQ(verify(lane(), constant, {.backward = false}), "") << "a constant turn";
 }
 
 TALEA_SCAN_LANES(ScanTraining, lanes_of_sizes());

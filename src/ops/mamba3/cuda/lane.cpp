@@ -6,9 +6,28 @@
 #include <fmt/format.h>
 
 #include "ops/mamba3/cuda/machine.hpp"
+#include "ops/mamba3/rows/step.hpp"
 
 namespace talea::mamba3 {
 namespace {
+
+class GeneralMachine final : public cuda::DeviceMachine {
+ public:
+  using DeviceMachine::DeviceMachine;
+  void forward(const cuda::Args& a) override {
+    if (a.size.step) return cuda::launch_step(a, at_.stream);
+    cuda::launch_forward(at_, a);
+  }
+  void begin_units(const cuda::Args& a, const cuda::Wave& w) override {
+    cuda::launch_begin(at_, a, w);
+  }
+  void segment_states(const cuda::Args& a, const cuda::Wave& w) override {
+    cuda::launch_segment(at_, a, w);
+  }
+  void slice_back(const cuda::Args& a, const cuda::Wave& w) override {
+    cuda::launch_back(at_, a, w);
+  }
+};
 
 constexpr int64_t widest = 256, most_rank = 8;
 
@@ -32,6 +51,7 @@ Planned plan(const Problem& p, const DeviceFacts& d) {
 }
 
 std::vector<std::string> details(const Problem& p, const Planned& planned) {
+  if (p.pass == Pass::step) return cuda::step_details();
   const auto& made = planned.as<cuda::Plan>();
   const cuda::ChunkPlaces& places = p.backward() ? made.backward : made.forward;
   std::vector<std::string> said = {
@@ -45,7 +65,7 @@ std::vector<std::string> details(const Problem& p, const Planned& planned) {
 
 void run(const Call& c, const Planned& planned) {
   const auto& made = planned.as<cuda::Plan>();
-  cuda::run_passes<cuda::GeneralMachine>(c, made);
+  cuda::run_passes<GeneralMachine>(c, made);
   const bool backward = c.problem.backward();
   const cuda::ChunkPlaces& places = backward ? made.backward : made.forward;
   const cuda::Place state = backward ? places.wide_upstream : places.wide_state;

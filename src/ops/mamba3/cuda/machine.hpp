@@ -12,13 +12,4 @@ void launch_begin(const Launch& at, const Args& args, const Wave& wave);
 void launch_segment(const Launch& at, const Args& args, const Wave& wave);
 void launch_back(const Launch& at, const Args& args, const Wave& wave);
 
-class GeneralMachine final : public DeviceMachine {
- public:
-  using DeviceMachine::DeviceMachine;
-  void forward(const Args& a) override { launch_forward(at_, a); }
-  void begin_units(const Args& a, const Wave& w) override { launch_begin(at_, a, w); }
-  void segment_states(const Args& a, const Wave& w) override { launch_segment(at_, a, w); }
-  void slice_back(const Args& a, const Wave& w) override { launch_back(at_, a, w); }
-};
-
 }  // namespace talea::mamba3::cuda

@@ -20,6 +20,10 @@ Planned planned_bytes(const Problem& p, const Plan& made) {
   return all;
 }
 
+std::vector<std::string> step_details() {
+  return {"operands = fp32", "no chunk", "state = registers, read once"};
+}
+
 void append_backward(std::vector<std::string>& said, const Problem& p, const Plan& made) {
   if (!p.backward()) return;
   said.push_back(fmt::format("segment = {} chunks, slice = {} chunks", made.segment, made.slice));
@@ -33,14 +37,15 @@ void record(const Call& c, const Plan& made, const char* state_home, const char*
   r.chunk_tokens = made.chunk;
   r.chunk_rows = made.chunk * p.rank;
   r.segment_chunks = made.segment;
-  r.state_home = state_home;
+  const bool step = p.pass == Pass::step;
+  r.state_home = step ? "registers" : state_home;
   r.state_dtype = "fp32";
   r.accumulator_angle = "64-bit integers of 2^-64 turn, fp32 increments";
   r.accumulator_decay = "fp64 within a chunk, used as two fp32";
   r.accumulator_state = r.accumulator_state_gradient = r.accumulator_rows = "fp32";
   r.accumulator_parameters = parameters;
   r.accumulator_groups = "fp32 in the order of the heads, biases before";
-  r.notes.push_back(std::string("operands: ") + name_of(made.engine));
+  r.notes.push_back(std::string("operands: ") + (step ? "fp32" : name_of(made.engine)));
   if (p.options.schedule == Schedule::parallel)
     r.notes.push_back("schedule = parallel: this lane takes the chunks of a head in turn");
   if (!p.backward()) return;

@@ -18,6 +18,9 @@ std::optional<std::string> declined_place(const Problem& p, const DeviceFacts& d
 
 Planned planned_bytes(const Problem& p, const Plan& made);
 
+// What `explain` says of a step.
+std::vector<std::string> step_details();
+
 // What `explain` adds for backward.
 void append_backward(std::vector<std::string>& said, const Problem& p, const Plan& made);
 

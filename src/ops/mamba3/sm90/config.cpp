@@ -34,13 +34,25 @@ std::string not_in_pieces(const char* name, const Tensor& t, int64_t bytes) {
   return "";
 }
 
-std::string states_asked(const Problem& p) {
-  const auto any = [](const States& s) { return s.angle || s.ssm || s.k || s.v; };
-  if (any(p.in.initial_states)) return "initial states";
-  if (any(p.out.final_states)) return "final states";
-  if (any(p.in.d_final_states)) return "gradients of final states";
-  if (any(p.out.d.initial_states)) return "gradients of initial states";
+bool any_of(const States& s) { return s.angle || s.ssm || s.k || s.v; }
+
+// Forward takes states and hands them on; not where backward is to follow from what it saves.
+std::string states_declined(const Problem& p) {
+  if (p.out.saved && any_of(p.in.initial_states)) return "initial states of a pass that saves";
+  if (p.out.saved && any_of(p.out.final_states)) return "final states of a pass that saves";
+  if (!p.backward()) return "";
+  if (any_of(p.in.initial_states)) return "initial states of backward";
+  if (any_of(p.in.d_final_states)) return "gradients of final states";
+  if (any_of(p.out.d.initial_states)) return "gradients of initial states";
   return "";
+}
+
+// Its kernel takes any row that a lane with limits takes.
+std::optional<std::string> declined_step(const Problem& p) {
+  if (p.state_dim > 256 || p.head_dim > 256)
+    return fmt::format("N = {}, P = {}: at most 256", p.state_dim, p.head_dim);
+  if (p.rank > 8) return fmt::format("R = {}: at most 8", p.rank);
+  return std::nullopt;
 }
 
 // As many sequences side by side as memory is for, since many blocks wait less for the last one;
@@ -108,9 +120,9 @@ int64_t parts_of(Problem p, cuda::Plan plan) {
 
 std::optional<std::string> declined(const Problem& p, const DeviceFacts&) {
   if (p.dtype != DType::bf16) return fmt::format("{} q: bf16 alone", name_of(p.dtype));
-  if (p.pass == Pass::step) return "a step";
   if (p.heads_world > 1 || p.sequence_world > 1)
     return "heads or tokens over several ranks are for host tensors";
+  if (p.pass == Pass::step) return declined_step(p);
   if (p.state_dim != columns || p.head_dim != values)
     return fmt::format("N = {}, P = {}: {} and {} alone", p.state_dim, p.head_dim, columns, values);
   if (p.rank != 1 && p.rank != 2 && p.rank != 4)
@@ -120,7 +132,7 @@ std::optional<std::string> declined(const Problem& p, const DeviceFacts&) {
     return fmt::format("chunk = {} tokens of rank {}: {} rows alone", p.options.chunk, p.rank,
                        rows);
   if (p.options.head_norm) return "head_norm";
-  if (const std::string states = states_asked(p); !states.empty()) return states;
+  if (const std::string why = states_declined(p); !why.empty()) return why;
   if (!p.backward() && !p.out.out) return "no out";
   for (const auto& [name, tensor, bytes] :
        {std::tuple<const char*, const Tensor&, int64_t>{"q", p.in.q, 16},
@@ -154,8 +166,10 @@ cuda::Plan make_plan(const Problem& p, const DeviceFacts&) {
     places->padded_columns = static_cast<int>(columns);
     places->padded_values = static_cast<int>(values);
   }
+  if (p.pass == Pass::step) return plan;
   if (!p.backward()) {
-    if (p.rank > 1 || p.sequences * p.heads <= processors / 2)
+    const bool states = any_of(p.in.initial_states) || any_of(p.out.final_states);
+    if (p.rank > 1 || states || p.sequences * p.heads <= processors / 2)
       fit_forward(p, p.options.workspace_limit_bytes, plan);
     return plan;
   }

@@ -4,6 +4,7 @@
 // Never: writes a state of every chunk, or divides by a decay.
 #include "device/common/cuda_check.hpp"
 #include "ops/mamba3/sm90/forward_shared.cuh"
+#include "ops/mamba3/sm90/handed.cuh"
 #include "ops/mamba3/sm90/launch.cuh"
 
 namespace talea::mamba3::sm90 {
@@ -37,7 +38,7 @@ __device__ __forceinline__ void read_chunks(const Args& a, Shared<R>& sh, int fi
   const int thread = threadIdx.x & 127, pp0 = thread & 15, t0 = (thread >> 4) * each;
   const auto sync = [] { hopper::named_barrier_sync(reading, 128); };
   float h[64];
-  if (first > 0) {
+  if (first > 0 || starts_with_state(a)) {
     take_state(sh.home, h);
   } else {
 #pragma unroll
@@ -117,7 +118,7 @@ __device__ __forceinline__ void read_chunks(const Args& a, Shared<R>& sh, int fi
     hopper::warpgroup_wait<0>();
     hopper::hold_registers(h);
   }
-  if (!last) put_state(sh.home, h);
+  if (!last || a.last.ssm.data) put_state(sh.home, h);
 }
 
 // Chunks [first, first + ahead) of a unit.
@@ -162,6 +163,7 @@ void launch_forward(const Args& args, const Wave& wave, const UnitBuffers& b, in
   const int64_t units = (wave.last - wave.first) * args.size.heads;
   const int64_t chunks = (args.size.tokens + args.size.chunk - 1) / args.size.chunk;
   launch_turns(args, wave, b, chunks, stream);
+  launch_start(args, wave, b, stream);
   for (int64_t first = 0; first < chunks; first += ahead) {
     launch_tokens(args, wave, b, first, ahead, chunks, stream);
     with_shape(args.size, [&](auto rank, auto blocks) {
@@ -170,6 +172,7 @@ void launch_forward(const Args& args, const Wave& wave, const UnitBuffers& b, in
              static_cast<int>(ahead));
     });
   }
+  launch_end(args, wave, b, chunks, stream);
 }
 
 }  // namespace talea::mamba3::sm90

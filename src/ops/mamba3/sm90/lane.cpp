@@ -7,6 +7,7 @@
 
 #include <algorithm>
 
+#include "ops/mamba3/rows/step.hpp"
 #include "ops/mamba3/sm90/config.hpp"
 #include "ops/mamba3/sm90/machine.hpp"
 
@@ -17,6 +18,7 @@ class HopperMachine final : public cuda::DeviceMachine {
  public:
   using DeviceMachine::DeviceMachine;
   void forward(const cuda::Args& a) override {
+    if (a.size.step) return cuda::launch_step(a, at_.stream);
     if (at_.plan.ahead == 0) return sm90::launch_forward_siso(a, at_.stream);
     cuda::Wave w;
     for (; w.first < a.size.sequences; w.first = w.last) {
@@ -57,6 +59,7 @@ Planned plan(const Problem& p, const DeviceFacts& d) {
 }
 
 std::vector<std::string> details(const Problem& p, const Planned& planned) {
+  if (p.pass == Pass::step) return cuda::step_details();
   const auto& made = planned.as<cuda::Plan>();
   std::vector<std::string> said = {
       "operands = bf16", fmt::format("chunk = {} tokens, {} rows", made.chunk, made.chunk * p.rank),

@@ -4,6 +4,7 @@
 //      token is formed once a segment.
 // Never: rounds a turn before it is summed.
 #include "device/common/cuda_check.hpp"
+#include "ops/mamba3/sm90/handed.cuh"
 #include "ops/mamba3/sm90/launch.cuh"
 #include "ops/mamba3/sm90/turns.cuh"
 
@@ -132,7 +133,8 @@ __global__ void __launch_bounds__(256)
   __shared__ uint64_t sums[shares][32];
   const int64_t A = a.size.pairs, number = blockIdx.x;
   const int lane = threadIdx.x & 31, share = threadIdx.x / 32;
-  const int64_t pieces = (unit_at(a, w.first, number).tokens + piece - 1) / piece;
+  const Unit u = unit_at(a, w.first, number);
+  const int64_t pieces = (u.tokens + piece - 1) / piece;
   const int64_t each = (pieces + shares - 1) / shares, from = share * each;
   const int64_t end = from + each < pieces ? from + each : pieces;
 #pragma unroll 1
@@ -162,7 +164,11 @@ __global__ void __launch_bounds__(256)
     sums[share][lane] = walk(0, false);
     __syncthreads();
     uint64_t sum = 0;
-    bool lost = false;
+    if (a.initial.angle.data && i < A)
+      sum = cuda::turn_of_radians(
+          cuda::load(a.initial.angle, cuda::at(a.initial.angle, u.row, u.head, i)));
+    bool lost = sum == no_turn;
+    if (lost) sum = 0;
     for (int before = 0; before < share; ++before) {
       const uint64_t more = sums[before][lane];
       lost = lost || more == no_turn;
@@ -211,7 +217,7 @@ __global__ void __launch_bounds__(threads)
       const int64_t at = (x.number + h) * count + x.chunk - first;
       auto* const to = reinterpret_cast<float2*>(b.token_turns) + (at * C + x.first) * pairs + i;
       uint64_t sum = 0;
-      if (i < a.size.pairs && a.angles.data) sum = x.turns(b, h, most, a.size.pairs)[i];
+      if (i < a.size.pairs && turns_asked(a)) sum = x.turns(b, h, most, a.size.pairs)[i];
       bool lost = sum == no_turn;
 #pragma unroll
       for (int j = 0; j < piece; ++j) {
@@ -255,7 +261,7 @@ void launch_turns(const Args& args, const Wave& wave, const UnitBuffers& b, int6
                   cudaStream_t stream) {
   const int64_t units = (wave.last - wave.first) * args.size.heads;
   const int64_t pieces = most * (args.size.chunk / piece);
-  if (units * pieces * args.size.pairs == 0 || !args.angles.data) return;
+  if (units * pieces * args.size.pairs == 0 || !turns_asked(args)) return;
   const int64_t groups = groups_of(args, wave);
   with_shape(args.size, [&](auto rank, auto) {
     launch("mamba3: turns of pieces", sums_kernel<rank()>, blocks_of(groups * pieces), threads, 0,

@@ -1,0 +1,153 @@
+// What: states that forward is handed and hands on: a block a head of a sequence, before and behind
+//       its chunks.
+// Why: the chunks start from h in memory and leave it there, whoever it came from.
+// Never: runs where nobody hands in or asks.
+#include "device/common/cuda_check.hpp"
+#include "ops/mamba3/sm90/handed.cuh"
+#include "ops/mamba3/sm90/launch.cuh"
+#include "ops/mamba3/sm90/turns.cuh"
+
+namespace talea::mamba3::sm90 {
+namespace {
+
+constexpr int threads = 256;
+using cuda::StateViews;
+
+__device__ __forceinline__ float* home_of(const UnitBuffers& b, int64_t number) {
+  return b.upstream + number * (columns * values);
+}
+
+// h before the first token, with the token held over.
+__global__ void __launch_bounds__(threads)
+    start_kernel(const __grid_constant__ Args a, const __grid_constant__ UnitBuffers b,
+                 const __grid_constant__ Wave wave) {
+  const int64_t number = blockIdx.x;
+  const Unit u = unit_at(a, wave.first, number);
+  if (u.tokens <= 0) return;
+  const StateViews& f = a.initial;
+  const bool held = f.k.data && f.v.data && !mutant(Mutant::m3_22_initial_token_ignored);
+  const float b0 =
+      held ? cuda::read(a.dt, cuda::at(a.dt, u.batch, u.head, u.begin)) *
+                 cuda::sigmoid(-cuda::read(a.trap, cuda::at(a.trap, u.batch, u.head, u.begin)))
+           : 0.0f;
+  float* const to = home_of(b, number);
+  const int n = static_cast<int>(threadIdx.x) % columns;
+#pragma unroll 1
+  for (int p = static_cast<int>(threadIdx.x) / columns; p < values; p += threads / columns) {
+    float x = cuda::load_or(0, f.ssm, cuda::at(f.ssm, u.row, u.head, p, n));
+    if (held) {
+      const float v = b0 * cuda::load(f.v, cuda::at(f.v, u.row, u.head, p));
+      for (int r = 0; r < a.size.rank; ++r)
+        x += v * cuda::read_or(1, a.mimo_v, cuda::at(a.mimo_v, u.head, r, p)) *
+             cuda::load(f.k, cuda::at(f.k, u.row, r, u.head, n));
+    }
+    to[p * columns + n] = x;
+  }
+}
+
+// What an empty sequence was handed goes through.
+__device__ __forceinline__ void pass_through(const Args& a, const Unit& u) {
+  const StateViews &from = a.initial, &to = a.last;
+  const auto thread = static_cast<int>(threadIdx.x);
+  for (int i = thread; i < a.size.pairs && to.angle.data; i += threads) {
+    const uint64_t turn =
+        cuda::turn_of_radians(cuda::load_or(0, from.angle, cuda::at(from.angle, u.row, u.head, i)));
+    cuda::store(to.angle, cuda::at(to.angle, u.row, u.head, i),
+                turn == cuda::no_turn ? NAN : cuda::radians(turn));
+  }
+  for (int i = thread; i < columns * values && to.ssm.data; i += threads)
+    cuda::store(
+        to.ssm, cuda::at(to.ssm, u.row, u.head, i / columns, i % columns),
+        cuda::load_or(0, from.ssm, cuda::at(from.ssm, u.row, u.head, i / columns, i % columns)));
+  for (int i = thread; i < a.size.rank * columns && to.k.data; i += threads)
+    cuda::store(
+        to.k, cuda::at(to.k, u.row, i / columns, u.head, i % columns),
+        cuda::load_or(0, from.k, cuda::at(from.k, u.row, i / columns, u.head, i % columns)));
+  for (int i = thread; i < values && to.v.data; i += threads)
+    cuda::store(to.v, cuda::at(to.v, u.row, u.head, i),
+                cuda::load_or(0, from.v, cuda::at(from.v, u.row, u.head, i)));
+}
+
+// The states behind the last token; `most` as in launch_turns.
+template <int C>
+__global__ void __launch_bounds__(threads)
+    end_kernel(const __grid_constant__ Args a, const __grid_constant__ UnitBuffers b,
+               const __grid_constant__ Wave wave, int64_t most) {
+  constexpr int piece = cuda::turn_tokens;
+  __shared__ float cosine[64], sine[64];
+  const int64_t number = blockIdx.x;
+  const Unit u = unit_at(a, wave.first, number);
+  if (u.tokens <= 0) return pass_through(a, u);
+  const StateViews& to = a.last;
+  const cuda::Sizes& s = a.size;
+  const auto thread = static_cast<int>(threadIdx.x);
+  const int64_t last = u.tokens - 1, first = last / piece * piece;
+  if (thread < s.pairs) {
+    uint64_t sum = 0;
+    if (turns_asked(a))
+      sum = b.piece_turns[(number * most * (C / piece) + first / piece) * s.pairs + thread];
+    bool lost = sum == cuda::no_turn;
+    for (int64_t t = first; t <= last && a.angles.data; ++t) {
+      const float rate =
+          tanhf(cuda::read(a.angles, cuda::at(a.angles, u.batch, u.begin + t, u.head, thread)));
+      const uint64_t turn = cuda::to_turn(
+          rate * (0.5f * cuda::read(a.dt, cuda::at(a.dt, u.batch, u.head, u.begin + t))));
+      lost = lost || turn == cuda::no_turn;
+      sum += turn;
+    }
+    turn_sine_cosine(sum, sine[thread], cosine[thread]);
+    if (lost) sine[thread] = cosine[thread] = NAN;
+    if (to.angle.data)
+      cuda::store(to.angle, cuda::at(to.angle, u.row, u.head, thread),
+                  lost ? NAN : cuda::radians(sum));
+  }
+  __syncthreads();
+  for (int item = thread; item < s.rank * (columns / 2) && to.k.data; item += threads) {
+    const int r = item / (columns / 2), i = item % (columns / 2);
+    const cuda::PairColumns c = cuda::pair_columns(s, i);
+    const auto biased = [&](int n) {
+      return cuda::read(a.k, cuda::at(a.k, u.batch, u.begin + last, r, u.group, n)) +
+             cuda::read_or(0, a.k_bias, cuda::at(a.k_bias, u.head, r, n));
+    };
+    float x = biased(c.u), w = biased(c.w);
+    if (i < s.pairs) {
+      const float before = x;
+      x = before * cosine[i] - w * sine[i];
+      w = before * sine[i] + w * cosine[i];
+    }
+    cuda::store(to.k, cuda::at(to.k, u.row, r, u.head, c.u), x);
+    cuda::store(to.k, cuda::at(to.k, u.row, r, u.head, c.w), w);
+  }
+  for (int p = thread; p < values && to.v.data; p += threads)
+    cuda::store(to.v, cuda::at(to.v, u.row, u.head, p),
+                cuda::read(a.v, cuda::at(a.v, u.batch, u.begin + last, u.head, p)));
+  if (!to.ssm.data) return;
+  const float* const from = home_of(b, number);
+  float* const ssm = static_cast<float*>(to.ssm.data) + cuda::at(to.ssm, u.row, u.head);
+  for (int i = thread; i < columns * values; i += threads)
+    ssm[i / columns * to.ssm.stride[2] + i % columns * to.ssm.stride[3]] = from[i];
+}
+
+bool any_of(const StateViews& s) { return s.angle.data || s.ssm.data || s.k.data || s.v.data; }
+
+}  // namespace
+
+void launch_start(const Args& args, const Wave& wave, const UnitBuffers& b, cudaStream_t stream) {
+  const int64_t units = (wave.last - wave.first) * args.size.heads;
+  if (units == 0 || !starts_with_state(args)) return;
+  start_kernel<<<static_cast<unsigned>(units), threads, 0, stream>>>(args, b, wave);
+  device::check_launch("mamba3: states handed in");
+}
+
+void launch_end(const Args& args, const Wave& wave, const UnitBuffers& b, int64_t most,
+                cudaStream_t stream) {
+  const int64_t units = (wave.last - wave.first) * args.size.heads;
+  if (units == 0 || !any_of(args.last)) return;
+  with_shape(args.size, [&](auto rank, auto) {
+    end_kernel<tokens_of<rank()>>
+        <<<static_cast<unsigned>(units), threads, 0, stream>>>(args, b, wave, most);
+  });
+  device::check_launch("mamba3: states handed on");
+}
+
+}  // namespace talea::mamba3::sm90

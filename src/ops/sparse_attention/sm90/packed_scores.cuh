@@ -69,46 +69,77 @@ struct PackedScores {
     *reinterpret_cast<uint4*>(slice + (1 - row / 4 % 2) * 16) = high;
   }
 
-  __device__ void run() const {
+  __device__ int heads() const {
+    return static_cast<int>(min(f.heads - (head_tile + group) * tile_heads, int64_t{tile_heads}));
+  }
+
+  // The warpgroup that copies q of both tiles of heads, which nothing but the call decides.
+  __device__ void copy_q(uint64_t* ready) const {
+    const Copier copier(thread, most_columns);
+    const char* rows[4];
+    const auto* first = static_cast<const char*>(f.q.data) + 2 * cuda::offset(f.q, b, s, 0);
+    const int64_t step = 2 * f.q.stride[2];
+#pragma unroll 1
+    for (int t = 0; t < 2; ++t) {
+      const int64_t head = (head_tile + t) * tile_heads + thread / 8;
+#pragma unroll
+      for (int j = 0; j < 4; ++j)
+        rows[j] = head + 16 * j < f.heads ? first + (head + 16 * j) * step : nullptr;
+      if (head - thread / 8 < f.heads)
+        copier.chunks<0, packed_columns, true>(ptx::smem_address(base + t * packed_tile_bytes),
+                                               rows, packed_columns, f.q.data);
+    }
+    asm volatile("cp.async.wait_all;" ::: "memory");
+    ptx::fence_async_shared();
+    ptx::barrier_arrive(ready);
+  }
+
+  // Four chunks of numbers, the first of them `first`, a thread's sixteen columns of each.
+  __device__ void put_half(const uint4* x, int first, const float (&scales)[4], bool quick,
+                           char* values) const {
+    const float scale[2] = {first == 0 ? scales[0] : scales[2], first == 0 ? scales[1] : scales[3]};
+    if (quick) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const uint32_t grown = grown_twice(scale[i / 2]);
+        put(first + i, short_bf16_of(make_uint2(x[i].x, x[i].y), grown),
+            short_bf16_of(make_uint2(x[i].z, x[i].w), grown), values);
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        put(first + i, bf16_of(x[i].x, x[i].y, scale[i / 2]), bf16_of(x[i].z, x[i].w, scale[i / 2]),
+            values);
+    }
+  }
+
+  __device__ void run(uint64_t* q_ready) const {
     const QueryRule query = cuda::query_rule(f.tables, b, s);
     if (tile / 2 >= pairs_of(query.slots)) return;
     const int64_t slot = int64_t{tile} * tile_keys + key();
-    const int64_t index = read_index(slot, query.slots);
-    const int heads =
-        static_cast<int>(min(f.heads - (head_tile + group) * tile_heads, int64_t{tile_heads}));
-    const bool scores = heads > 0;
-    const Copier copier(thread, most_columns);
-    const char* q_rows[4];
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const int row = thread / 8 + 16 * j;
-      q_rows[j] = row < heads
-                      ? static_cast<const char*>(f.q.data) +
-                            2 * cuda::offset(f.q, b, s, (head_tile + group) * tile_heads + row)
-                      : nullptr;
-    }
-    const uint32_t q_at = ptx::smem_address(q());
-    // While the index is on its way.
-    if (scores) copier.chunks<0, 2, true>(q_at, q_rows, packed_columns, f.q.data);
-    const int64_t at = find_row(query, slot, index);
-    const bool there = at >= 0;
+    const int64_t at = find_row(query, slot, read_index(slot, query.slots));
+    const bool scores = heads() > 0, there = at >= 0;
     const char* from = static_cast<const char*>(f.kv.data) + (there ? at : 0);
     const int row = key(), lane = thread % 4;
+    // The half of the columns that is multiplied first: see consume.cuh.
+    const int half = tile % 2 * 4;
     uint4 x[8];
 #pragma unroll
-    for (int c = 0; c < 8; ++c) x[c] = load_words(from + lane * 16 + c * chunk_columns, there);
+    for (int c = 0; c < 8; ++c)
+      x[c] = load_words(from + lane * 16 + (c < 4 ? half + c : c - half) * chunk_columns, there);
     const uint4 scale_words = load_words(from + packed_scales_at, there);
     const uint32_t rest_at = ptx::smem_address(keys() + 8 * chunk_bytes + row * 128);
 #pragma unroll
     for (int j = 0; j < 2; ++j)
       ptx::copy_16_bytes(rest_at + ((2 * lane + j) ^ row % 8) * 16,
                          from + packed_rest_at + (2 * lane + j) * 16, there);
-    if (scores) copier.chunks<2, packed_columns - 2, true>(q_at, q_rows, packed_columns, f.q.data);
     uint32_t found = __ballot_sync(~0u, there), bits = 0;
 #pragma unroll
     for (int j = 0; j < 8; ++j) bits |= (found >> (4 * j) & 1) << j;
     if (threadIdx.x % 32 == 0) valid()[threadIdx.x / 32] = static_cast<uint8_t>(bits);
-
+    char* values = f.stored.values +
+                   ((list * f.stored.slices + lane) * f.stored.tiles + tile) * slice_bytes +
+                   row * 32;
     float scales[4] = {1, 1, 1, 1};
     if (there) {
       scales[0] = __uint_as_float(scale_words.x), scales[1] = __uint_as_float(scale_words.y);
@@ -120,42 +151,35 @@ struct PackedScores {
       nans |= nans_of(x[c].x) | nans_of(x[c].y) | nans_of(x[c].z) | nans_of(x[c].w);
     const bool quick = __all_sync(~0u, is_short(scales[0]) & is_short(scales[1]) &
                                            is_short(scales[2]) & is_short(scales[3]) & (nans == 0));
-    char* values = f.stored.values +
-                   ((list * f.stored.slices + lane) * f.stored.tiles + tile) * slice_bytes +
-                   row * 32;
-    if (quick) {
-#pragma unroll
-      for (int c = 0; c < 8; ++c) {
-        const uint32_t grown = grown_twice(scales[c / 2]);
-        put(c, short_bf16_of(make_uint2(x[c].x, x[c].y), grown),
-            short_bf16_of(make_uint2(x[c].z, x[c].w), grown), values);
-      }
-    } else {
-#pragma unroll
-      for (int c = 0; c < 8; ++c)
-        put(c, bf16_of(x[c].x, x[c].y, scales[c / 2]), bf16_of(x[c].z, x[c].w, scales[c / 2]),
-            values);
-    }
+    put_half(x, half, scales, quick, values);
     asm volatile("cp.async.wait_all;" ::: "memory");
     ptx::fence_async_shared();
-    __syncthreads();
-    if (scores) score();
+    ptx::named_barrier_sync(1, consumer_threads);
+    const uint64_t a = ptx::operand_descriptor(q()), k = ptx::operand_descriptor(keys());
+    constexpr int middle = 256 / chunk_columns;
+    float product[32];
+    if (scores) {
+      ptx::barrier_wait(q_ready, 0);
+      ptx::fence_async_shared();
+      ptx::warpgroup_arrive();
+      multiply_scores<false, true>(product, a, k, half, half == 0 ? middle : packed_columns);
+      ptx::warpgroup_commit();
+    }
+    put_half(x + 4, 4 - half, scales, quick, values);
+    ptx::fence_async_shared();
+    ptx::named_barrier_sync(1, consumer_threads);
+    if (!scores) return;
+    ptx::warpgroup_arrive();
+    multiply_scores<false, false>(product, a, k, 4 - half, half == 0 ? packed_columns : middle);
+    ptx::warpgroup_commit();
+    ptx::warpgroup_wait<0>();
+    ptx::hold_registers(product);
+    write(product);
   }
 
-  __device__ void score() const {
-    float s[32];
+  // Scores as registers hold them, the largest of each row, and which keys are valid.
+  __device__ void write(float (&s)[32]) const {
     const uint64_t slots = *reinterpret_cast<const volatile uint64_t*>(valid());
-    {
-      const uint64_t a = ptx::operand_descriptor(q()), k = ptx::operand_descriptor(keys());
-      constexpr int middle = 256 / chunk_columns, end = packed_columns;
-      const bool second = tile % 2 != 0;
-      ptx::warpgroup_arrive();
-      multiply_scores<false, true>(s, a, k, second ? middle : 0, second ? end : middle);
-      multiply_scores<false, false>(s, a, k, second ? 0 : middle, second ? middle : end);
-      ptx::warpgroup_commit();
-      ptx::warpgroup_wait<0>();
-      ptx::hold_registers(s);
-    }
     const int shift = thread % 4 * 2;
     const unsigned words[2] = {static_cast<unsigned>(slots) >> shift,
                                static_cast<unsigned>(slots >> 32) >> shift};
@@ -180,36 +204,38 @@ struct PackedScores {
   }
 };
 
-static __global__ __launch_bounds__(consumer_threads, 1) void packed_scores_kernel(
+// Registers that leave room for the first blocks of the kernel behind this one.
+static __global__ __launch_bounds__(576, 1) void packed_scores_kernel(
     const __grid_constant__ Forward f) {
   extern __shared__ __align__(1024) char shared[];
   ptx::let_later_kernels_start();
+  auto* q_ready = reinterpret_cast<uint64_t*>(shared + 3 * packed_tile_bytes + 8);
+  if (threadIdx.x == 0) {
+    ptx::barrier_init(q_ready, producer_threads);
+    ptx::barrier_init_fence();
+  }
   const uint32_t halves = static_cast<uint32_t>(f.head_tiles + 1) / 2, tiles = f.stored.tiles;
   uint32_t rest = blockIdx.x;
-  const int head_tile = static_cast<int>(rest % halves) * 2;
+  const int head_tile = halves == 1 ? 0 : static_cast<int>(rest % halves) * 2;
   rest /= halves;
   const int tile = static_cast<int>(rest % tiles);
   const uint32_t list = rest / tiles, queries = static_cast<uint32_t>(f.tables.queries);
   const int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128, 0);
-  PackedScores{f,
-               shared,
-               list,
-               tile,
-               head_tile,
-               group,
-               static_cast<int>(threadIdx.x) % 128,
-               list / queries,
-               list % queries}
-      .run();
+  const int thread = static_cast<int>(threadIdx.x) % 128;
+  const PackedScores p{f,     shared, list,           tile,          head_tile,
+                       group, thread, list / queries, list % queries};
+  __syncthreads();
+  if (group == 2)
+    p.copy_q(q_ready);
+  else
+    p.run(q_ready);
 }
 
 inline void launch_packed_scores(const Forward& f, unsigned blocks, cudaStream_t stream) {
-  ptx::launch_following(packed_scores_kernel,
-                        {.blocks = blocks,
-                         .threads = consumer_threads,
-                         .follows = false,
-                         .shared_bytes = packed_scores_bytes},
-                        f, stream, "sparse_attention: scores of packed rows");
+  ptx::launch_following(
+      packed_scores_kernel,
+      {.blocks = blocks, .threads = threads, .follows = false, .shared_bytes = packed_scores_bytes},
+      f, stream, "sparse_attention: scores of packed rows");
 }
 
 }  // namespace talea::sparse_attention::sm90

@@ -18,13 +18,16 @@ struct SliceSum : Consumer<slice_columns, kF16, kGroup, Rows::stored> {
   using Base = Consumer<slice_columns, kF16, kGroup, Rows::stored>;
   using Base::f, Base::o, Base::pending, Base::rows, Base::thread, Base::tiles;
 
+  // Queues the products of a tile of a pair.
   __device__ void add(uint32_t pair, int tile) {
     const uint64_t p = ptx::operand_descriptor(tiles.weights(pair, tile));
     const uint64_t v = ptx::narrow_descriptor(tiles.values(pair, tile, kGroup));
-    this->hold();
-    ptx::warpgroup_arrive();
 #pragma unroll
     for (int j = 0; j < 4; ++j) ptx::multiply_narrow<kF16>(o[0], p + 2 * j, v + j * (512 >> 4));
+  }
+  __device__ void begin_products() {
+    this->hold();
+    ptx::warpgroup_arrive();
   }
   __device__ void finish_products() {
     ptx::warpgroup_commit();
@@ -60,43 +63,39 @@ struct SliceSum : Consumer<slice_columns, kF16, kGroup, Rows::stored> {
       }
     }
     this->multiply(factor);
+    begin_products();
     add(pair, kGroup);
     finish_products();
     this->multiply(before);
+    begin_products();
     add(pair, 1 - kGroup);
     finish_products();
-    release(pair);
+  }
+
+  __device__ void add_unchanged(uint32_t pair) {
+    const float2 part = tiles.part(pair, kGroup, thread);
+    begin_products();
+    add(pair, kGroup);
+    add(pair, 1 - kGroup);
+    rows.sum[0] += part.x, rows.sum[1] += part.y;
+    finish_products();
   }
 
   __device__ bool sum(uint32_t pairs) {
-    bool seen = false, changed = false, begun = false;
+    bool seen = false, changed = false;
+#pragma unroll 1
     for (uint32_t pair = 0; pair < pairs; ++pair) {
       ptx::barrier_wait(tiles.full(pair), pair / stored_stages & 1);
       const uint32_t flags = __shfl_sync(~0u, tiles.flags(pair), 0);
       seen |= (flags & flag_seen << kGroup) != 0;
       const bool moved = (flags & flag_moved) != 0;
-      if (moved || changed) {
-        if (begun) {
-          ptx::warpgroup_wait<0>();
-          this->hold();
-          release(pair - 1);
-        }
+      if (moved || changed)
         add_changed(pair);
-        begun = false;
-      } else {
-        const float2 part = tiles.part(pair, kGroup, thread);
-        rows.sum[0] += part.x, rows.sum[1] += part.y;
-        add(pair, kGroup);
-        add(pair, 1 - kGroup);
-        ptx::warpgroup_commit();
-        ptx::warpgroup_wait<1>();
-        if (begun) release(pair - 1);
-        begun = true;
-      }
+      else
+        add_unchanged(pair);
+      if (pair + stored_stages < pairs) release(pair);
       changed = moved;
     }
-    ptx::warpgroup_wait<0>();
-    this->hold();
     if (pairs > 0) {  // the last stage is not filled again
       const float2 top = tiles.top(pairs - 1, thread);
       rows.top[0] = top.x, rows.top[1] = top.y;

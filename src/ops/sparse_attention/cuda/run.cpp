@@ -4,11 +4,17 @@
 #include "ops/sparse_attention/cuda/run.hpp"
 
 #include <algorithm>
+#include <cstddef>
 
 #include "ops/sparse_attention/foreign.hpp"
 #include "ops/sparse_attention/select_rows.hpp"
 
 namespace talea::sparse_attention::cuda {
+namespace {
+
+constexpr int64_t summed_columns = 128;  // of fp32 rows, by one product
+
+}  // namespace
 
 Run::Run(const Call& call, const ChunkPlan& plan)
     : c_(call),
@@ -99,11 +105,18 @@ void Run::compare(const Chunk& chunk, const void* rows, int64_t columns, float* 
   x.stride_b = chunk.heads * columns;
   x.stride_c = chunk.heads * plan_.padded;
   x.batches = chunk.n;
-  x.a = b_.keys;
   x.beta = beta;
-  x.b = rows;
   x.c = to;
-  multiply(x);
+  // Logits in fp32 keep six digits: a sum of many products loses them, sums of some do not.
+  const bool apart = plan_.operands == DType::f32 && columns > 2 * summed_columns;
+  const int64_t size = size_of(plan_.operands);
+  for (int64_t first = 0; first < columns; first += x.k) {
+    x.k = apart ? std::min(summed_columns, columns - first) : columns;
+    x.a = static_cast<const std::byte*>(b_.keys) + first * size;
+    x.b = static_cast<const std::byte*>(rows) + first * size;
+    multiply(x);
+    x.beta = 1;
+  }
 }
 
 void Run::weigh(const Chunk& chunk, const void* weights, int64_t columns, float alpha, float beta) {

@@ -20,13 +20,13 @@ using talea::mamba3::Pass;
 using talea::mamba3::Problem;
 using talea::mamba3::Result;
 
+namespace {
+
 bool is_device(const std::string& lane) {
   for (const auto& l : talea::mamba3::Operator::lanes())
     if (l.name == lane) return l.runs_on == DeviceKind::cuda;
   return false;
 }
-
-namespace {
 
 #ifdef TALEA_WITH_CUDA
 DeviceFacts some_device() {

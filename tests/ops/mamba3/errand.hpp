@@ -22,7 +22,6 @@ std::vector<std::string> tested_lanes();
 std::vector<std::string> host_lanes();
 // Lanes of a device that take chosen sizes alone: they have suites of their own.
 std::vector<std::string> lanes_of_sizes();
-bool is_device(const std::string& lane);
 // What a device lane counts it writes into `status`; it does not say it.
 bool counts_on_device(const std::string& lane);
 // Null for lanes that read host memory; throws where the device is missing.

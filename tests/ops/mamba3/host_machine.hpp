@@ -8,6 +8,7 @@
 
 #include "ops/mamba3/cuda/backward.hpp"
 #include "ops/mamba3/rows/run.hpp"
+#include "ops/mamba3/step_on_host.hpp"
 
 namespace talea::mamba3::cuda {
 
@@ -122,6 +123,7 @@ class HostMachine final : public Machine {
           clear_token(a, b, t, i);
   }
   void forward(const Args& a) override {
+    if (a.size.step) return step_on_host(a);
     each_unit(a, 0, a.size.sequences, plan_.forward, [&](char* shared, const Unit& u, int64_t) {
       Forward<HostTeam<Rounding>, T, kept>(team_, a, plan_.forward, shared, b_.scratch).run(u);
     });

@@ -63,7 +63,7 @@ LinearCrossEntropyResult linear_cross_entropy(const LinearCrossEntropyInputs& in
   Communicator& vocab = ranks.vocab ? *ranks.vocab : self_communicator();
   Communicator& batch = ranks.batch ? *ranks.batch : self_communicator();
   std::array<Meeting, 2> meetings = lce::meetings_of(ranks);
-  auto& [with_vocab, with_batch] = meetings;
+  Meeting &with_vocab = meetings[0], &with_batch = meetings[1];
   const auto run = [&](const Prepared<lce::Operator>& ready, lce::Result& result) {
     const lce::Problem& problem = ready.problem;
     if (problem.device == DeviceKind::cpu && (with_vocab.with_others() || with_batch.with_others()))

@@ -69,6 +69,24 @@ def _read(kind: str, text: str):
 _OF_RANKS = ("vocab_begin", "sequence_parallel", "dx_sum", "group", "batch_group")
 
 
+def softcap_of(value) -> float:
+    if value is None:
+        return 0.0
+    found = number("softcap", value)
+    if not found > 0:
+        raise _abi.UsageError(f"softcap = {value}: must be > 0 (None turns it off)")
+    return found
+
+
+def limit_of(value) -> int:
+    if isinstance(value, str) and value == "auto":
+        return _abi.AUTO
+    limit = whole("workspace_limit", value)
+    if limit < 0:
+        raise _abi.UsageError(f'workspace_limit = {limit} bytes: must be >= 0, or "auto"')
+    return limit
+
+
 def of_one_process(outputs: tuple[str, ...], arguments: dict) -> Config:
     """Options as docs/python.md has them, where there are no ranks; nothing is left aside."""
     given = dict(arguments)
@@ -78,19 +96,14 @@ def of_one_process(outputs: tuple[str, ...], arguments: dict) -> Config:
         if name != "workspace_limit" and (name not in _PLAIN or name == "outputs"):
             raise _abi.UsageError(f"{name}: no such argument")
     if "workspace_limit" in given:
-        limit = given.pop("workspace_limit")
-        auto = isinstance(limit, str) and limit == "auto"
-        given["workspace_limit_bytes"] = _abi.AUTO if auto else whole("workspace_limit", limit, 0)
+        given["workspace_limit_bytes"] = limit_of(given.pop("workspace_limit"))
     denominator = given.get("denominator", "valid")
     if not isinstance(denominator, str):
         value = number("denominator", denominator)
         given.update(denominator="given", denominator_value=value)
     elif denominator != "given" and "denominator_value" in given:
         raise _abi.UsageError("denominator_value: needs denominator='given'")
-    softcap = given.get("softcap")
-    given["softcap"] = 0.0 if softcap is None else number("softcap", softcap)
-    if softcap is not None and not given["softcap"] > 0:
-        raise _abi.UsageError(f"softcap = {softcap!r}: must be > 0 (None turns it off)")
+    given["softcap"] = softcap_of(given.get("softcap"))
     for name, kind in _PLAIN.items():  # one that C would cut, or cannot be hashed, is not kept
         if name in given and kind in ("int", "float"):
             given[name] = (whole if kind == "int" else number)(name, given[name])

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from functools import lru_cache
 
 import torch
 
-from .._abi import AUTO, DataError, Error, UsageError
-from .._values import flag, group_name, number, shown, whole, word, words
+from .._abi import DataError, Error, UsageError
+from .._values import flag, group_name, whole, words
 from . import _again, _late, _operator, _tensors
-from ._settings import DX_SUMS, WORDS, Config
+from ._keywords import config_of, of_values
+from ._settings import Config
 
 _MOST_TOP_K = 32
 OUTPUTS = tuple(n for n in _tensors.RESULTS if not n.startswith("topk"))  # those come with top_k
@@ -57,97 +57,7 @@ def _autocast(device: str, *tensors):
     )  # fmt: skip
 
 
-def _softcap(value) -> float:
-    if value is None:
-        return 0.0
-    found = number("softcap", value)
-    if not found > 0:
-        raise UsageError(f"softcap = {value}: must be > 0 (None turns it off)")
-    return found
-
-
-def _make_config(
-    *, outputs, denominator, denominator_scope, ignore_index, vocab, label_smoothing, z_loss, softcap, logit_scale,
-    workspace_limit, top_k, vocab_begin, sequence_parallel, group, batch_group, dx_sum, **options,
-) -> Config:  # fmt: skip
-    """options: words, and the name of a lane."""
-    # A tensor would be found again by its identity, whatever it holds by then.
-    for name, value in (
-        ("denominator", denominator), ("label_smoothing", label_smoothing), ("z_loss", z_loss),
-        ("softcap", softcap), ("logit_scale", logit_scale),
-    ):  # fmt: skip
-        if isinstance(value, torch.Tensor):
-            raise UsageError(f"{name}: a tensor; a number is needed (float() waits for a device)")
-    ignore_index = whole("ignore_index", -100 if ignore_index is None else ignore_index)
-    vocab, vocab_begin = whole("vocab", vocab), whole("vocab_begin", vocab_begin)
-    if isinstance(workspace_limit, str) and workspace_limit == "auto":
-        workspace_limit = AUTO
-    else:
-        workspace_limit = whole("workspace_limit", workspace_limit)
-        if workspace_limit < 0:
-            raise UsageError(f'workspace_limit = {workspace_limit} bytes: must be >= 0, or "auto"')
-    if vocab_begin and not group:
-        raise UsageError(
-            f"vocab_begin = {vocab_begin}: needs tp_group, the ranks of the other rows"
-        )
-    sequence_parallel = sequence_parallel is not None and flag(
-        "sequence_parallel", sequence_parallel
-    )
-    if sequence_parallel and not group:
-        raise UsageError("sequence_parallel = True: needs tp_group, the ranks of the other tokens")
-    given = not isinstance(denominator, str)
-    for name, value in {"denominator_scope": denominator_scope, **options}.items():
-        if name in WORDS:
-            word(name, value, WORDS[name])
-        elif not isinstance(value, str):
-            raise UsageError(f"{name} = {shown(value)}: the name of a lane is needed")
-    word("dx_sum", dx_sum, DX_SUMS)
-    if dx_sum != "fp32" and not group:
-        raise UsageError(f"dx_sum = {dx_sum!r}: needs tp_group, the ranks whose shares are summed")
-    return Config(
-        denominator="given" if given else denominator,
-        denominator_value=number("denominator", denominator) if given else 0.0,
-        ignore_index=ignore_index,
-        vocab=vocab,
-        label_smoothing=number("label_smoothing", label_smoothing),
-        z_loss=number("z_loss", z_loss),
-        softcap=_softcap(softcap),
-        logit_scale=number("logit_scale", logit_scale),
-        workspace_limit_bytes=workspace_limit,
-        outputs=outputs,
-        top_k=top_k,
-        vocab_begin=vocab_begin,
-        sequence_parallel=sequence_parallel,
-        group=group or "",
-        batch_group=batch_group or "",
-        dx_sum=dx_sum,
-        denominator_scope=denominator_scope,
-        **options,
-    )
-
-
 _LOSS = ("loss",)
-_SETTINGS = (
-    "outputs", "group", "batch_group", "reduction", "denominator", "denominator_scope", "on_empty",
-    "target_check", "ignore_index", "vocab", "label_smoothing", "z_loss", "softcap", "logit_scale",
-    "workspace_limit", "lane", "top_k", "vocab_begin", "sequence_parallel", "dw_sum", "dx_sum",
-)  # fmt: skip
-
-
-def _of_settings(values: tuple) -> Config:
-    return _make_config(**dict(zip(_SETTINGS, values, strict=True)))
-
-
-# One object for equal settings: plans are found by it. A tuple is hashed faster than twenty names.
-_kept = lru_cache(maxsize=512)(_of_settings)
-
-
-def _kept_config(values: tuple) -> Config:
-    try:
-        hash(values)
-    except TypeError:  # a list where a number is needed: said by its name
-        return _of_settings(values)
-    return _kept(values)
 
 
 def linear_cross_entropy(
@@ -211,7 +121,7 @@ def linear_cross_entropy(
         and tp_group is batch_group is None and plain and type(logit_scale) is float
     )  # fmt: skip
     if alone and not compiling:
-        settings = (  # as _SETTINGS names them
+        settings = (  # as KEYWORDS names them
             _LOSS, "", "", reduction, denominator, denominator_scope, on_empty, target_check,
             ignore_index, vocab, label_smoothing, z_loss, softcap, logit_scale, workspace_limit,
             lane, 0, vocab_begin, sequence_parallel, dw_sum, dx_sum,
@@ -221,7 +131,7 @@ def linear_cross_entropy(
         except Error as error:
             raise _renamed(error) from None
         except TypeError:
-            _kept_config(settings)  # of what cannot be hashed it says the name
+            config_of(settings)  # of what cannot be hashed it says the name
             raise
         if found is not None:
             return found
@@ -287,13 +197,13 @@ def linear_cross_entropy(
         token_scale, logit_scale = _per_token("logit_scale", logit_scale, leading, tokens), 1.0
     if not 0 <= top_k <= _MOST_TOP_K:
         raise UsageError(f"top_k = {top_k}: must lie in [0, {_MOST_TOP_K}]")
-    settings = (  # as _SETTINGS names them
+    settings = (  # as KEYWORDS names them
         _LOSS if outputs is None else words("outputs", outputs, OUTPUTS),
         group_name("tp_group", tp_group), group_name("batch_group", batch_group), reduction, denominator, denominator_scope, on_empty,
         target_check, ignore_index, vocab, label_smoothing, z_loss, softcap, logit_scale,
         workspace_limit, lane, top_k, vocab_begin, sequence_parallel, dw_sum, dx_sum,
     )  # fmt: skip
-    config = _of_settings(settings) if compiling else _kept_config(settings)
+    config = of_values(settings) if compiling else config_of(settings)
     if token_weight is not None:
         token_weight = _per_token("token_weight", token_weight, leading, tokens)
     if weight is not None:

@@ -5,6 +5,7 @@ the GPU, or on the CPU under Triton's interpreter (conftest)."""
 import inspect
 
 import pytest
+import ranks
 import talea
 import torch
 import torch.nn.functional as F
@@ -341,22 +342,17 @@ def _megatron_checks(rank, world):
         assert close(layer.weight.main_grad, full.grad[rows], 1e-5), (world, sequence)
 
 
-def _megatron_world(rank, world, path):
+def _megatron_world(rank, world):
     from megatron.core import parallel_state
 
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{path}", rank=rank, world_size=world
-    )
     parallel_state.initialize_model_parallel(tensor_model_parallel_size=world)
     _megatron_checks(rank, world)
-    torch.distributed.destroy_process_group()
 
 
 @pytest.mark.parametrize("world", (1, 2))
 def test_megatron_core(world, tmp_path):
     """Megatron-Core's own layer: swapped, checked, compared, with its own sequence parallelism."""
-    torch.multiprocessing.spawn(_megatron_world, args=(world, tmp_path / "store"), nprocs=world)
+    ranks.spawn(_megatron_world, world, tmp_path, world)
 
 
 class PlainColumnParallel(torch.nn.Module):

@@ -1,10 +1,10 @@
 """talea.mamba3 over torch.distributed: heads and tokens shared by two processes."""
 
 import pytest
+import ranks
 import talea
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from mamba3_forms import INITIAL, STATES, draw, gradients_of, relative_l2, scan, upstreams
 
 TOKENS = {"q": 1, "k": 1, "v": 1, "z": 1, "angles": 1, "adt": 2, "dt": 2, "trap": 2}
@@ -79,18 +79,15 @@ def heads_over_ranks(rank, group, shared):
         assert relative_l2(g, wanted) <= 1e-6, name
 
 
-def _world(rank, path):
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=2)
+def _world(rank):
     group = dist.group.WORLD
     tokens_over_ranks(rank, group)
     heads_over_ranks(rank, group, shared=False)
     heads_over_ranks(rank, group, shared=True)
-    dist.destroy_process_group()
 
 
 def test_two_processes(tmp_path):
-    mp.spawn(_world, args=(tmp_path / "store",), nprocs=2)
+    ranks.spawn(_world, 2, tmp_path)
 
 
 @pytest.mark.parametrize("order", ["rgn", "grn"])

@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
+import ranks
 import talea
 import talea.arrays
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from conftest import close, gradients
 from sparse_forms import eager, indexer, problem, scores
 
@@ -232,34 +232,30 @@ def test_arrays():
     assert found["indices"].shape == (6, 5) and found["receipt"]["pass"] == "select"
 
 
-def _shares(rank, world, file, cut):
-    dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=world)
-    try:
-        torch.manual_seed(11)
-        q, kv, indices, sink = problem(s=6, keys=10, h=4)
-        weight = torch.randn(6, 4, 16)
-        whole = talea.sparse_attention(q, kv, indices, value_dim=16, sink=sink, causal=True)
-        want = gradients(whole, q, kv, sink, upstream=weight)
-        group = dist.group.WORLD
-        part = slice(rank * 2, rank * 2 + 2) if cut == "heads" else slice(rank * 3, rank * 3 + 3)
-        if cut == "heads":
-            mine, their = (q[:, part], kv, indices, sink[part]), (want[0][:, part], want[2][part])
-            upstream, more = weight[:, part], {"heads_group": group}
-        else:
-            mine, their = (q[part], kv, indices[part], sink), (want[0][part], want[2])
-            upstream, more = weight[part], {"sequence_group": group, "q_position_base": rank * 3}
-        leaves = [t.detach().requires_grad_() for t in (mine[0], mine[1], mine[3])]
-        o = talea.sparse_attention(
-            leaves[0], leaves[1], mine[2], value_dim=16, sink=leaves[2], causal=True, **more
-        )
-        dq, dkv, d_sink = gradients(o, *leaves, upstream=upstream)
-        assert close(o, whole[:, part] if cut == "heads" else whole[part], 1e-6)
-        assert close(dq, their[0], 1e-5) and close(dkv, want[1], 1e-5)
-        assert close(d_sink, their[1], 1e-5)
-    finally:
-        dist.destroy_process_group()
+def _shares(rank, cut):
+    torch.manual_seed(11)
+    q, kv, indices, sink = problem(s=6, keys=10, h=4)
+    weight = torch.randn(6, 4, 16)
+    whole = talea.sparse_attention(q, kv, indices, value_dim=16, sink=sink, causal=True)
+    want = gradients(whole, q, kv, sink, upstream=weight)
+    group = dist.group.WORLD
+    part = slice(rank * 2, rank * 2 + 2) if cut == "heads" else slice(rank * 3, rank * 3 + 3)
+    if cut == "heads":
+        mine, their = (q[:, part], kv, indices, sink[part]), (want[0][:, part], want[2][part])
+        upstream, more = weight[:, part], {"heads_group": group}
+    else:
+        mine, their = (q[part], kv, indices[part], sink), (want[0][part], want[2])
+        upstream, more = weight[part], {"sequence_group": group, "q_position_base": rank * 3}
+    leaves = [t.detach().requires_grad_() for t in (mine[0], mine[1], mine[3])]
+    o = talea.sparse_attention(
+        leaves[0], leaves[1], mine[2], value_dim=16, sink=leaves[2], causal=True, **more
+    )
+    dq, dkv, d_sink = gradients(o, *leaves, upstream=upstream)
+    assert close(o, whole[:, part] if cut == "heads" else whole[part], 1e-6)
+    assert close(dq, their[0], 1e-5) and close(dkv, want[1], 1e-5)
+    assert close(d_sink, their[1], 1e-5)
 
 
 @pytest.mark.parametrize("cut", ("heads", "sequence"))
 def test_ranks_of_torch_distributed(cut, tmp_path):
-    mp.spawn(_shares, args=(2, tmp_path / "meet", cut), nprocs=2)
+    ranks.spawn(_shares, 2, tmp_path, cut)

@@ -1,10 +1,10 @@
 """An output layer held as a DTensor: tensor parallel and FSDP2, against the whole layer."""
 
 import pytest
+import ranks
 import talea
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from conftest import close, eager
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
@@ -159,25 +159,18 @@ def refusals(mesh):
     refused("tokens on the ranks", input=uneven, sequence_parallel=True)
 
 
-def _world(rank, path, size, device):
-    torch.set_num_threads(1)
-    if device == "cuda":
-        torch.cuda.set_device(rank)
-    backend = "nccl" if device == "cuda" else "gloo"
-    dist.init_process_group(backend, init_method=f"file://{path}", rank=rank, world_size=size)
+def _world(_, size, device):
     mesh = dist.init_device_mesh(device, (size,))
     for test in (tensor_parallel, own_tokens, fsdp, refusals):
         test(mesh)
-    dist.barrier()  # gloo aborts a rank that still reads where another has closed its sockets
-    dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_dtensor(tmp_path, size):
     """Both kinds of parallelism over gloo; a failing rank fails the test. Of 3 ranks some are empty."""
-    mp.spawn(_world, args=(tmp_path / "store", size, "cpu"), nprocs=size)
+    ranks.spawn(_world, size, tmp_path, size, "cpu")
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="NCCL needs a CUDA device a rank")
 def test_dtensor_nccl(tmp_path):
-    mp.spawn(_world, args=(tmp_path / "store", 2, "cuda"), nprocs=2)
+    ranks.spawn(_world, 2, tmp_path, 2, "cuda", backend="nccl")

@@ -1,10 +1,10 @@
 """Two ranks through torch.distributed: shards of tokens and of the vocabulary, over gloo and NCCL."""
 
 import pytest
+import ranks
 import talea
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from conftest import DEVICES, close, eager
 from talea import _ranks
 
@@ -175,17 +175,14 @@ TWO_RANKS = (
 )  # fmt: skip
 
 
-def _world(rank, path):
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=2)
+def _world(rank):
     for test in TWO_RANKS:
         test(rank)
-    dist.destroy_process_group()
 
 
 def test_two_ranks(tmp_path):
     """DDP, FSDP2, vocabulary and sequence parallelism over gloo; a failing rank fails the test."""
-    mp.spawn(_world, args=(tmp_path / "store",), nprocs=2)
+    ranks.spawn(_world, 2, tmp_path)
 
 
 def _begun_sums(rank, device):
@@ -225,19 +222,13 @@ def _begun_sums(rank, device):
             assert torch.equal(a, b), f"{more}: {(a != b).sum()} elements differ"
 
 
-def _nccl_world(rank, path):
-    torch.cuda.set_device(rank)
-    dist.init_process_group(
-        "nccl", init_method=f"file://{path}", rank=rank, world_size=2,
-        device_id=torch.device("cuda", rank),
-    )  # fmt: skip
+def _nccl_world(rank):
     for test in (_shards, _global_denominator, _ranks_disagree, _begun_sums, _one_way):
         test(rank, f"cuda:{rank}")
     torch.cuda.synchronize()
-    dist.destroy_process_group()
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="NCCL needs a CUDA device a rank")
 def test_two_ranks_nccl(tmp_path):
     """Vocabulary and sequence parallelism, the global denominator and a disagreement over NCCL."""
-    mp.spawn(_nccl_world, args=(tmp_path / "store",), nprocs=2)
+    ranks.spawn(_nccl_world, 2, tmp_path, backend="nccl")

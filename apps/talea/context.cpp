@@ -131,6 +131,15 @@ Error with_file(const Error& error, const std::vector<GivenFile>& given) {
   return error;
 }
 
+void blame_flags(const std::function<void()>& run) {
+  try {
+    run();
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::invalid_data) throw;
+    throw Error(ErrorKind::usage, error.what());
+  }
+}
+
 void require_other_file(const std::string& flag, const std::string& out,
                         const std::vector<std::string>& others) {
   namespace fs = std::filesystem;

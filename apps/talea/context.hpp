@@ -4,6 +4,7 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -64,6 +65,9 @@ struct GivenFile {
   std::string tensor, flag, file;
 };
 Error with_file(const Error& error, const std::vector<GivenFile>& given);
+// Calls what has its problem from flags alone: what the library calls invalid data there is a
+// flag's fault, Error(usage).
+void blame_flags(const std::function<void()>& run);
 // Numbers of an INT or UINT flag as they are written: no wrapping, no octal, no clamping.
 void check_whole_numbers(CLI::App& app);
 // A value that is empty, as of a shell variable that is not set, is no value: it would be taken as

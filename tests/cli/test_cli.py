@@ -218,6 +218,8 @@ class Failures(Case):
         self.expect(2, ["--softcap 0"], "--softcap", "0")
         self.expect(2, ["--vocab 0"], "--vocab", "0")
         self.expect(2, ["--vocab -1"], "--vocab", "-1")
+        for ranks in ([], ["--ranks", "4"]):
+            self.assertIn("vocab = 0", self.talea("explain", "--vocab", "0", *ranks, code=2).stderr)
         self.expect(2, ["--outputs entropi"], "--outputs", "entropi")
         self.expect(2, ["topk:99"], "--outputs", "topk:99")
         self.expect(2, ["'QiB'"], "--workspace-limit", "3QiB")

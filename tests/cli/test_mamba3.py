@@ -350,13 +350,16 @@ class Commands(ScanCase):
             self.assertIn(words, self.talea("scan", *flags, *more, code=2).stderr)
 
     def test_sizes_that_no_scan_has_are_named(self):
-        for more, code, words in (
-            (["--heads", "3", "--groups", "2"], 5, "G = 2 groups do not divide H = 3 heads"),
-            (["--state-dim", "0"], 5, "N = 0"), (["--state-dim", "5", "--rank", "2"], 5, "even N"),
-            (["--chunk", "-3"], 2, "--chunk -3"), (["--dtype", "fp64"], 2, "--dtype fp64"),
+        groups = ["--heads", "3", "--groups", "2"], "G = 2 groups do not divide H = 3 heads"
+        for more, words in (
+            groups, (["--state-dim", "0"], "N = 0"), (["--state-dim", "5", "--rank", "2"], "even N"),
+            (["--chunk", "-3"], "--chunk -3"), (["--dtype", "fp64"], "--dtype fp64"),
         ):  # fmt: skip
-            done = self.talea("check", "--operator", "mamba3", "--tokens", "3", *more, code=code)
+            done = self.talea("check", "--operator", "mamba3", "--tokens", "3", *more, code=2)
             self.assertIn(words, done.stderr)
+        for command in ("explain", "bench"):
+            done = self.talea(command, "--operator", "mamba3", *groups[0], code=2)
+            self.assertIn(groups[1], done.stderr)
 
     def test_flags_of_another_operator_are_refused(self):
         self.talea("bench", "--operator", "mamba3", "--vocab", "5", code=2)

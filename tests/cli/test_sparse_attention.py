@@ -335,6 +335,10 @@ class Check(SparseCase):
             ("--case", ["--keys", "9", "--case", "1"]),
         ):
             self.assertIn(words, self.talea(*check, *flags, code=2).stderr)
+        for command in ("explain", "bench"):
+            for words, flags in (("D = 0", ["--dim", "0"]), ("600", ["--value-dim", "600"])):
+                done = self.talea(command, "--operator", "sparse_attention", *flags, code=2)
+                self.assertIn(words, done.stderr)
 
 
 class Index(SparseCase):

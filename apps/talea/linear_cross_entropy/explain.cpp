@@ -105,7 +105,7 @@ void register_explain(CLI::App& app, Context& context) {
   sub->add_flag("--token-weight", f->token_weight, "with token weights");
   f->options.add(*sub, false);
   f->plan.add(*sub);
-  sub->callback([f, &context] { run(context, *f); });
+  sub->callback([f, &context] { blame_flags([&] { run(context, *f); }); });
 }
 
 }  // namespace talea::cli

@@ -320,7 +320,7 @@ void register_scan_check(CLI::App& app, Context& context) {
     for (const char* flag :
          {"--batch", "--tokens", "--heads", "--groups", "--state-dim", "--head-dim", "--rank"})
       f->sizes_given = f->sizes_given || sub->count(flag) > 0;
-    execute(context, *f);
+    blame_flags([&] { execute(context, *f); });
   });
 }
 

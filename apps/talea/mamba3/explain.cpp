@@ -61,7 +61,7 @@ void register_scan_explain(CLI::App& app, Context& context) {
       ->check(CLI::IsMember({"cpu", "cuda"}))
       ->capture_default_str();
   f->options.add(*sub, true);
-  sub->callback([f, &context] { run(context, *f); });
+  sub->callback([f, &context] { blame_flags([&] { run(context, *f); }); });
 }
 
 }  // namespace talea::cli

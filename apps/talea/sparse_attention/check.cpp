@@ -226,7 +226,7 @@ void register_check_sparse_attention(CLI::App& app, Context& context) {
   add_isa(*sub);
   sub->add_flag("--list", f->list, "the cases");
   sub->add_option("--receipt", f->receipt, "write the receipt, .json");
-  sub->callback([f, &context] { run(context, *f); });
+  sub->callback([f, &context] { blame_flags([&] { run(context, *f); }); });
 }
 
 }  // namespace talea::cli

@@ -131,6 +131,11 @@ std::optional<std::vector<std::byte>> agree_bytes(const std::vector<AgreedField>
   return values;
 }
 
+std::string not_compared(const Meeting& meeting) {
+  return fmt::format("handshake: not run; communicator {} has no channel for host memory",
+                     meeting.ranks->engine());
+}
+
 void tell_if_it_fails(std::span<Meeting> groups, const std::function<void()>& call) {
   try {
     call();

@@ -52,6 +52,9 @@ std::optional<std::vector<T>> agree(const std::vector<AgreedField>& fields, cons
   return all;
 }
 
+// The receipt's note of a call whose ranks could not compare.
+std::string not_compared(const Meeting& meeting);
+
 // Runs `call`, which meets the groups in their order. What it throws before it has met a group is
 // told to the ranks of that group, and thrown again.
 void tell_if_it_fails(std::span<Meeting> groups, const std::function<void()>& call);

@@ -3,6 +3,7 @@
 // Never: lets a world end with the error: the next call of the same ranks is made.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <functional>
@@ -72,7 +73,7 @@ struct LossCall {
     of.vocab_begin = 3 * c.rank();
     workspace = memory.workspace();
   }
-  void run() { linear_cross_entropy(in, out, options, workspace, of); }
+  auto run() { return linear_cross_entropy(in, out, options, workspace, of); }
 };
 
 struct AttentionCall {
@@ -94,7 +95,7 @@ struct AttentionCall {
     of.head_begin = c.rank();
     workspace = memory.workspace();
   }
-  void run() { sa::forward(in, out, options, workspace, of); }
+  auto run() { return sa::forward(in, out, options, workspace, of); }
 };
 
 struct ScanCall {
@@ -117,7 +118,7 @@ struct ScanCall {
     of.token_begin = 4 * c.rank();
     workspace = memory.workspace();
   }
-  void run() { scan::forward(in, out, options, workspace, of); }
+  auto run() { return scan::forward(in, out, options, workspace, of); }
 };
 
 using World = std::function<std::unique_ptr<Communicator>(int rank)>;
@@ -273,6 +274,59 @@ TEST(OneRankRefusesInAGrid, AllFourAreTold) {
   EXPECT_EQ(said[3].rfind("rank 0: " + own, 0), 0u) << said[3];
   EXPECT_EQ(said[0].rfind("rank 1: " + own, 0), 0u) << said[0];
   EXPECT_EQ(said[1].rfind("rank 1: rank 0: " + own, 0), 0u) << said[1];
+}
+
+// The collectives of another world, without its channel for host memory.
+class Mute final : public Communicator {
+ public:
+  explicit Mute(Communicator& other) : other_(other) {}
+  const char* engine() const override { return "mute"; }
+  int rank() const override { return other_.rank(); }
+  int size() const override { return other_.size(); }
+  void all_gather(const void* send, void* recv, int64_t bytes, Stream stream) override {
+    other_.all_gather(send, recv, bytes, stream);
+  }
+  void all_reduce_sum(void* buffer, int64_t count, DType dtype, Stream stream) override {
+    other_.all_reduce_sum(buffer, count, dtype, stream);
+  }
+  void reduce_scatter_sum(const void* send, void* recv, int64_t count, DType dtype,
+                          Stream stream) override {
+    other_.reduce_scatter_sum(send, recv, count, dtype, stream);
+  }
+  bool host_gather(const void*, void*, int64_t) override { return false; }
+
+ private:
+  Communicator& other_;
+};
+
+template <class Call>
+void expect_noted(const char* what, const std::type_identity_t<std::function<void(Call&)>>& bend) {
+  const std::string note = "handshake: not run; communicator mute has no channel for host memory";
+  run_thread_ranks(ranks, timeout_s, [&](Communicator& world) {
+    Mute mute(world);
+    Call call(mute);
+    bend(call);
+    const std::vector<std::string> notes = call.run().notes;
+    EXPECT_EQ(std::count(notes.begin(), notes.end(), note), 1)
+        << what << ": " << ::testing::PrintToString(notes);
+  });
+}
+
+TEST(WithoutAHandshake, TheReceiptSaysSo) {
+  expect_noted<LossCall>("loss, vocabulary", [](LossCall&) {});
+  expect_noted<LossCall>("loss, batch", [](LossCall& c) {
+    std::swap(c.of.vocab, c.of.batch);
+    c.options.vocab = 0;
+    c.in.weight = c.memory.floats({9, 4}), c.out.dw = c.memory.floats({9, 4});
+    c.of.vocab_begin = 0;
+    c.options.denominator_scope = DenominatorScope::global;
+  });
+  expect_noted<AttentionCall>("attention, heads", [](AttentionCall&) {});
+  expect_noted<AttentionCall>("attention, batch", [](AttentionCall& c) {
+    std::swap(c.of.heads, c.of.batch);
+    c.of.head_begin = 0;
+  });
+  expect_noted<ScanCall>("scan, tokens", [](ScanCall&) {});
 }
 
 }  // namespace

@@ -110,8 +110,7 @@ void shake_hands(const Problem& p, const Inputs& in, const std::string& lane, Me
   const Shard own = {p.vocab_begin, p.vocab_local, p.vocab_stored};
   const auto all = agree(vocabulary_fields(p, in, lane), own, c);
   if (!all) {
-    result.notes.push_back(fmt::format(
-        "handshake: not run; communicator {} has no channel for host memory", c.ranks->engine()));
+    result.notes.push_back(not_compared(c));
     return;
   }
   check_shards(p, *all);
@@ -124,7 +123,7 @@ void shake_batch_hands(const Problem& p, const Inputs& in, Meeting& c, Result& r
   for (int64_t t = 0; p.device == DeviceKind::cpu && t < p.tokens; ++t)
     own += row_kind(p, in, t) == RowKind::valid;
   const auto all = agree(batch_fields(p), own, c);
-  if (!all) return;
+  if (!all) return result.notes.push_back(not_compared(c));
   const int64_t global = std::accumulate(all->begin(), all->end(), int64_t{0});
   if (p.options.reduction == Reduction::mean && p.options.denominator != Denominator::given &&
       p.options.denominator_scope == DenominatorScope::local && own > 0)

@@ -256,10 +256,7 @@ void shake_hands(const Problem& p, const Inputs& in, const std::string& lane,
     auto fields = fields_of(p, lane, &group == &meetings[0]);
     if (p.packed) fields.push_back({"cu_seqlens", content_of(in.cu_seqlens)});
     const int64_t nothing = 0;
-    if (!agree(fields, nothing, group))
-      result.notes.push_back(
-          fmt::format("handshake: not run; communicator {} has no channel for host memory",
-                      group.ranks->engine()));
+    if (!agree(fields, nothing, group)) result.notes.push_back(not_compared(group));
   }
 }
 

@@ -127,11 +127,6 @@ void check_cover(const char* what, const char* things, const std::vector<Shard>&
           covered, total);
 }
 
-void note_missing(const Meeting& m, Result& result) {
-  result.notes.push_back(fmt::format(
-      "handshake: not run; communicator {} has no channel for host memory", m.ranks->engine()));
-}
-
 }  // namespace
 
 Meetings meetings_of(const Ranks& ranks) {
@@ -149,21 +144,22 @@ void shake_hands(const CheckedCall& c, const std::string& lane, Meetings& meetin
   if (heads.with_others()) {
     const auto all = agree(head_fields(c, lane), Shard{p.head_begin, p.heads, 0, 0}, heads);
     if (!all)
-      note_missing(heads, result);
+      result.notes.push_back(not_compared(heads));
     else if (p.pass != Pass::select)
       check_cover("head_begin", "heads", *all, p.groups > 1 ? p.total_heads : 0);
   }
   if (sequence.with_others()) {
     const auto all = agree(sequence_fields(p, lane), sequence_shard(p), sequence);
     if (!all) {
-      note_missing(sequence, result);
+      result.notes.push_back(not_compared(sequence));
     } else {
       if (p.gather_kv) check_cover("row_begin", "rows of kv", *all, p.keys);
       check_positions(*all);
     }
   }
   const int64_t nothing = 0;
-  if (batch.with_others()) agree(batch_fields(p), nothing, batch);
+  if (batch.with_others() && !agree(batch_fields(p), nothing, batch))
+    result.notes.push_back(not_compared(batch));
 }
 
 }  // namespace talea::sparse_attention

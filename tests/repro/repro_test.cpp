@@ -5,7 +5,13 @@
 
 #include <gtest/gtest.h>
 
+#include <ostream>
+
 namespace talea::repro {
+
+// GoogleTest prints a parameter beside its test's name.
+void PrintTo(const Reproducer& r, std::ostream* out) { *out << r.name; }
+
 namespace {
 
 class Reproducers : public testing::TestWithParam<Reproducer> {};

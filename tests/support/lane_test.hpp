@@ -9,6 +9,16 @@
 
 namespace talea::testing {
 
+// What training asks for: a mean and both gradients, of 16 bits.
+inline Case training_case(int64_t tokens, int64_t hidden, int64_t vocab) {
+  Case c = plain_case({.tokens = tokens, .hidden = hidden, .vocab = vocab, .dtype = DType::bf16});
+  c.out = {};
+  c.out.loss = Array(DType::f32, {});
+  c.out.dx = Array(DType::bf16, {tokens, hidden}), c.out.dw = Array(DType::bf16, {vocab, hidden});
+  c.options.reduction = Reduction::mean;
+  return c;
+}
+
 class LaneTest : public ::testing::TestWithParam<std::string> {
  protected:
   void SetUp() override {

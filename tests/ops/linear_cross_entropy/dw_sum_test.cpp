@@ -49,14 +49,6 @@ class DwSum : public LaneTest {
     c.out.dw = o.out.dw = Array();
     EXPECT_EQ(judged(c, o.out, o.result, y), "") << what;  // all else as ever
   }
-  Case case_of(int64_t tokens, int64_t hidden, int64_t vocab) {
-    Case c = plain_case({.tokens = tokens, .hidden = hidden, .vocab = vocab, .dtype = DType::bf16});
-    c.out = {};
-    c.out.loss = Array(DType::f32, {});
-    c.out.dx = Array(DType::bf16, {tokens, hidden}), c.out.dw = Array(DType::bf16, {vocab, hidden});
-    c.options.reduction = Reduction::mean;
-    return c;
-  }
 
  private:
   lce::Forced before_;
@@ -66,9 +58,9 @@ INSTANTIATE_TEST_SUITE_P(Lanes, DwSum, ::testing::ValuesIn(of_devices()),
                          [](const auto& info) { return info.param; });
 
 TEST_P(DwSum, ManyChunks) {
-  must_be_right(case_of(1100, 72, 1000), "nine chunks of lane cuda");
-  must_be_right(case_of(600, 40, 701), "a tail of columns");
-  Case c = case_of(600, 40, 400);
+  must_be_right(training_case(1100, 72, 1000), "nine chunks of lane cuda");
+  must_be_right(training_case(600, 40, 701), "a tail of columns");
+  Case c = training_case(600, 40, 400);
   for (int64_t t = 0; t < 600; ++t) c.in.targets.set_integer(t, 0, t % 3);
   must_be_right(c, "three targets");
   for (int64_t t = 150; t < 500; ++t) c.in.targets.set_integer(t, 0, -100);

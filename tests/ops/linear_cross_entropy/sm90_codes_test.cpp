@@ -36,14 +36,6 @@ class Sm90Codes : public LaneTest {
         << what;
     expect_right(c, what);
   }
-  Case case_of(int64_t tokens, int64_t hidden, int64_t vocab) {
-    Case c = plain_case({.tokens = tokens, .hidden = hidden, .vocab = vocab, .dtype = DType::bf16});
-    c.out = {};
-    c.out.loss = Array(DType::f32, {});
-    c.out.dx = Array(DType::bf16, {tokens, hidden}), c.out.dw = Array(DType::bf16, {vocab, hidden});
-    c.options.reduction = Reduction::mean;
-    return c;
-  }
 
  private:
   lce::Forced before_;
@@ -54,10 +46,10 @@ INSTANTIATE_TEST_SUITE_P(Lanes, Sm90Codes, ::testing::ValuesIn(hopper()),
 
 // Columns and words that do not fill their blocks; two chunks and more; several tiles a block.
 TEST_P(Sm90Codes, ShapesAndChunks) {
-  must_be_right(case_of(300, 72, 2001), "two chunks");
-  must_be_right(case_of(1100, 136, 1000), "five chunks");
-  must_be_right(case_of(600, 520, 2001), "many tiles");
-  must_be_right(case_of(4000, 40, 700), "16 chunks");
+  must_be_right(training_case(300, 72, 2001), "two chunks");
+  must_be_right(training_case(1100, 136, 1000), "five chunks");
+  must_be_right(training_case(600, 520, 2001), "many tiles");
+  must_be_right(training_case(4000, 40, 700), "16 chunks");
 }
 
 TEST_P(Sm90Codes, WhatElseIsAddedToDw) {
@@ -66,7 +58,7 @@ TEST_P(Sm90Codes, WhatElseIsAddedToDw) {
   s.bias = s.class_weight = s.token_weight = true;
   s.label_smoothing = 0.1, s.z_loss = 0.01, s.padding = 3, s.ignored_percent = 30;
   must_be_right(make_case(s), "smoothing and weights");
-  Case c = case_of(600, 72, 901);
+  Case c = training_case(600, 72, 901);
   for (int64_t t = 0; t < 600; ++t) c.in.targets.set_integer(t, 0, t % 3);
   must_be_right(c, "three targets");
   for (int64_t t = 200; t < 600; ++t) c.in.targets.set_integer(t, 0, -100);
@@ -78,24 +70,24 @@ TEST_P(Sm90Codes, WhatElseIsAddedToDw) {
 
 // Columns and tokens of very different size: each block's exponent follows its largest sum.
 TEST_P(Sm90Codes, SizesFarApart) {
-  Case c = case_of(600, 72, 901);
+  Case c = training_case(600, 72, 901);
   for (int64_t t = 0; t < 600; ++t)
     for (int64_t i = 0; i < 72; i += 17) c.in.hidden.set(t, i, 40 * c.in.hidden.get(t, i));
   must_be_right(c, "outlier columns");
   for (const double size : {1e-30, 1e30}) {
-    Case d = case_of(600, 72, 901);
+    Case d = training_case(600, 72, 901);
     d.options.denominator = Denominator::given, d.options.denominator_value = size;
     must_be_right(d, "scaled");
   }
   for (const int64_t row : {5, 300, 590}) {  // of the first chunk, one between, the last
-    Case n = case_of(600, 72, 901);
+    Case n = training_case(600, 72, 901);
     n.in.hidden.set(row, 3, NAN);
     must_be_right(n, "NaN");
   }
 }
 
 TEST_P(Sm90Codes, SameBitsAgain) {
-  const Case c = case_of(1100, 264, 1000);
+  const Case c = training_case(1100, 264, 1000);
   EXPECT_EQ(same_bits(run(c).out, run(c).out), "");
 }
 

@@ -15,6 +15,7 @@ import time
 
 import talea
 import torch
+from energy import Power
 from peer_truth import reference, relative_l2
 from talea._receipt import device_name, now, write_receipt
 
@@ -149,15 +150,15 @@ def sustained(work, meter, seconds):
     each = timed(work, 3)
     timed(work, max(3, int(WARM_SECONDS * 1000 / each)))
     steps = max(5, int(seconds * 1000 / each))
-    joules = meter.joules()
     clocks = []
     ms = 0.0
-    for part in range(4):  # the clock is read while work is queued
-        n = steps * (part + 1) // 4 - steps * part // 4
-        ms += timed(work, n) * n
-        clocks.append(meter.clock())
-    return {"ms": ms / steps, "joules": (meter.joules() - joules) / steps,
-            "sm_mhz": statistics.median(clocks)}  # fmt: skip
+    with Power(meter.joules) as power:
+        for part in range(4):  # the clock is read while work is queued
+            n = steps * (part + 1) // 4 - steps * part // 4
+            ms += timed(work, n) * n
+            clocks.append(meter.clock())
+    ms /= steps
+    return {"ms": ms, "joules": power.watts() * ms / 1000, "sm_mhz": statistics.median(clocks)}
 
 
 def rested(work):

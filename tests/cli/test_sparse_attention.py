@@ -349,10 +349,12 @@ class Index(SparseCase):
             total += self.iw[t * HI + h] * max(dot, 0)
         return total
 
-    def test_the_limit_that_a_refusal_names_is_enough(self):
-        def tool(*arguments):
-            return subprocess.run([TALEA, *arguments], capture_output=True, text=True)
+    def run_tool(self, *arguments):
+        return subprocess.run([TALEA, *arguments], capture_output=True, text=True,
+                              cwd=self.folder.name)  # fmt: skip
 
+    def test_the_limit_that_a_refusal_names_is_enough(self):
+        tool = self.run_tool
         sizes = ["--operator", "sparse_attention", "--tokens", "9", "--keys", "70", "--heads", "2"]
         sizes += ["--dim", "16", "--value-dim", "8", "--top-k", "5"]
         for command in (["explain"], ["bench", "--lanes", "unfused", "--repeats", "1"]):
@@ -362,6 +364,31 @@ class Index(SparseCase):
             done = tool(*command, *sizes, "--workspace-limit", named[1], "--json")
             self.assertEqual(done.returncode, 0, done.stderr)
             self.assertNotIn("needs at least", done.stdout + done.stderr)
+
+    def test_a_limit_holds_on_every_lane(self):
+        """What is measured of the heap of the process, workspace and all, is within the limit."""
+        many = 3000
+        test_cli.floats(self.at("kv.npy"), (many, D), [1 / (1 + i) for i in range(many * D)])
+        test_cli.floats(self.at("ik.npy"), (many, DI), [1 / (1 + i) for i in range(many * DI)])
+        loss = ["--loss", "dense", "--q", "q.npy", "--kv", "kv.npy", "--value-dim", str(DV)]
+        attend = ["attend", "--q", "q.npy", "--kv", "kv.npy", "--indices", "i.npy"]
+        attend += ["--value-dim", str(DV), "--upstream", "do.npy"]
+        index = ["index", "--index-q", "iq.npy", "--index-k", "ik.npy", "--index-weights", "iw.npy"]
+        for lane in ("cpu", "unfused", "reference"):
+            for flags in (attend, [*index, "--top-k", "4"], [*index, *loss]):
+                if lane == "unfused" and flags is not attend:
+                    continue
+                flags = [*flags, "--lane", lane, "--threads", "1", "--receipt", "r.json"]
+                limit, code = 1, 2
+                for _ in range(3):  # forward names what it needs, then backward
+                    done = self.run_tool(*flags, "--workspace-limit", str(limit))
+                    if (code := done.returncode) == 0:
+                        break
+                    limit = int(re.search(rf"lane {lane} needs at least (\d+) b", done.stderr)[1])
+                self.assertEqual(code, 0, (flags, done.stderr))
+                for call in self.receipt()["calls"]:
+                    measured = call["cost"]["measured_peak_extra_bytes"]
+                    self.assertLessEqual(measured, limit, flags)
 
     def test_selection(self):
         flags = ["--top-k", "4", "--outputs", "indices,topk_length,scores", "--causal"]

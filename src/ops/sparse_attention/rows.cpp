@@ -3,20 +3,7 @@
 // Never: rounds.
 #include "ops/sparse_attention/rows.hpp"
 
-#include <algorithm>
-
 namespace talea::sparse_attention {
-
-void valid_slots(const Problem& p, const Args& a, int64_t b, int64_t s, int64_t g,
-                 std::vector<ValidSlot>& to) {
-  to.clear();
-  const KeyRule rule = key_rule(p);
-  const QueryRule query = query_rule(p, a, b, s);
-  for (int64_t k = 0; k < query.slots; ++k) {
-    const KeyRow row = find_key(rule, query, k, a.indices.integer(b, list_of(s), g, k));
-    if (row.kind == SlotKind::valid) to.push_back({k, row});
-  }
-}
 
 void load_vector(const View& v, int64_t element, int64_t n, double* to) {
   for (int64_t i = 0; i < n; ++i) to[i] = load_element(v.data, v.dtype, element + i * v.stride[3]);

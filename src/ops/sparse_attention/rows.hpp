@@ -3,8 +3,6 @@
 // Never: reads a row that no valid slot names.
 #pragma once
 
-#include <vector>
-
 #include "ops/sparse_attention/contract.hpp"
 
 namespace talea::sparse_attention {
@@ -14,8 +12,16 @@ struct ValidSlot {
   int64_t slot = 0;
   KeyRow row;
 };
-void valid_slots(const Problem& p, const Args& a, int64_t b, int64_t s, int64_t g,
-                 std::vector<ValidSlot>& to);
+template <typename Slots>
+void valid_slots(const Problem& p, const Args& a, int64_t b, int64_t s, int64_t g, Slots& to) {
+  to.clear();
+  const KeyRule rule = key_rule(p);
+  const QueryRule query = query_rule(p, a, b, s);
+  for (int64_t k = 0; k < query.slots; ++k) {
+    const KeyRow row = find_key(rule, query, k, a.indices.integer(b, list_of(s), g, k));
+    if (row.kind == SlotKind::valid) to.push_back({k, row});
+  }
+}
 
 // Exact in double for every storage.
 void load_key(const Problem& p, const Args& a, const KeyRow& row, int64_t g, double* to);

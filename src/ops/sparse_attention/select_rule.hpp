@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <vector>
+#include <type_traits>
 
 namespace talea::sparse_attention {
 
@@ -27,17 +27,20 @@ bool before(const Scored<T>& a, const Scored<T>& b) {
 
 // Keeps the min(k, candidates) that come first, ascending by key; -Inf is no candidate. Returns the
 // number of NaN scores seen.
-template <typename T>
-int64_t select_top(std::vector<Scored<T>>& list, int64_t k) {
+template <typename Scores>
+int64_t select_top(Scores& list, int64_t k) {
+  using Entry = std::remove_cvref_t<decltype(list[0])>;
   int64_t nan_scores = 0;
-  for (const Scored<T>& s : list) nan_scores += std::isnan(s.score);
-  std::erase_if(list, [](const Scored<T>& s) { return s.score == -INFINITY; });
+  for (const Entry& s : list) nan_scores += std::isnan(s.score);
+  const auto none =
+      std::remove_if(list.begin(), list.end(), [](const Entry& s) { return s.score == -INFINITY; });
+  list.resize(static_cast<size_t>(none - list.begin()));
   if (static_cast<int64_t>(list.size()) > k) {
-    std::nth_element(list.begin(), list.begin() + k, list.end(), before<T>);
+    std::nth_element(list.begin(), list.begin() + k, list.end(),
+                     [](const Entry& a, const Entry& b) { return before(a, b); });
     list.resize(static_cast<size_t>(k));
   }
-  std::sort(list.begin(), list.end(),
-            [](const Scored<T>& a, const Scored<T>& b) { return a.key < b.key; });
+  std::sort(list.begin(), list.end(), [](const Entry& a, const Entry& b) { return a.key < b.key; });
   return nan_scores;
 }
 

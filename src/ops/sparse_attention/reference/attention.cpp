@@ -11,8 +11,8 @@ namespace {
 
 // All that one query and group share: the keys of its valid slots.
 struct Keys {
-  std::vector<ValidSlot> slots;
-  std::vector<double> rows;  // [valid, dim]
+  List<ValidSlot> slots;
+  List<double> rows;  // [valid, dim]
 };
 
 void load_keys(const Problem& p, const Args& a, int64_t b, int64_t s, int64_t g, Keys& keys) {
@@ -29,10 +29,10 @@ double dot(const double* x, const double* y, int64_t n) {
 }
 
 struct Row {
-  std::vector<double> q, logits, o;
+  List<double> q, logits, o;
   double max = -INFINITY, lse = INFINITY, sink = -INFINITY;
-  double sum = 0;     // of exp(logit - max)
-  LogSum all, whole;  // lse; with the sink
+  double sum = 0;               // of exp(logit - max)
+  LogSum all = {}, whole = {};  // lse; with the sink
 };
 
 // lse and row_max never feel the sink; a NaN row has lse NaN.
@@ -89,17 +89,41 @@ void write_row(const Args& a, int64_t b, int64_t s, int64_t h, const Row& r) {
 // The sum of gradients of kv in fp64, [outer, inner, group, dim].
 struct KeyGradient {
   int64_t outer = 0, inner = 0;
-  std::vector<double> sum;
+  List<double> sum;
 };
 
 struct Upstream {
-  std::vector<double> d_o;
+  List<double> d_o;
   double d_lse = 0;
+};
+
+// All that a call keeps, in the workspace.
+struct Room {
+  Keys keys;
+  Row row;
+  Upstream up;
+  List<double> dq, d_sink;
+  KeyGradient dkv;
+
+  Room(const Problem& p, Arena& arena)
+      : keys{{arena, p.slots}, {arena, p.slots * p.dim}},
+        row{.q = {arena, p.dim}, .logits = {arena, p.slots}, .o = {arena, p.value_dim}},
+        up{{arena, p.pass == Pass::backward ? p.value_dim : 0}},
+        dq(arena, p.pass == Pass::backward ? p.dim : 0),
+        d_sink(arena, p.pass == Pass::backward ? p.heads : 0),
+        dkv{.outer = is_paged(p) ? p.pages : p.batch,
+            .inner = is_paged(p) ? p.page_rows : p.keys_stored,
+            .sum = {arena, dkv_elements(p)}} {}
+
+  static int64_t dkv_elements(const Problem& p) {
+    if (p.pass != Pass::backward || !p.wants_dkv) return 0;
+    return (is_paged(p) ? p.pages * p.page_rows : p.batch * p.keys_stored) * p.groups * p.dim;
+  }
 };
 
 // Adds one (query, head) to dkv and dq; returns its share of d_sink.
 double backward_row(const Problem& p, const Keys& keys, const Row& r, const Upstream& up, int64_t g,
-                    std::vector<double>& dq, KeyGradient& dkv) {
+                    List<double>& dq, KeyGradient& dkv) {
   const int64_t d = p.dim, v = p.value_dim;
   const double delta = dot(r.o.data(), up.d_o.data(), v);
   for (size_t i = 0; i < keys.slots.size(); ++i) {
@@ -130,13 +154,13 @@ void read_saved(const Args& a, int64_t b, int64_t s, int64_t h, Row& r) {
   r.whole = {log_add(r.lse, r.sink), 0};
 }
 
-void backward_query(const Call& c, int64_t b, int64_t s, int64_t g, const Keys& keys,
-                    std::vector<double>& d_sink, KeyGradient& dkv) {
+void backward_query(const Call& c, int64_t b, int64_t s, int64_t g, Room& room) {
   const Problem& p = c.problem;
   const Args& a = c.args;
-  Row r;
-  Upstream up;
-  std::vector<double> dq;
+  const Keys& keys = room.keys;
+  Row& r = room.row;
+  Upstream& up = room.up;
+  List<double>& dq = room.dq;
   const HeadRange heads = heads_of(p, g);
   for (int64_t h = heads.first; h < heads.last; ++h) {
     logits(c, keys, b, s, h, r);
@@ -146,7 +170,7 @@ void backward_query(const Call& c, int64_t b, int64_t s, int64_t g, const Keys& 
     if (a.d_o) load_vector(a.d_o, a.d_o.at(b, s, h), p.value_dim, up.d_o.data());
     up.d_lse = a.d_lse ? a.d_lse.get(b, s, h) : 0;
     dq.assign(static_cast<size_t>(p.dim), 0);
-    d_sink[static_cast<size_t>(h)] += backward_row(p, keys, r, up, g, dq, dkv);
+    room.d_sink[static_cast<size_t>(h)] += backward_row(p, keys, r, up, g, dq, room.dkv);
     for (int64_t i = 0; a.dq && i < p.dim; ++i) a.dq.put(dq[static_cast<size_t>(i)], b, s, h, i);
   }
 }
@@ -164,40 +188,44 @@ void write_dkv(const Problem& p, const Args& a, const KeyGradient& dkv) {
 
 }  // namespace
 
+int64_t attention_bytes(const Problem& p) {
+  Arena arena;
+  const Room room(p, arena);
+  return arena.bytes();
+}
+
 void forward(const Call& c) {
   const Problem& p = c.problem;
-  Keys keys;
-  Row r;
+  Arena arena(c.workspace);
+  Room room(p, arena);
   for (int64_t b = 0; b < p.batch; ++b)
     for (int64_t s = 0; s < p.queries; ++s)
       for (int64_t g = 0; g < p.groups; ++g) {
-        load_keys(p, c.args, b, s, g, keys);
+        load_keys(p, c.args, b, s, g, room.keys);
         const HeadRange heads = heads_of(p, g);
         for (int64_t h = heads.first; h < heads.last; ++h) {
-          logits(c, keys, b, s, h, r);
-          softmax(p, keys, r);
-          write_row(c.args, b, s, h, r);
+          logits(c, room.keys, b, s, h, room.row);
+          softmax(p, room.keys, room.row);
+          write_row(c.args, b, s, h, room.row);
         }
       }
 }
 
 void backward(const Call& c) {
   const Problem& p = c.problem;
-  KeyGradient dkv;
-  dkv.outer = is_paged(p) ? p.pages : p.batch;
-  dkv.inner = is_paged(p) ? p.page_rows : p.keys_stored;
-  if (c.args.dkv) dkv.sum.assign(static_cast<size_t>(dkv.outer * dkv.inner * p.groups * p.dim), 0);
-  std::vector<double> d_sink(static_cast<size_t>(p.heads), 0);
-  Keys keys;
+  Arena arena(c.workspace);
+  Room room(p, arena);
+  room.dkv.sum.assign(static_cast<size_t>(Room::dkv_elements(p)), 0);
+  room.d_sink.assign(static_cast<size_t>(p.heads), 0);
   for (int64_t b = 0; b < p.batch; ++b)
     for (int64_t s = 0; s < p.queries; ++s)
       for (int64_t g = 0; g < p.groups; ++g) {
-        load_keys(p, c.args, b, s, g, keys);
-        backward_query(c, b, s, g, keys, d_sink, dkv);
+        load_keys(p, c.args, b, s, g, room.keys);
+        backward_query(c, b, s, g, room);
       }
-  if (c.args.dkv) write_dkv(p, c.args, dkv);
+  if (c.args.dkv) write_dkv(p, c.args, room.dkv);
   for (int64_t h = 0; c.args.d_sink && h < p.heads; ++h)
-    c.args.d_sink.put(d_sink[static_cast<size_t>(h)], h);
+    c.args.d_sink.put(room.d_sink[static_cast<size_t>(h)], h);
 }
 
 }  // namespace talea::sparse_attention::reference

@@ -18,19 +18,20 @@ double dot(const double* x, const double* y, int64_t n) {
 }
 
 // index_q of one query, all heads: [index heads, index dim].
-std::vector<double> query_heads(const Problem& p, const Args& a, int64_t b, int64_t s) {
-  std::vector<double> q(static_cast<size_t>(p.index_heads * p.index_dim));
+void load_heads(const Problem& p, const Args& a, int64_t b, int64_t s, List<double>& q) {
+  q.resize(static_cast<size_t>(p.index_heads * p.index_dim));
   for (int64_t h = 0; h < p.index_heads; ++h)
     load_vector(a.index_q, a.index_q.at(b, s, h), p.index_dim, q.data() + h * p.index_dim);
-  return q;
 }
 
 // The products of one key with all heads of a query.
 struct Products {
-  std::vector<double> key, z;
+  List<double> key, z;
+
+  Products(const Problem& p, Arena& arena) : key(arena, p.index_dim), z(arena, p.index_heads) {}
 };
 
-void multiply(const Problem& p, const Args& a, int64_t b, int64_t j, const std::vector<double>& q,
+void multiply(const Problem& p, const Args& a, int64_t b, int64_t j, const List<double>& q,
               Products& to) {
   to.key.resize(static_cast<size_t>(p.index_dim));
   to.z.resize(static_cast<size_t>(p.index_heads));
@@ -39,10 +40,36 @@ void multiply(const Problem& p, const Args& a, int64_t b, int64_t j, const std::
     to.z[static_cast<size_t>(h)] = dot(q.data() + h * p.index_dim, to.key.data(), p.index_dim);
 }
 
-// One query of the loss: its keys, their logits, teacher and gradient of the logits.
+struct Gradients {
+  List<double> q, w, k;  // k: [batch, keys, index dim], or nothing
+};
+
+// One query of the loss: its keys, their logits, teacher and gradient of the logits; and what all
+// share.
 struct LossRow {
-  std::vector<int64_t> keys;
-  std::vector<double> logits, teacher, gradient;
+  List<ValidSlot> slots;
+  List<int64_t> keys;
+  List<double> logits, teacher, gradient, attention_logits, rows, q, index_q;
+  Products products;
+  Gradients to;
+
+  static int64_t most(const Problem& p) {
+    return p.loss_keys == LossKeys::dense ? p.keys : p.slots;
+  }
+  LossRow(const Problem& p, Arena& arena)
+      : slots(arena, p.loss_keys == LossKeys::dense ? 0 : p.slots),
+        keys(arena, most(p)),
+        logits(arena, most(p)),
+        teacher(arena, most(p)),
+        gradient(arena, most(p)),
+        attention_logits(arena, most(p)),
+        rows(arena, most(p) * p.dim),
+        q(arena, p.dim),
+        index_q(arena, p.index_heads * p.index_dim),
+        products(p, arena),
+        to{{arena, p.index_heads * p.index_dim},
+           {arena, p.index_heads},
+           {arena, p.wants_dindex_k ? p.batch * p.keys_stored * p.index_dim : 0}} {}
 };
 
 void find_keys(const Problem& p, const Args& a, int64_t b, int64_t s, LossRow& r) {
@@ -52,16 +79,18 @@ void find_keys(const Problem& p, const Args& a, int64_t b, int64_t s, LossRow& r
     for (int64_t j = bounds.begin; j < bounds.end; ++j) r.keys.push_back(j);
     return;
   }
-  std::vector<ValidSlot> slots;
-  valid_slots(p, a, b, s, 0, slots);
-  for (const ValidSlot& v : slots) r.keys.push_back(v.row.inner);
+  valid_slots(p, a, b, s, 0, r.slots);
+  for (const ValidSlot& v : r.slots) r.keys.push_back(v.row.inner);
 }
 
 // Sum over heads of the attention's probabilities over the row's keys, not yet normalised.
 void teach(const Problem& p, const Args& a, int64_t b, int64_t s, LossRow& r) {
   const size_t n = r.keys.size();
   r.teacher.assign(n, 0);
-  std::vector<double> rows(n * static_cast<size_t>(p.dim)), q(static_cast<size_t>(p.dim)), z(n);
+  List<double>&rows = r.rows, &q = r.q, &z = r.attention_logits;
+  rows.resize(n * static_cast<size_t>(p.dim));
+  q.resize(static_cast<size_t>(p.dim));
+  z.resize(n);
   for (size_t i = 0; i < n; ++i)
     load_key(p, a, {SlotKind::valid, b, r.keys[i]}, 0, rows.data() + i * q.size());
   for (int64_t h = 0; h < p.heads; ++h) {
@@ -79,16 +108,12 @@ void teach(const Problem& p, const Args& a, int64_t b, int64_t s, LossRow& r) {
   }
 }
 
-struct Gradients {
-  std::vector<double> q, w;
-  std::vector<double>* k = nullptr;  // [batch, keys, index dim]
-};
-
-void chain(const Problem& p, const Args& a, int64_t b, int64_t s, const LossRow& r,
-           const std::vector<double>& q, Gradients& to) {
+void chain(const Problem& p, const Args& a, int64_t b, int64_t s, LossRow& r) {
+  const List<double>& q = r.index_q;
+  Gradients& to = r.to;
+  Products& z = r.products;
   to.q.assign(q.size(), 0);
   to.w.assign(static_cast<size_t>(p.index_heads), 0);
-  Products z;
   for (size_t i = 0; i < r.keys.size(); ++i) {
     multiply(p, a, b, r.keys[i], q, z);
     const double k_scale = a.index_k_scale ? a.index_k_scale.get(b, r.keys[i]) : 1;
@@ -103,8 +128,8 @@ void chain(const Problem& p, const Args& a, int64_t b, int64_t s, const LossRow&
       for (int64_t c = 0; c < p.index_dim; ++c) {
         const auto at = static_cast<size_t>(h * p.index_dim + c);
         to.q[at] += dz * k_scale * z.key[static_cast<size_t>(c)];
-        if (to.k)
-          (*to.k)[static_cast<size_t>((b * p.keys_stored + r.keys[i]) * p.index_dim + c)] +=
+        if (!to.k.empty())
+          to.k[static_cast<size_t>((b * p.keys_stored + r.keys[i]) * p.index_dim + c)] +=
               dz * q_scale * q[at];
       }
     }
@@ -119,21 +144,42 @@ void write_gradients(const Problem& p, const Args& a, int64_t b, int64_t s, cons
   }
 }
 
+// All that a selection keeps.
+struct Candidates {
+  List<double> q;
+  Products products;
+  List<Scored<double>> list;
+
+  Candidates(const Problem& p, Arena& arena)
+      : q(arena, p.index_heads * p.index_dim), products(p, arena), list(arena, p.keys) {}
+};
+
 }  // namespace
+
+int64_t index_bytes(const Problem& p) {
+  Arena arena;
+  if (p.pass == Pass::select)
+    static_cast<void>(Candidates(p, arena));
+  else
+    static_cast<void>(LossRow(p, arena));
+  return arena.bytes();
+}
 
 void select(const Call& c) {
   const Problem& p = c.problem;
   const Args& a = c.args;
-  Products z;
-  std::vector<Scored<double>> list;
+  Arena arena(c.workspace);
+  Candidates found_keys(p, arena);
+  List<Scored<double>>& list = found_keys.list;
+  Products& z = found_keys.products;
   c.result.nan_scores = 0;
   for (int64_t b = 0; b < p.batch; ++b)
     for (int64_t s = 0; s < p.queries; ++s) {
-      const std::vector<double> q = query_heads(p, a, b, s);
+      load_heads(p, a, b, s, found_keys.q);
       const Bounds bounds = index_bounds(p, a, b, s);
       list.clear();
       for (int64_t j = bounds.begin; j < bounds.end; ++j) {
-        multiply(p, a, b, j, q, z);
+        multiply(p, a, b, j, found_keys.q, z);
         list.push_back({index_logit(p, a, b, s, j, z.z.data()), j});
       }
       c.result.nan_scores += select_top(list, p.slots);
@@ -153,29 +199,29 @@ void index_loss(const Call& c) {
   const Problem& p = c.problem;
   const Args& a = c.args;
   const LossScale scale = loss_scale(c);
-  std::vector<double> dk;
+  Arena arena(c.workspace);
+  LossRow r(p, arena);
+  List<double>& dk = r.to.k;
   if (a.dindex_k) dk.assign(static_cast<size_t>(p.batch * p.keys_stored * p.index_dim), 0);
-  LossRow r;
-  Gradients to;
-  to.k = a.dindex_k ? &dk : nullptr;
-  Products z;
   double total = 0;
   for (int64_t b = 0; b < p.batch; ++b)
     for (int64_t s = 0; s < p.queries; ++s) {
       find_keys(p, a, b, s, r);
-      const std::vector<double> q = query_heads(p, a, b, s);
+      load_heads(p, a, b, s, r.index_q);
       teach(p, a, b, s, r);
-      sum_teacher(c, r.teacher);
+      sum_teacher(c, {r.teacher.data(), r.teacher.size()});
       r.logits.clear();
       for (const int64_t j : r.keys) {
-        multiply(p, a, b, j, q, z);
-        r.logits.push_back(index_logit(p, a, b, s, j, z.z.data()));
+        multiply(p, a, b, j, r.index_q, r.products);
+        r.logits.push_back(index_logit(p, a, b, s, j, r.products.z.data()));
       }
       const double weight = row_weight(a, b, s) * scale.factor;
-      r.gradient = r.logits;
-      total += divergence(r.logits, r.teacher, weight, r.gradient);
-      chain(p, a, b, s, r, q, to);
-      write_gradients(p, a, b, s, to);
+      const size_t n = r.keys.size();
+      r.gradient.resize(n);
+      total +=
+          divergence({r.logits.data(), n}, {r.teacher.data(), n}, weight, {r.gradient.data(), n});
+      chain(p, a, b, s, r);
+      write_gradients(p, a, b, s, r.to);
     }
   finish_loss(c, scale, total);
   if (!a.dindex_k) return;

@@ -9,7 +9,11 @@ namespace {
 
 struct Reference {
   static std::optional<std::string> decline(const Problem& p, const DeviceFacts&);
-  static Planned plan(const Problem&, const DeviceFacts&) { return {}; }
+  static Planned plan(const Problem& p, const DeviceFacts&) {
+    const bool attention = p.pass == Pass::forward || p.pass == Pass::backward;
+    return {.workspace_bytes =
+                attention ? reference::attention_bytes(p) : reference::index_bytes(p)};
+  }
   static std::vector<std::string> details(const Problem&, const Planned&) {
     return {"numbers = fp64", "order = query, head, slot"};
   }

@@ -20,8 +20,9 @@ constexpr auto data_error = ErrorKind::invalid_data;
 constexpr int most_threads = 4096;  // an OpenMP runtime that cannot start one ends the process
 
 void check_options(const Options& o) {
-  require(o.norm_eps > 0 && std::isfinite(o.norm_eps), usage,
-          "norm_eps = {}: must be finite and > 0", o.norm_eps);
+  const auto eps = static_cast<float>(o.norm_eps);
+  require(eps > 0 && std::isfinite(eps), usage,
+          "norm_eps = {}: must be finite and > 0, within fp32", o.norm_eps);
   require(o.chunk >= 0, usage, "chunk = {} tokens: must be >= 0 (0: the lane's)", o.chunk);
   require(o.workspace_limit_bytes >= 0, usage, "workspace_limit = {} bytes: must be >= 0",
           o.workspace_limit_bytes);

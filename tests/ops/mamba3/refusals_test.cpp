@@ -49,6 +49,8 @@ TEST(ScanRefusals, EachSaysWhatIsWrong) {
        }},
       {"initial_ssm: dtype bf16", data, [](Case& c) { fill(c, "initial_ssm", DType::bf16, 1); }},
       {"norm_eps = 0", usage, [](Case& c) { c.options.norm_eps = 0; }},
+      {"norm_eps = 1e-60", usage, [](Case& c) { c.options.norm_eps = 1e-60; }},
+      {"norm_eps = 1e+60", usage, [](Case& c) { c.options.norm_eps = 1e60; }},
       {"chunk = -1", usage, [](Case& c) { c.options.chunk = -1; }},
       {"lane = fast: no such lane", usage, [](Case& c) { c.options.lane = "fast"; }}};
   for (const Refusal& r : all) {

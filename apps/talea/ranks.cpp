@@ -51,6 +51,8 @@ bool under_mpirun() { return launcher().size > 0; }
 
 RankWorld::RankWorld(const RankFlags& flags) : size_(flags.ranks), timeout_s_(flags.timeout_s) {
   const Launcher l = launcher();
+  require(l.size > 0 || size_ > 1 || timeout_s_ == default_rank_timeout_s, ErrorKind::usage,
+          "--rank-timeout {}: needs --ranks above 1", timeout_s_);
   if (l.size == 0) return;
   require(flags.ranks == 1 || flags.ranks == l.size, ErrorKind::usage,
           "--ranks {}: mpirun started {} processes, and they are the ranks", flags.ranks, l.size);

@@ -271,6 +271,8 @@ class Failures(Case):
         for flag in ("--upstream", "--upstream-lse", "--upstream-entropy"):
             self.expect(2, [flag, "needs dx, dw or db"], flag, "u.npy")
         self.expect(2, ["twice"], "--outputs", "topk:1,topk:2")
+        self.expect(2, ["--sequence-parallel: needs --ranks"], "--sequence-parallel")
+        self.expect(2, ["--rank-timeout 5: needs --ranks"], "--rank-timeout", "5")
 
     def test_no_output_takes_the_place_of_an_input(self):
         raw = pathlib.Path(self.at("x.npy")).read_bytes()

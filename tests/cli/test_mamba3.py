@@ -209,6 +209,10 @@ class Scan(ScanCase):
         test_cli.floats(self.at("adt.npy"), (B, H, S + 1), [0.0] * B * H * (S + 1))
         self.assertIn("--adt adt.npy: adt", self.scan(code=5).stderr)
 
+    def test_axes_are_named_as_the_help_has_them(self):
+        said = self.scan("--initial-angle", "v.npy", names=ALL[:7], code=5).stderr
+        self.assertIn("4 axes where [n,H,A] is needed", said)
+
     def test_packed(self):
         for name in ("q", "k", "v", "z", "angles"):
             count = math.prod(SHAPES[name]) // B
@@ -264,6 +268,8 @@ class Steps(ScanCase):
         for more, words in (
             (["--outputs", "d_q", "--upstream", "upstream.npy"], "--step"),
             (["--ranks", "2", "--cut", "heads"], "--step"),
+            (["--chunk", "2"], "a step has no chunks"),
+            (["--schedule", "parallel"], "a step has no chunks"),
         ):
             self.assertIn(words, self.scan("--step", *more, code=2).stderr)
 
@@ -346,6 +352,7 @@ class Commands(ScanCase):
                 "--upstream upstream.npy: needs a d_* among --outputs",
             ),
             (["--norm-eps", "1e-3"], "--norm-eps 1e-3: needs --head-norm"),
+            (["--rank-timeout", "5"], "--rank-timeout 5: needs --ranks"),
         ):
             self.assertIn(words, self.talea("scan", *flags, *more, code=2).stderr)
 

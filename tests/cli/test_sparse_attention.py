@@ -299,6 +299,8 @@ class Attend(SparseCase):
         expect(2, "--outputs entropy", "--outputs", "entropy")
         expect(2, "--upstream do.npy", "--upstream", "do.npy", "--outputs", "o")
         expect(2, "--ranks 2", "--ranks", "2")
+        expect(2, "--cut heads: needs --ranks", "--cut", "heads")
+        expect(2, "--rank-timeout 5: needs --ranks", "--rank-timeout", "5")
         expect(2, "--layout thd", "--layout", "thd")
         expect(2, "--scale 0", "--scale", "0")
         expect(2, "--main-grad", "--main-grad", "kv.npy")
@@ -335,6 +337,8 @@ class Check(SparseCase):
             ("--case", ["--keys", "9", "--case", "1"]),
         ):
             self.assertIn(words, self.talea(*check, *flags, code=2).stderr)
+        self.assertIn("no such lane", self.talea(*check, "--lane", "fastest", code=2).stderr)
+        self.assertIn("a device lane", self.talea(*check, "--lane", "sm90", code=3).stderr)
         for command in ("explain", "bench"):
             for words, flags in (("D = 0", ["--dim", "0"]), ("600", ["--value-dim", "600"])):
                 done = self.talea(command, "--operator", "sparse_attention", *flags, code=2)
@@ -464,6 +468,8 @@ class Index(SparseCase):
             ("--coeff", ["--top-k", "3", "--coeff", "2"]),
             ("--value-dim", ["--top-k", "3", "--value-dim", "2"]),
             ("--denominator-scope", ["--top-k", "3", "--denominator-scope", "global"]),
+            ("--cut heads", ["--top-k", "3", "--ranks", "2", "--cut", "heads"]),
+            ("--cut sequence: needs --ranks", ["--top-k", "3", "--cut", "sequence"]),
             ("--topk-length i.npy", [*loss, "--top-k", "3", "--topk-length", "i.npy"]),
             ("--begin i.npy", [*loss, "--indices", "i.npy", "--begin", "i.npy"]),
             ("--key-stride 2", [*loss, "--causal", "--indices", "i.npy", "--key-stride", "2"]),

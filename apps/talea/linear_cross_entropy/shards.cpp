@@ -30,6 +30,8 @@ ShardWorld::ShardWorld(const ShardFlags& flags)
     : RankWorld(flags), dx_sum_(flags.dx_sum == "bf16" ? DType::bf16 : DType::f32) {
   require(processes() || size() > 1 || dx_sum_ == DType::f32, ErrorKind::usage,
           "--dx-sum bf16: needs --ranks, whose shares are summed");
+  require(processes() || size() > 1 || !flags.sequence_parallel, ErrorKind::usage,
+          "--sequence-parallel: needs --ranks, which share the tokens");
 }
 
 lce::ShardedResult ShardWorld::call(const lce::ShardedCall& whole) const {

@@ -3,6 +3,8 @@
 // Never: see axes.hpp.
 #include "axes.hpp"
 
+#include <cctype>
+
 #include "core/fail.hpp"
 
 namespace talea::cli::scan {
@@ -22,6 +24,18 @@ constexpr Axes table[] = {
     {"initial_ssm", "ihpn", ""}, {"initial_k", "irhn", "ihn"}, {"initial_v", "ihp", ""},
 };
 
+// As the help has them: "iha" is [n,H,A].
+std::string spelled(std::string_view axes) {
+  std::string text;
+  for (const char letter : axes) {
+    if (!text.empty()) text += ',';
+    text += letter == 'i'   ? "n"
+            : letter == 'e' ? "n+1"
+                            : std::string(1, static_cast<char>(std::toupper(letter)));
+  }
+  return text;
+}
+
 }  // namespace
 
 std::string axes_of(std::string_view name, int axes) {
@@ -33,8 +47,8 @@ std::string axes_of(std::string_view name, int axes) {
     if (static_cast<int>(a.full.size()) == axes) return std::string(a.full);
     if (static_cast<int>(a.without_rank.size()) == axes) return std::string(a.without_rank);
     const std::string shorter =
-        a.without_rank.empty() ? "" : fmt::format(" or [{}]", a.without_rank);
-    fail(ErrorKind::invalid_data, "{}: {} axes where [{}]{} is needed", name, axes, a.full,
+        a.without_rank.empty() ? "" : fmt::format(" or [{}]", spelled(a.without_rank));
+    fail(ErrorKind::invalid_data, "{}: {} axes where [{}]{} is needed", name, axes, spelled(a.full),
          shorter);
   }
   fail(ErrorKind::usage, "{}: no tensor of the scan", name);

@@ -126,6 +126,8 @@ void check_flags(const Flags& f) {
   require(!under_mpirun() || !f.cut.empty(), ErrorKind::usage,
           "mpirun started this process: needs --cut heads or --cut tokens");
   require(!f.step || f.cut.empty(), ErrorKind::usage, "--step: a step is not shared by ranks");
+  require(!f.step || (f.options.chunk == 0 && f.options.schedule == "automatic"), ErrorKind::usage,
+          "--step: a step has no chunks; without --chunk and --schedule");
   require(f.out.empty() || f.out.ends_with(".safetensors") || f.out.starts_with("/dev/"),
           ErrorKind::usage, "--out {}: the outputs are written as .safetensors", f.out);
   std::vector<std::string> read(std::begin(f.files), std::end(f.files));

@@ -124,11 +124,17 @@ std::vector<Named> cases_of(const Flags& f) {
 }
 
 std::vector<std::string> lanes_of(const Flags& f) {
-  if (!f.lane.empty()) return {f.lane};
   std::vector<std::string> host;
-  for (const std::string& name : sa::lanes())
+  bool known = f.lane.empty() || f.lane == "auto";
+  for (const std::string& name : sa::lanes()) {
+    known = known || name == f.lane;
     if (name != "cuda" && name != "sm90") host.push_back(name);
-  return host;
+  }
+  require(known, ErrorKind::usage, "--lane {}: no such lane", f.lane);
+  if (f.lane.empty()) return host;
+  require(f.lane != "cuda" && f.lane != "sm90", ErrorKind::unavailable,
+          "--lane {}: a device lane; this checks host lanes", f.lane);
+  return {f.lane};
 }
 
 struct Tally {

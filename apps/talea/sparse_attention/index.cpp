@@ -128,6 +128,9 @@ void check_flags(const Flags& f, bool selects) {
                             {"key-stride", f.key_stride != 1}});
   check_selection_flags(f, selects);
   f.cut.check();
+  require(
+      f.cut.cut != "heads" || !f.loss.empty(), ErrorKind::usage,
+      "--cut heads: of the loss, whose attention has heads; a selection is cut by --cut sequence");
 }
 
 std::vector<int64_t> shape_of(const Tensor& t) {

@@ -369,6 +369,8 @@ void CutFlags::add(CLI::App& sub) {
 }
 
 void CutFlags::check() const {
+  require(cut.empty() || ranks.ranks > 1 || under_mpirun(), ErrorKind::usage,
+          "--cut {}: needs --ranks above 1", cut);
   require(!cut.empty() || ranks.ranks == 1, ErrorKind::usage,
           "--ranks {}: needs --cut heads or --cut sequence", ranks.ranks);
   require(!cut.empty() || !under_mpirun(), ErrorKind::usage,

@@ -231,12 +231,16 @@ void add_to_status(const View& status, const SlotFacts& facts, int64_t nan_score
   const auto at = [&](int64_t i) -> int64_t& {
     return static_cast<int64_t*>(status.data)[i * status.stride[0]];
   };
-  at(0) += facts.foreign;
+  // The caller's numbers, whatever they are: a sum beyond 64 bits wraps, as on a device.
+  const auto add = [&](int64_t i, int64_t more) {
+    at(i) = static_cast<int64_t>(static_cast<uint64_t>(at(i)) + static_cast<uint64_t>(more));
+  };
+  add(0, facts.foreign);
   if (facts.first_slot >= 0 && (at(1) < 0 || facts.first_slot < at(1))) {
     at(1) = facts.first_slot;
     at(2) = facts.first_value;
   }
-  at(3) += nan_scores;
+  add(3, nan_scores);
 }
 
 }  // namespace talea::sparse_attention

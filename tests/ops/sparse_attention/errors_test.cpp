@@ -304,6 +304,27 @@ TEST(AttentionStatus, RequireCleanAndMask) {
   for (int i = 0; i < 12; ++i) EXPECT_EQ(mask[i / 4][i % 4], want[i / 4][i % 4]) << i;
 }
 
+// Sums of a status that nobody reset: the sanitizers judge this one.
+TEST(AttentionStatus, AnyNumbersAreAddedTo) {
+  std::vector<float> q(8, 1), kv(16, 1), o(8), room(1 << 16);
+  int32_t indices[2] = {1, 7};
+  int64_t status[4] = {INT64_MAX, -1, 0, INT64_MAX};
+  sa::Inputs in;
+  in.q = make_tensor(q.data(), DType::f32, {1, 1, 1, 8});
+  in.kv = make_tensor(kv.data(), DType::f32, {1, 2, 1, 8});
+  in.indices = make_tensor(indices, DType::i32, {1, 1, 1, 2});
+  sa::Outputs out;
+  out.o = make_tensor(o.data(), DType::f32, {1, 1, 1, 8});
+  out.status = make_tensor(status, DType::i64, {4});
+  sa::Options options;
+  options.value_dim = 8;
+  sa::forward(in, out, options, {room.data(), static_cast<int64_t>(room.size() * sizeof(float))});
+  EXPECT_EQ(status[0], INT64_MIN);
+  EXPECT_EQ(status[1], 1);
+  EXPECT_EQ(status[2], 7);
+  EXPECT_EQ(status[3], INT64_MAX);
+}
+
 TEST(AttentionPack, RowsDecodeWithinHalfAStep) {
   Random random(3);
   Grid kv(DType::f32, {9, 576});

@@ -4,10 +4,7 @@
 // Never: present in a normal build: without TALEA_MUTANTS every switch is a constant false.
 #pragma once
 
-#include <cstdint>
-#ifdef TALEA_MUTANTS
-#include <vector>
-#endif
+#include "core/planted.hpp"
 
 namespace talea {
 
@@ -28,41 +25,6 @@ namespace talea {
   X(exponent_of_a_lane, "device: a block of dW has the exponent of one lane's share")        \
   X(slice_wait_left_out, "device: the next slice's logits do not wait for dW to have read")
 
-enum class KernelMutant : int32_t {
-  off = 0,
-#define TALEA_KERNEL_MUTANT_ENUM(name, text) name,
-  TALEA_KERNEL_MUTANT_LIST(TALEA_KERNEL_MUTANT_ENUM)
-#undef TALEA_KERNEL_MUTANT_ENUM
-};
-
-#ifndef TALEA_MUTANTS
-#ifdef __CUDACC__
-__host__ __device__ constexpr bool mutant(KernelMutant) { return false; }
-#else
-constexpr bool mutant(KernelMutant) { return false; }
-#endif
-#else
-inline KernelMutant planted_kernel_mutant = KernelMutant::off;  // set before any call
-// One a file of kernels, as in core/mutant.hpp.
-inline std::vector<bool (*)(KernelMutant)> kernel_switches;
-#ifndef __CUDACC__
-inline bool mutant(KernelMutant m) { return planted_kernel_mutant == m; }
-#else
-static __device__ KernelMutant planted_in_kernels = KernelMutant::off;
-static const bool kernel_switch_is_known = [] {
-  kernel_switches.push_back([](KernelMutant m) {
-    return cudaMemcpyToSymbol(planted_in_kernels, &m, sizeof m) == cudaSuccess;
-  });
-  return true;
-}();
-static __host__ __device__ inline bool mutant(KernelMutant m) {
-#ifdef __CUDA_ARCH__
-  return planted_in_kernels == m;
-#else
-  return planted_kernel_mutant == m;
-#endif
-}
-#endif
-#endif
+TALEA_PLANTED(TALEA_KERNEL_MUTANT_LIST, KernelMutant)
 
 }  // namespace talea

@@ -3,10 +3,7 @@
 // Never: present in a normal build: without TALEA_MUTANTS every switch is a constant false.
 #pragma once
 
-#include <cstdint>
-#ifdef TALEA_MUTANTS
-#include <vector>
-#endif
+#include "core/planted.hpp"
 
 namespace talea {
 
@@ -65,40 +62,6 @@ namespace talea {
   X(m3_turned_back_forward, "gradients of turned rows are turned once more")                 \
   X(m3_merge_out_of_order, "a piece decays its own state, not the one before it")
 
-enum class Mutant : int32_t {
-  off = 0,
-#define TALEA_MUTANT_ENUM(name, text) name,
-  TALEA_MUTANT_LIST(TALEA_MUTANT_ENUM)
-#undef TALEA_MUTANT_ENUM
-};
-
-#ifndef TALEA_MUTANTS
-#ifdef __CUDACC__
-__host__ __device__ constexpr bool mutant(Mutant) { return false; }
-#else
-constexpr bool mutant(Mutant) { return false; }
-#endif
-#else
-inline Mutant planted_mutant = Mutant::off;  // set by the test program before any call
-// One a file of kernels: each has a switch of its own on the device. They report a failure.
-inline std::vector<bool (*)(Mutant)> device_switches;
-#ifndef __CUDACC__
-inline bool mutant(Mutant m) { return planted_mutant == m; }
-#else
-static __device__ Mutant planted_on_device = Mutant::off;
-static const bool switch_is_known = [] {
-  device_switches.push_back(
-      [](Mutant m) { return cudaMemcpyToSymbol(planted_on_device, &m, sizeof m) == cudaSuccess; });
-  return true;
-}();
-static __host__ __device__ inline bool mutant(Mutant m) {
-#ifdef __CUDA_ARCH__
-  return planted_on_device == m;
-#else
-  return planted_mutant == m;
-#endif
-}
-#endif
-#endif
+TALEA_PLANTED(TALEA_MUTANT_LIST, Mutant)
 
 }  // namespace talea

@@ -35,52 +35,44 @@ constexpr std::pair<const char*, CompareMutant> compare_mutants[] = {
     {"l2_not_compared", CompareMutant::luck_of_one}};
 
 #ifdef TALEA_MUTANTS
+template <class Bug>
 struct Planted {
   const char* name;
   const char* text;
-  talea::Mutant mutant;
-};
-constexpr Planted planted[] = {
-#define TALEA_MUTANT_ROW(name, text) {#name, text, talea::Mutant::name},
-    TALEA_MUTANT_LIST(TALEA_MUTANT_ROW)
-#undef TALEA_MUTANT_ROW
-};
-struct PlantedInKernels {
-  const char* name;
-  const char* text;
-  talea::KernelMutant mutant;
-};
-constexpr PlantedInKernels planted_in_kernels[] = {
-#define TALEA_MUTANT_ROW(name, text) {#name, text, talea::KernelMutant::name},
-    TALEA_KERNEL_MUTANT_LIST(TALEA_MUTANT_ROW)
-#undef TALEA_MUTANT_ROW
+  Bug bug;
 };
 
-// Operators with lists of their own.
-template <class Mutant>
-struct PlantedThere {
-  const char* name;
-  const char* text;
-  Mutant mutant;
-};
-constexpr PlantedThere<talea::sparse_attention::Mutant> planted_there[] = {
-#define TALEA_MUTANT_ROW(name, text) {#name, text, talea::sparse_attention::Mutant::name},
-    TALEA_SPARSE_ATTENTION_MUTANT_LIST(TALEA_MUTANT_ROW)
-#undef TALEA_MUTANT_ROW
-};
-constexpr PlantedThere<talea::mamba3::ScanMutant> planted_in_scan[] = {
-#define TALEA_MUTANT_ROW(name, text) {#name, text, talea::mamba3::ScanMutant::name},
-    TALEA_MAMBA3_MUTANT_LIST(TALEA_MUTANT_ROW)
-#undef TALEA_MUTANT_ROW
-};
+// Whether visit(list) is true of one of the lists; those behind it are not visited.
+template <class Visit>
+bool any_list(Visit visit) {
+#define TALEA_ROW(name, text) {#name, text, Bug::name},
+#define TALEA_VISIT(LIST, Type)                               \
+  [&] {                                                       \
+    using Bug = Type;                                         \
+    return visit(std::vector<Planted<Bug>>{LIST(TALEA_ROW)}); \
+  }()
+  return TALEA_VISIT(TALEA_MUTANT_LIST, talea::Mutant) ||
+         TALEA_VISIT(TALEA_KERNEL_MUTANT_LIST, talea::KernelMutant) ||
+         TALEA_VISIT(TALEA_SPARSE_ATTENTION_MUTANT_LIST, talea::sparse_attention::Mutant) ||
+         TALEA_VISIT(TALEA_MAMBA3_MUTANT_LIST, talea::mamba3::ScanMutant);
+#undef TALEA_VISIT
+#undef TALEA_ROW
+}
+
+template <class Bug>
+bool plant(Bug bug) {
+  talea::planted<Bug> = bug;
+  const auto& switches = talea::device_switches<Bug>;
+  return std::all_of(switches.begin(), switches.end(), [&](auto set) { return set(bug); });
+}
 #endif
 
 void list_mutants() {
 #ifdef TALEA_MUTANTS
-  for (const Planted& m : planted) std::printf("%s\t%s\n", m.name, m.text);
-  for (const PlantedInKernels& m : planted_in_kernels) std::printf("%s\t%s\n", m.name, m.text);
-  for (const auto& m : planted_there) std::printf("%s\t%s\n", m.name, m.text);
-  for (const auto& m : planted_in_scan) std::printf("%s\t%s\n", m.name, m.text);
+  any_list([](const auto& list) {
+    for (const auto& m : list) std::printf("%s\t%s\n", m.name, m.text);
+    return false;
+  });
 #endif
   for (const auto& [name, mutant] : compare_mutants)
     std::printf("%s\ta bug of the comparison itself\n", name);
@@ -93,32 +85,14 @@ bool plant(std::string_view wanted) {
       return true;
     }
 #ifdef TALEA_MUTANTS
-  for (const auto& m : planted_in_scan)
-    if (wanted == m.name) {
-      talea::mamba3::planted_mutant = m.mutant;
-      return true;
-    }
-  for (const auto& m : planted_there)
-    if (wanted == m.name) {
-      talea::sparse_attention::planted_mutant = m.mutant;
-      return std::all_of(talea::sparse_attention::device_switches.begin(),
-                         talea::sparse_attention::device_switches.end(),
-                         [&](auto plant_there) { return plant_there(m.mutant); });
-    }
-  for (const Planted& m : planted)
-    if (wanted == m.name) {
-      talea::planted_mutant = m.mutant;
-      return std::all_of(talea::device_switches.begin(), talea::device_switches.end(),
-                         [&](auto plant_there) { return plant_there(m.mutant); });
-    }
-  for (const PlantedInKernels& m : planted_in_kernels)
-    if (wanted == m.name) {
-      talea::planted_kernel_mutant = m.mutant;
-      return std::all_of(talea::kernel_switches.begin(), talea::kernel_switches.end(),
-                         [&](auto plant_there) { return plant_there(m.mutant); });
-    }
-#endif
+  return any_list([&](const auto& list) {
+    const auto found =
+        std::find_if(list.begin(), list.end(), [&](const auto& m) { return wanted == m.name; });
+    return found != list.end() && plant(found->bug);
+  });
+#else
   return false;
+#endif
 }
 
 class Tally final : public ::testing::EmptyTestEventListener {

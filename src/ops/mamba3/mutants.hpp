@@ -3,7 +3,7 @@
 // Never: present in a normal build: without TALEA_MUTANTS every switch is a constant false.
 #pragma once
 
-#include <cstdint>
+#include "core/planted.hpp"
 
 namespace talea::mamba3 {
 
@@ -32,19 +32,7 @@ namespace talea::mamba3 {
   X(m3_state_of_another_slot, "a step updates the row of its number, not of its slot")       \
   X(m3_padding_not_cleared, "gradients of padding are left as they were")
 
-enum class ScanMutant : int32_t {
-  off = 0,
-#define TALEA_MAMBA3_MUTANT_ENUM(name, text) name,
-  TALEA_MAMBA3_MUTANT_LIST(TALEA_MAMBA3_MUTANT_ENUM)
-#undef TALEA_MAMBA3_MUTANT_ENUM
-};
-
-#ifndef TALEA_MUTANTS
-constexpr bool mutant(ScanMutant) { return false; }
-#else
-inline ScanMutant planted_mutant = ScanMutant::off;  // set by the test program before any call
-inline bool mutant(ScanMutant m) { return planted_mutant == m; }
-#endif
+TALEA_PLANTED(TALEA_MAMBA3_MUTANT_LIST, ScanMutant)
 // Beside the switches of the common list.
 using talea::mutant;
 

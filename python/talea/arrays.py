@@ -46,6 +46,8 @@ def _fill(slot: _abi.Tensor, array: np.ndarray, name: str) -> None:
 
 
 def _as_array(value, name: str):
+    if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
+        raise _abi.DataError(f"{name}: a masked array; what lies behind the mask would be read")
     if value is None or isinstance(value, np.ndarray):
         return value
     try:

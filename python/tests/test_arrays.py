@@ -45,6 +45,8 @@ def test_arrays_that_lie_otherwise_are_named():
     packed["target"] = y
     with pytest.raises(talea.DataError, match="targets: strides of"):
         arrays.linear_cross_entropy(x, w, packed["target"])
+    with pytest.raises(talea.DataError, match="weight: a masked array"):
+        arrays.linear_cross_entropy(x, np.ma.masked_array(w, mask=w > 0), y)
     for name in ("ignore_index", "vocab", "workspace_limit_bytes"):
         with pytest.raises(talea.UsageError, match=f"{name} = {1 << 64}: does not fit"):
             arrays.linear_cross_entropy(x, w, y, **{name: 1 << 64})

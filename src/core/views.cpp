@@ -45,6 +45,8 @@ constexpr int64_t most_elements = INT64_MAX / 64;
 void check_view(const char* name, const Tensor& t) {
   require(t.rank >= 0 && t.rank <= max_rank, ErrorKind::usage, "{}: rank = {}: must lie in [0, {}]",
           name, t.rank, max_rank);
+  require(size_of(t.dtype) > 0, ErrorKind::usage, "{}: dtype = {}: no such dtype", name,
+          static_cast<int32_t>(t.dtype));
   int64_t elements = 1;
   bool empty = false;
   for (int i = 0; i < t.rank; ++i) {

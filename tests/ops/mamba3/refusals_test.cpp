@@ -68,6 +68,19 @@ TEST(ScanRefusals, EachSaysWhatIsWrong) {
   }
 }
 
+TEST(ScanRefusals, ADtypeThatIsNone) {
+  const Case c = usual(6);
+  auto inputs = inputs_of(c.in, false);
+  inputs.q.dtype = static_cast<DType>(99);
+  try {
+    describe(talea::mamba3::Pass::forward, inputs, {}, c.options);
+    ADD_FAILURE() << "no error";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.kind(), ErrorKind::usage);
+    EXPECT_STREQ(e.what(), "q: dtype = 99: no such dtype");
+  }
+}
+
 TEST(ScanRefusals, MemoryThatCannotBe) {
   const Case c = usual(6);
   auto inputs = inputs_of(c.in, false);

@@ -53,6 +53,15 @@ TEST(ScanCudaPlan, RowsDecideTheEngine) {
             Engine::tf32);
 }
 
+// Its kernel holds the row of a state in registers, whatever the head.
+TEST(ScanCudaPlan, AStepTakesNoScratch) {
+  for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
+    Problem p = problem(128, 1, 16, 8, 256, 256, dtype);
+    p.pass = Pass::step;
+    EXPECT_LT(workspace_of(p, planned(p)), 2048);
+  }
+}
+
 TEST(ScanCudaPlan, AChunkHasSixtyFourRowsUnlessSaid) {
   for (const int64_t R : {1, 2, 3, 4, 8})
     EXPECT_EQ(planned(problem(1, 500, 4, R, 64, 64, DType::bf16)).chunk, 64 / R);

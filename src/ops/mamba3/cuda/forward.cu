@@ -1,4 +1,4 @@
-// What: the kernel of forward and of a step.
+// What: the kernel of forward.
 // Why: a block a head of a sequence; its state stays on the chip from chunk to chunk.
 // Never: writes a state of every chunk.
 #include "ops/mamba3/cuda/forward.hpp"

@@ -146,10 +146,6 @@ void place_all(Plan& plan, const Problem& p, const DeviceFacts& device) {
   plan.backward = places_of(p, plan, whole, Work::backward);
 }
 
-int64_t units_of(const Problem& p) {
-  return (p.pass == Pass::step ? p.batch : p.sequences) * p.heads;
-}
-
 // The least memory that side by side keeps the multiprocessors busy, within the limit.
 void choose_wave(Plan& plan, const Problem& p, const DeviceFacts& device) {
   const int64_t limit = p.options.workspace_limit_bytes, n = p.sequences;
@@ -182,13 +178,14 @@ Plan make_plan(const Problem& p, const DeviceFacts& device) {
   plan.segment = std::max<int64_t>(
       1, static_cast<int64_t>(std::ceil(std::sqrt(static_cast<double>(plan.chunks)))));
   plan.segments = (plan.chunks + plan.segment - 1) / plan.segment;
+  if (p.pass == Pass::step) return plan;  // rows/step.cu places nothing
   place_all(plan, p, device);
   const bool fits = p.backward() ? operands_fit(plan.backward) : operands_fit(plan.forward);
   if (plan.engine == Engine::bf16 && !fits) {
     plan.engine = Engine::tf32;
     place_all(plan, p, device);
   }
-  plan.blocks = std::min<int64_t>(units_of(p), int64_t{1} << 30);
+  plan.blocks = std::min<int64_t>(p.sequences * p.heads, int64_t{1} << 30);
   if (scratch_of(plan, p) > 0)
     plan.blocks = std::min<int64_t>(plan.blocks, 2 * std::max(device.sm_count, 1));
   if (p.backward()) {

@@ -429,6 +429,7 @@ class Index(SparseCase):
         self.assertEqual([c["pass"] for c in self.receipt()["calls"]], ["select", "index_loss"])
         denominator = self.receipt()["calls"][1]["indexer"]["denominator"]
         self.assertEqual(denominator["value"], S)
+        self.assertEqual(self.receipt()["calls"][1]["problem"]["value_dim"], DV)
         self.index(*flags, "--loss", "sparse", "--indices", "a.safetensors:indices",
                    "--out", "b.safetensors")  # fmt: skip
         two = self.read_any("b.safetensors")

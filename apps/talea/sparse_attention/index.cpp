@@ -223,6 +223,8 @@ sa::CallFacts facts_of(const PassDone& done, const Flags& f, const TensorFiles& 
                        const Wanted& wanted, const RankWorld& world) {
   sa::CallFacts facts;
   facts.problem = done.problem;
+  // The loss multiplies no values; what the attention has of them is what was asked.
+  if (done.result.pass == sa::Pass::index_loss) facts.problem.value_dim = f.value_dim;
   facts.result = done.result;
   if (f.given(&In::cu_seqlens_q)) facts.layout = "thd";
   facts.inputs = files.facts();

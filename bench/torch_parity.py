@@ -3,7 +3,7 @@
 # Never: imports the library; the command line and its files are the subject.
 # usage: torch_parity.py [--tool build/bin/talea] [--receipt FILE] [--golden FILE], in an environment
 #        with torch, numpy and safetensors. --golden writes small cases with PyTorch's results, which
-#        tests/cli/test_cli.py repeats without PyTorch.
+#        tests/cli/test_loss.py repeats without PyTorch.
 import argparse
 import datetime
 import itertools

@@ -5,16 +5,15 @@
 import array
 import json
 import math
-import os
 import pathlib
 import random
 import subprocess
 import sys
 import unittest
 
-MPI = sys.argv.pop(2)
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-import test_cli  # noqa: E402
+import tool
+
+MPI = sys.argv.pop(1)
 
 B, S, H, G, R, N, P, A = 2, 7, 4, 2, 2, 4, 3, 2
 SHAPES = {
@@ -24,8 +23,6 @@ SHAPES = {
     "mimo-z": (H, R, P), "mimo-out": (H, R, P), "upstream": (B, S, H, P),
 }  # fmt: skip
 ALL = list(SHAPES)[:-1]
-MPIRUN = ["mpirun", "--allow-run-as-root", "--oversubscribe"]
-MPIRUN += ["--mca", "btl", "self,vader", "--mca", "btl_vader_single_copy_mechanism", "none"]
 
 
 def strides(shape):
@@ -105,12 +102,12 @@ def turned(values, shape, order):
     return [values[p] for p in places], new
 
 
-class ScanCase(test_cli.Case):
+class ScanCase(tool.Case):
     def setUp(self):
         super().setUp()
         self.problem = Problem()
         for name, shape in SHAPES.items():
-            test_cli.floats(self.at(name + ".npy"), shape, self.problem.x[name])
+            tool.floats(self.at(name + ".npy"), shape, self.problem.x[name])
 
     def scan(self, *more, names=ALL, code=0, **keywords):
         flags = [w for n in names for w in (f"--{n}", f"{n}.npy")]
@@ -118,7 +115,7 @@ class ScanCase(test_cli.Case):
 
     def tensors(self, *more, **keywords):
         self.scan(*more, "--out", "o.safetensors", **keywords)
-        return test_cli.safetensors(self.at("o.safetensors"))
+        return tool.safetensors(self.at("o.safetensors"))
 
     def close(self, ours, truth, tolerance=2e-5):
         self.assertEqual(len(ours), len(truth))
@@ -165,11 +162,11 @@ class Scan(ScanCase):
         for layout, order in rows.items():
             for name in ("q", "k"):
                 values, shape = turned(self.problem.x[name], SHAPES[name], order)
-                test_cli.floats(self.at(name + ".npy"), shape, values)
+                tool.floats(self.at(name + ".npy"), shape, values)
             for name in ("v", "z", "angles", "upstream"):
                 swap = (1, 0, 2, 3) if layout == "sbrgn" else (0, 1, 2, 3)
                 values, shape = turned(self.problem.x[name], SHAPES[name], swap)
-                test_cli.floats(self.at(name + ".npy"), shape, values)
+                tool.floats(self.at(name + ".npy"), shape, values)
             made = self.tensors(
                 "--layout", layout, "--upstream", "upstream.npy", "--outputs", "out,d_q"
             )
@@ -184,7 +181,7 @@ class Scan(ScanCase):
         self.assertIn("lane", self.scan().stdout)
 
     def test_refusals(self):
-        test_cli.npy(self.at("none.npy"), "<i4", (0,), b"")
+        tool.npy(self.at("none.npy"), "<i4", (0,), b"")
         less = [n for n in ALL if n != "z"]
         for more, code, words, names in (
             (["--outputs", "d_q"], 2, "upstream", ALL),
@@ -206,7 +203,7 @@ class Scan(ScanCase):
         ):
             done = self.scan(*more, names=names, code=code)
             self.assertIn(words, done.stderr, more)
-        test_cli.floats(self.at("adt.npy"), (B, H, S + 1), [0.0] * B * H * (S + 1))
+        tool.floats(self.at("adt.npy"), (B, H, S + 1), [0.0] * B * H * (S + 1))
         self.assertIn("--adt adt.npy: adt", self.scan(code=5).stderr)
 
     def test_axes_are_named_as_the_help_has_them(self):
@@ -216,19 +213,19 @@ class Scan(ScanCase):
     def test_packed(self):
         for name in ("q", "k", "v", "z", "angles"):
             count = math.prod(SHAPES[name]) // B
-            test_cli.floats(
+            tool.floats(
                 self.at(name + ".npy"), (1, *SHAPES[name][1:]), self.problem.x[name][:count]
             )
         for name in ("adt", "dt", "trap"):
-            test_cli.floats(self.at(name + ".npy"), (1, H, S), self.problem.x[name][: H * S])
+            tool.floats(self.at(name + ".npy"), (1, H, S), self.problem.x[name][: H * S])
         for cu, code in (([0, 3, 3, 7], 0), ([0, 5, 3, 7], 5), ([0, 9], 5)):
             raw = array.array("i", cu).tobytes()
-            test_cli.npy(self.at("cu.npy"), "<i4", (len(cu),), raw)
+            tool.npy(self.at("cu.npy"), "<i4", (len(cu),), raw)
             done = self.scan("--cu-seqlens", "cu.npy", "--outputs", "out,final_v", "--out",
                              "o.safetensors", code=code)  # fmt: skip
             if code:
                 self.assertIn("--cu-seqlens cu.npy: cu_seqlens", done.stderr)
-        made = test_cli.safetensors(self.at("o.safetensors"))
+        made = tool.safetensors(self.at("o.safetensors"))
         self.assertEqual(made["final_v"][0], [3, H, P])
         self.assertEqual(made["final_v"][1][2 * H * P :], made_v(self.problem, 6))
 
@@ -257,7 +254,7 @@ class Steps(ScanCase):
         draw, flags = random.Random(5), []
         for name, shape in states.items():
             values = [draw.gauss(0, 1) for _ in range(math.prod(shape))]
-            test_cli.floats(self.at(name + ".npy"), shape, values)
+            tool.floats(self.at(name + ".npy"), shape, values)
             flags += [f"--{name}", f"{name}.npy"]
         whole = self.tensors(*flags, "--outputs", names)
         made = self.tensors(*flags, "--outputs", names, "--step")
@@ -298,11 +295,11 @@ class Ranks(ScanCase):
             for ranks in (2, 3):
                 more = ["--upstream", "upstream.npy", "--outputs", self.NAMES, "--cut", cut,
                         "--out", "m.safetensors", "--receipt", "m.json"]  # fmt: skip
-                launch = [*MPIRUN, "-n", str(ranks), test_cli.TALEA, "scan", *flags, *more]
+                launch = [*tool.MPIRUN, "-n", str(ranks), tool.TALEA, "scan", *flags, *more]
                 done = subprocess.run(launch, cwd=self.folder.name, capture_output=True, text=True,
                                       timeout=120)  # fmt: skip
                 self.assertEqual(done.returncode, 0, done.stderr)
-                made = test_cli.safetensors(self.at("m.safetensors"))
+                made = tool.safetensors(self.at("m.safetensors"))
                 threads = self.both("--ranks", str(ranks), "--cut", cut)
                 for name, (_, values) in one.items():
                     self.close(made[name][1], values)

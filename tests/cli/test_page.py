@@ -7,10 +7,10 @@ import pathlib
 import re
 import shlex
 import subprocess
-import sys
 import unittest
 
-TALEA = os.path.abspath(sys.argv.pop(1))
+from tool import TALEA
+
 ROOT = pathlib.Path(__file__).parents[2]
 PAGE = (ROOT / "docs/cli.md").read_text()
 SECTIONS = dict(re.findall(r"^## talea (\w+)\n(.*?)(?=^## |\Z)", PAGE, re.M | re.S))

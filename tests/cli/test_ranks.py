@@ -12,26 +12,23 @@ import subprocess
 import sys
 import unittest
 
-TALEA, ENGINE = os.path.abspath(sys.argv[1]), sys.argv[2]
-sys.argv[1:3] = [TALEA]
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-import test_cli  # noqa: E402
+import tool
+
+ENGINE = sys.argv.pop(1)
 
 TOKENS, HIDDEN, VOCAB = 24, 5, 37
-MPIRUN = ["mpirun", "--allow-run-as-root", "--oversubscribe"]
 # With recovery and to the end: neither a rank that is killed nor one that fails ends the others.
 RECOVERY = ["--enable-recovery", "--continuous"]
-MPIRUN += ["--mca", "btl", "self,vader", "--mca", "btl_vader_single_copy_mechanism", "none"]
 
 
-class Ranks(test_cli.Case):
+class Ranks(tool.Case):
     def setUp(self):
         super().setUp()
         draw = random.Random(7)
         floats = [draw.gauss(0, 1) for _ in range((TOKENS + VOCAB) * HIDDEN)]
-        test_cli.floats(self.at("x.npy"), (TOKENS, HIDDEN), floats[: TOKENS * HIDDEN])
-        test_cli.floats(self.at("w.npy"), (VOCAB, HIDDEN), floats[TOKENS * HIDDEN :])
-        test_cli.ids(self.at("y.npy"), [draw.randrange(VOCAB) for _ in range(TOKENS)])
+        tool.floats(self.at("x.npy"), (TOKENS, HIDDEN), floats[: TOKENS * HIDDEN])
+        tool.floats(self.at("w.npy"), (VOCAB, HIDDEN), floats[TOKENS * HIDDEN :])
+        tool.ids(self.at("y.npy"), [draw.randrange(VOCAB) for _ in range(TOKENS)])
 
     def command(self, *more):
         flags = ["--hidden", "x.npy", "--weight", "w.npy", "--targets", "y.npy"]
@@ -39,7 +36,7 @@ class Ranks(test_cli.Case):
         return ["loss", *flags, *more]
 
     def compare(self, a, b):
-        left, right = test_cli.safetensors(self.at(a)), test_cli.safetensors(self.at(b))
+        left, right = tool.safetensors(self.at(a)), tool.safetensors(self.at(b))
         self.assertEqual(left.keys(), right.keys())
         for name, (shape, values) in left.items():
             self.assertEqual(shape, right[name][0])
@@ -155,7 +152,7 @@ class Ranks(test_cli.Case):
             return json.load(text)["calls"][0]["reductions"]["collective"]
 
 
-class Doctor(test_cli.Case):
+class Doctor(tool.Case):
     def test_knows_the_plugin(self):
         found = json.loads(self.talea("doctor", "--json").stdout)["machine"]
         state = next(f["state"] for f in found if f["subject"] == "MPI")
@@ -167,7 +164,7 @@ class Processes(Ranks):
 
     def mpirun(self, arguments, code, *more):
         done = subprocess.run(
-            [*MPIRUN, *arguments],
+            [*tool.MPIRUN, *arguments],
             cwd=self.folder.name,
             capture_output=True,
             text=True,
@@ -180,24 +177,24 @@ class Processes(Ranks):
     def test_processes_equal_one_rank(self):
         self.talea(*self.command("--out", "one.safetensors"))
         flags = ["--out", "mpi.safetensors", "--receipt", "mpi.json", "--json"]
-        done = self.mpirun(["-n", "3", TALEA, *self.command(*flags)], 0)
+        done = self.mpirun(["-n", "3", tool.TALEA, *self.command(*flags)], 0)
         json.loads(done.stdout)  # one receipt, from rank 0
         self.compare("one.safetensors", "mpi.safetensors")
         self.check_receipt("mpi.json", 3, "mpi")
-        self.mpirun(["-n", "3", TALEA, *self.command(*flags, "--sequence-parallel")], 0)
+        self.mpirun(["-n", "3", tool.TALEA, *self.command(*flags, "--sequence-parallel")], 0)
         self.compare("one.safetensors", "mpi.safetensors")
 
     def test_check_and_training(self):
-        done = self.mpirun(["-n", "2", TALEA, "check", "--lane", "cpu"], 0)
+        done = self.mpirun(["-n", "2", tool.TALEA, "check", "--lane", "cpu"], 0)
         self.assertEqual(done.stdout.count("passed: "), 1)
         with open(self.at("text"), "w") as text:
             text.write("the quick brown fox jumps over the lazy dog; " * 50)
         train = ["train", "--text", "text", "--preset", "smoke", "--max-steps", "5", "--jsonl"]
-        done = self.mpirun(["-n", "2", TALEA, *train], 0)
+        done = self.mpirun(["-n", "2", tool.TALEA, *train], 0)
         self.assertEqual(len(done.stdout.splitlines()), 5)
 
     def test_a_program_found_through_PATH_finds_the_plug_in(self):
-        folder, name = os.path.split(os.path.abspath(TALEA))
+        folder, name = os.path.split(os.path.abspath(tool.TALEA))
         path = f"PATH={folder}{os.pathsep}{os.environ['PATH']}"
         check = ["check", "--lane", "cpu", "--case", "mean/fp32/17x13x67"]
         done = self.mpirun(["-n", "2", "env", path, name, *check], 0)
@@ -209,7 +206,7 @@ class Processes(Ranks):
         say = """
             if [ "$OMPI_COMM_WORLD_RANK" = 2 ]; then sleep 6; else "$@"; echo "exit $?"; fi
         """
-        us = ["-n", "3", "sh", "-c", say, "sh", TALEA, *self.command("--rank-timeout", "1.5")]
+        us = ["-n", "3", "sh", "-c", say, "sh", tool.TALEA, *self.command("--rank-timeout", "1.5")]
         done = self.mpirun([*RECOVERY, *us], 0)
         self.assertEqual(done.stdout.count("exit 4"), 2, done.stdout + done.stderr)
         self.assertEqual(done.stderr.count("talea: rank 2: "), 2, done.stderr)
@@ -229,7 +226,7 @@ class Processes(Ranks):
         """
         for signal in ("KILL", "STOP"):
             for command in (train, check):
-                us = ["-n", "3", "env", f"SIGNAL={signal}", "sh", "-c", bad, "sh", TALEA]
+                us = ["-n", "3", "env", f"SIGNAL={signal}", "sh", "-c", bad, "sh", tool.TALEA]
                 quiet = ["--quiet", "--rank-timeout", "1"]
                 done = self.mpirun([*RECOVERY, *us, *command, *quiet], 0)
                 for rank in (0, 2):
@@ -237,7 +234,7 @@ class Processes(Ranks):
                 self.assertEqual(done.stderr.count("talea: rank 1: did not arrive"), 2, done.stderr)
 
     def test_a_wrong_number_of_ranks_is_refused(self):
-        done = self.mpirun(["-n", "2", TALEA, *self.command("--ranks", "3")], 2)
+        done = self.mpirun(["-n", "2", tool.TALEA, *self.command("--ranks", "3")], 2)
         self.assertIn("mpirun started 2 processes", done.stderr)
 
 

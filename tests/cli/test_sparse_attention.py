@@ -14,19 +14,16 @@ import subprocess
 import sys
 import unittest
 
-TALEA, ENGINE = os.path.abspath(sys.argv[1]), sys.argv[2]
-sys.argv[1:3] = [TALEA]
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-import test_cli  # noqa: E402
+import tool
+
+ENGINE = sys.argv.pop(1)
 
 S, KEYS, H, D, DV, K = 7, 19, 4, 12, 8, 5
 HI, DI = 3, 6
-MPIRUN = ["mpirun", "--allow-run-as-root", "--oversubscribe"]
-MPIRUN += ["--mca", "btl", "self,vader", "--mca", "btl_vader_single_copy_mechanism", "none"]
 
 
 def ints(path, shape, values):
-    test_cli.npy(path, "<i4", shape, array.array("i", values).tobytes())
+    tool.npy(path, "<i4", shape, array.array("i", values).tobytes())
 
 
 def safetensors(path, entries):
@@ -42,7 +39,7 @@ def safetensors(path, entries):
     pathlib.Path(path).write_bytes(struct.pack("<Q", len(text)) + text + raw)
 
 
-class SparseCase(test_cli.Case):
+class SparseCase(tool.Case):
     def setUp(self):
         super().setUp()
         draw = random.Random(3)
@@ -55,15 +52,15 @@ class SparseCase(test_cli.Case):
         self.lists = [sorted(draw.sample(range(KEYS), K)) for _ in range(S)]
         self.lists[1] = [-1] * K
         self.lists[2][3:] = [-1, -1]
-        test_cli.floats(self.at("q.npy"), (S, H, D), self.q)
-        test_cli.floats(self.at("kv.npy"), (KEYS, D), self.kv)
-        test_cli.floats(self.at("do.npy"), (S, H, DV), self.d_o)
-        test_cli.floats(self.at("sink.npy"), (H,), self.sink)
+        tool.floats(self.at("q.npy"), (S, H, D), self.q)
+        tool.floats(self.at("kv.npy"), (KEYS, D), self.kv)
+        tool.floats(self.at("do.npy"), (S, H, DV), self.d_o)
+        tool.floats(self.at("sink.npy"), (H,), self.sink)
         ints(self.at("i.npy"), (S, K), sum(self.lists, []))
         self.iq, self.ik, self.iw = normal(S, HI, DI), normal(KEYS, DI), normal(S, HI)
-        test_cli.floats(self.at("iq.npy"), (S, HI, DI), self.iq)
-        test_cli.floats(self.at("ik.npy"), (KEYS, DI), self.ik)
-        test_cli.floats(self.at("iw.npy"), (S, HI), self.iw)
+        tool.floats(self.at("iq.npy"), (S, HI, DI), self.iq)
+        tool.floats(self.at("ik.npy"), (KEYS, DI), self.ik)
+        tool.floats(self.at("iw.npy"), (S, HI), self.iw)
 
     def attend(self, *more, code=0):
         flags = ["--q", "q.npy", "--kv", "kv.npy", "--indices", "i.npy", "--value-dim", str(DV)]
@@ -74,7 +71,7 @@ class SparseCase(test_cli.Case):
         return self.talea("index", *flags, *more, code=code)
 
     def read(self, name):
-        return test_cli.safetensors(self.at(name))
+        return tool.safetensors(self.at(name))
 
     def receipt(self, name="r.json"):
         return json.loads(pathlib.Path(self.at(name)).read_text())
@@ -154,8 +151,8 @@ class Attend(SparseCase):
         for cut in ("heads", "sequence"):
             base = ["attend", "--q", "q.npy", "--kv", "kv.npy", "--indices", "i.npy"]
             base += ["--value-dim", str(DV), "--cut", cut, "--out", "m.safetensors"]
-            done = test_cli.subprocess.run(
-                [*MPIRUN, "-n", "3", TALEA, *base, *flags],
+            done = tool.subprocess.run(
+                [*tool.MPIRUN, "-n", "3", tool.TALEA, *base, *flags],
                 cwd=self.folder.name, capture_output=True, text=True, timeout=120,
             )  # fmt: skip
             self.assertEqual(done.returncode, 0, done.stderr)
@@ -165,7 +162,7 @@ class Attend(SparseCase):
         cu = [0, 3, 3, S]
         ints(self.at("cu.npy"), (4,), cu)
         ints(self.at("i.npy"), (S, K), [(3 * i) % S for i in range(S * K)])
-        test_cli.floats(self.at("kv.npy"), (S, D), self.kv[: S * D])
+        tool.floats(self.at("kv.npy"), (S, D), self.kv[: S * D])
         flags = ["--layout", "thd", "--cu-seqlens-q", "cu.npy", "--cu-seqlens-k", "cu.npy"]
         self.attend(*flags, "--causal", "--out", "one.safetensors")
         for ranks in ("2", "5"):
@@ -175,8 +172,8 @@ class Attend(SparseCase):
 
     def test_sbhd_is_the_same_numbers(self):
         # B = 1, so that the file's order is that of bshd.
-        test_cli.floats(self.at("q4.npy"), (S, 1, H, D), self.q)
-        test_cli.floats(self.at("kv4.npy"), (KEYS, 1, D), self.kv)
+        tool.floats(self.at("q4.npy"), (S, 1, H, D), self.q)
+        tool.floats(self.at("kv4.npy"), (KEYS, 1, D), self.kv)
         ints(self.at("i4.npy"), (S, 1, 1, K), sum(self.lists, []))
         self.attend("--outputs", "o,lse", "--out", "one.safetensors")
         flags = ["--q", "q4.npy", "--kv", "kv4.npy", "--indices", "i4.npy", "--value-dim", str(DV)]
@@ -199,29 +196,29 @@ class Attend(SparseCase):
             self.talea("attend", *entry, *flags, *cut)
             self.compare("one.safetensors", "r.safetensors")
 
-        test_cli.floats(self.at("b.npy"), (1, S, H, D), self.q)
-        test_cli.floats(self.at("s.npy"), (S, 1, H, D), self.q)
-        test_cli.floats(self.at("u.npy"), (1, S, H, DV), self.d_o)
-        test_cli.floats(self.at("v.npy"), (S, 1, H, DV), self.d_o)
+        tool.floats(self.at("b.npy"), (1, S, H, D), self.q)
+        tool.floats(self.at("s.npy"), (S, 1, H, D), self.q)
+        tool.floats(self.at("u.npy"), (1, S, H, DV), self.d_o)
+        tool.floats(self.at("v.npy"), (S, 1, H, DV), self.d_o)
         entry = ["--q", "b.npy", "--upstream", "u.npy"]
         turned = ["--q", "s.npy", "--upstream", "v.npy", "--layout", "sbhd"]
         ints(self.at("i.npy"), (S, S), [(3 * i) % D for i in range(S * S)])
         for name, shape in (("pages.npy", (3, 5, D)), ("square.npy", (D, D))):
-            test_cli.floats(self.at(name), shape, self.kv[: math.prod(shape)])
-            test_cli.floats(self.at("sum_" + name), shape, self.kv[: math.prod(shape)])
+            tool.floats(self.at(name), shape, self.kv[: math.prod(shape)])
+            tool.floats(self.at("sum_" + name), shape, self.kv[: math.prod(shape)])
         same("pages.npy", "--index-space", "slots", "--main-grad", "sum_pages.npy")
         same("square.npy", "--main-grad", "sum_square.npy")
 
     def test_scales_are_turned_as_rows_are(self):
         q = [self.q[: 2 * H * D], self.q[2 * H * D : 4 * H * D]]  # two entries of two queries
         swapped = [q[b][s * H * D :][: H * D] for s in (0, 1) for b in (0, 1)]
-        test_cli.floats(self.at("b.npy"), (2, 2, H, D), sum(q, []))
-        test_cli.floats(self.at("s.npy"), (2, 2, H, D), sum(swapped, []))
+        tool.floats(self.at("b.npy"), (2, 2, H, D), sum(q, []))
+        tool.floats(self.at("s.npy"), (2, 2, H, D), sum(swapped, []))
         rows = [bytes([0x30 + 2 * r]) * D for r in range(4)]
         for name, order in (("b", (0, 1, 2, 3)), ("s", (0, 2, 1, 3))):
             entries = {"kv": ("F8_E4M3", [2, 2, D], b"".join(rows[r] for r in order))}
             safetensors(self.at(name + ".safetensors"), entries)
-            test_cli.floats(self.at(name + "_scale.npy"), (2, 2), [0.25 + r for r in order])
+            tool.floats(self.at(name + "_scale.npy"), (2, 2), [0.25 + r for r in order])
         ints(self.at("i.npy"), (2, 2, 1), [0, 1, 1, 0])
         for name, layout in (("b", "bshd"), ("s", "sbhd")):
             self.talea("attend", "--q", name + ".npy", "--kv", name + ".safetensors",
@@ -247,7 +244,7 @@ class Attend(SparseCase):
         self.assertIn("q_position_base = 4", done.stdout)
 
     def test_main_grad_is_added_to(self):
-        test_cli.floats(self.at("g.npy"), (KEYS, D), [5.0] * (KEYS * D))
+        tool.floats(self.at("g.npy"), (KEYS, D), [5.0] * (KEYS * D))
         flags = ["--upstream", "do.npy", "--outputs", "dkv"]
         self.attend(*flags, "--out", "one.safetensors")
         self.attend(*flags, "--main-grad", "g.npy", "--out", "two.safetensors")
@@ -259,7 +256,7 @@ class Attend(SparseCase):
         # 0x38 is 1.0 in e4m3: every value is the scale.
         entries = {"kv": ("F8_E4M3", [KEYS, D], bytes([0x38]) * (KEYS * D))}
         safetensors(self.at("kv8.safetensors"), entries)
-        test_cli.floats(self.at("scale.npy"), (KEYS,), [0.25] * KEYS)
+        tool.floats(self.at("scale.npy"), (KEYS,), [0.25] * KEYS)
         flags = ["--q", "q.npy", "--kv", "kv8.safetensors", "--indices", "i.npy"]
         flags += ["--value-dim", str(DV), "--kv-storage", "fp8_scaled"]
         more = ["--kv-scale", "scale.npy", "--out", "o.safetensors", "--receipt", "r.json"]
@@ -354,7 +351,7 @@ class Index(SparseCase):
         return total
 
     def run_tool(self, *arguments):
-        return subprocess.run([TALEA, *arguments], capture_output=True, text=True,
+        return subprocess.run([tool.TALEA, *arguments], capture_output=True, text=True,
                               cwd=self.folder.name)  # fmt: skip
 
     def test_the_limit_that_a_refusal_names_is_enough(self):
@@ -372,8 +369,8 @@ class Index(SparseCase):
     def test_a_limit_holds_on_every_lane(self):
         """What is measured of the heap of the process, workspace and all, is within the limit."""
         many = 3000
-        test_cli.floats(self.at("kv.npy"), (many, D), [1 / (1 + i) for i in range(many * D)])
-        test_cli.floats(self.at("ik.npy"), (many, DI), [1 / (1 + i) for i in range(many * DI)])
+        tool.floats(self.at("kv.npy"), (many, D), [1 / (1 + i) for i in range(many * D)])
+        tool.floats(self.at("ik.npy"), (many, DI), [1 / (1 + i) for i in range(many * DI)])
         loss = ["--loss", "dense", "--q", "q.npy", "--kv", "kv.npy", "--value-dim", str(DV)]
         attend = ["attend", "--q", "q.npy", "--kv", "kv.npy", "--indices", "i.npy"]
         attend += ["--value-dim", str(DV), "--upstream", "do.npy"]

@@ -51,6 +51,11 @@ Result run(Describe describe, const Inputs& in, const Outputs& out, const Place&
     ready.lane->run(
         {p, ready.device, full.in, full.out, at.slots, room, at.ranks, at.stream, result},
         ready.plan);
+    if (p.options.schedule == Schedule::parallel && result.schedule != Schedule::parallel)
+      result.notes.push_back(
+          "schedule = parallel: the chunks of a head went in turn; lane cpu takes them side by "
+          "side "
+          "where the limit holds a segment of them");
   };
   return together(meetings,
                   [&] { return call<Operator>(describe(), at.workspace, memory, run_lane); });

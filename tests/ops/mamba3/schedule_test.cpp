@@ -2,6 +2,7 @@
 // Why: a schedule and a limit change time and memory, and no bit; the formula of the page is what
 //      is asked for.
 // Never: a tolerance: bits and bytes are compared.
+#include <algorithm>
 #include <cmath>
 
 #include "ops/mamba3/pieces.hpp"
@@ -42,6 +43,21 @@ TEST(ScanSchedule, FewHeadsGoSideBySideByThemselves) {
   EXPECT_EQ(few.backward.schedule, Schedule::parallel);
   EXPECT_EQ(many.backward.schedule, Schedule::sequential);
   EXPECT_EQ(same_bits(few.out, many.out), "");
+}
+
+TEST(ScanSchedule, InTurnAllTheSameIsNoted) {
+  const auto noted = [](const char* lane, Schedule schedule) {
+    Case c = usual(12);
+    c.options.schedule = schedule;
+    const std::vector<std::string> notes = run(lane, c, {}).forward.notes;
+    return std::count_if(notes.begin(), notes.end(), [](const std::string& note) {
+      return note.find("schedule = parallel: ") == 0;
+    });
+  };
+  for (const char* lane : {"cpu", "unfused", "reference"}) {
+    EXPECT_EQ(noted(lane, Schedule::parallel), lane == std::string("cpu") ? 0 : 1) << lane;
+    EXPECT_EQ(noted(lane, Schedule::automatic), 0) << lane;
+  }
 }
 
 TEST(ScanSchedule, NaNStaysWhereItBelongs) {

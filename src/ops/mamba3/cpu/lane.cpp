@@ -178,10 +178,6 @@ void Run::record() {
     r.shared_product = "dO V^T once, used by dq, dk, d_dt, d_trap, d_d";
     r.notes.push_back(c_.in.saved ? "states from `saved`" : "states computed anew");
   }
-  if (p_.options.schedule == Schedule::parallel && !plan_.parallel)
-    r.notes.push_back(
-        "schedule = parallel: heads in turn, for a call of one chunk, of no rows, or whose limit "
-        "does not hold a segment side by side; bits are alike");
   r.notes.push_back(std::string("vectors: ") + talea::cpu::isa_name());
 }
 

@@ -46,8 +46,6 @@ void record(const Call& c, const Plan& made, const char* state_home, const char*
   r.accumulator_parameters = parameters;
   r.accumulator_groups = "fp32 in the order of the heads, biases before";
   r.notes.push_back(std::string("operands: ") + (step ? "fp32" : name_of(made.engine)));
-  if (p.options.schedule == Schedule::parallel)
-    r.notes.push_back("schedule = parallel: this lane takes the chunks of a head in turn");
   if (!p.backward()) return;
   r.shared_product = "dO V^T once, used by dq, dk, d_dt, d_trap, d_d";
   r.notes.push_back(c.in.saved ? "states from `saved`" : "states computed anew");

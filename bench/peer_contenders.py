@@ -3,10 +3,14 @@ Why: each is called as its own documentation says, from one place.
 Never: measures; a library that is missing raises where its contender is made.
 """
 
+import importlib
 import importlib.metadata
+import importlib.util
 import itertools
 import os
 import statistics
+import sys
+from pathlib import Path
 
 import talea
 import torch
@@ -39,18 +43,70 @@ def make_compile():
     return torch.compile(eager_upcast)
 
 
-def make_liger():
-    from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
+def make_operator():
+    """PyTorch's own chunked operator, from 2.13 on."""
+    operator = F.linear_cross_entropy
+    return lambda x, w, y: operator(x, w, y)
 
-    loss = LigerFusedLinearCrossEntropyLoss()
-    return lambda x, w, y: loss(w, x, y)
+
+def make_liger(chunk_constant, accum_dtype=None):
+    """Its logits take as many times the memory of the hidden states as the constant says."""
+
+    def make():
+        from liger_kernel.transformers.functional import liger_fused_linear_cross_entropy
+
+        return lambda x, w, y: liger_fused_linear_cross_entropy(
+            x, w, y, accum_dtype=accum_dtype, chunk_mem_const=chunk_constant
+        )
+
+    return make
 
 
-def make_liger_fp32():
-    from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
+def make_liger_sm90():
+    from liger_kernel.ops.cutedsl.ops import fused_linear_cross_entropy_sm90 as sm90
 
-    loss = LigerFusedLinearCrossEntropyLoss(accum_dtype=torch.float32)
-    return lambda x, w, y: loss(w, x, y)
+    return sm90.liger_fused_linear_cross_entropy_sm90
+
+
+def make_liger_scaled():
+    """A loss a token, whose gradient is formed when it is known: the logits twice."""
+    from liger_kernel.ops.cutedsl.ops import fused_scaled_cross_entropy_sm90 as sm90
+
+    return lambda x, w, y: sm90.LigerFusedScaledCrossEntropySM90Function.apply(x, w, y).mean()
+
+
+def file_of(package, *path):
+    """A file by itself: what its package imports besides is not needed."""
+    name = f"{package}_{Path(path[-1]).stem}"
+    if name not in sys.modules:
+        found = importlib.util.find_spec(package)
+        if found is None:
+            raise ModuleNotFoundError(f"No module named '{package}'")
+        file = Path(found.submodule_search_locations[0]).joinpath(*path)
+        spec = importlib.util.spec_from_file_location(name, file)
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[name])
+    return sys.modules[name]
+
+
+def make_trl():
+    """Log-probabilities of the tokens, with the width of a tile that its trainers use."""
+    function = file_of("trl", "kernels", "chunked_logprob.py").ChunkedLogProbFunction
+    width = 32768
+
+    def loss(x, w, y):
+        logprobs, *_ = function.apply(x, w, None, y, 1.0, width, None, 1.0, ())
+        return -logprobs.mean()
+
+    return loss
+
+
+def make_unsloth(fp32_dw):
+    def make():
+        head = file_of("unsloth_zoo", "fused_losses", "fused_linear.py").fused_linear_cross_entropy
+        return lambda x, w, y: head(x, w, None, y, divisor=y.numel(), fp32_head_grad=fp32_dw)
+
+    return make
 
 
 def median_of_calls(call, quantiles):
@@ -92,11 +148,35 @@ def make_quack(chunk, scaled_exp=False, tuned=True):
     return make
 
 
-def make_cce(filter_eps):
-    def make():
-        from cut_cross_entropy import linear_cross_entropy
+SOURCES = {"": None}  # packages that no registry has: name -> folder of their sources
+SEEN = {name: {} for name in ("", "apple", "axolotl")}  # modules of each
+current = ""
 
-        return lambda x, w, y: linear_cross_entropy(x, w, y, filter_eps=filter_eps)
+
+def switch_cce(name):
+    """Three packages call themselves cut_cross_entropy; what inductor imports later is the last one's."""
+    global current
+    if name not in SOURCES:
+        raise ModuleNotFoundError(f"no --source {name}=FOLDER")
+    if name != current:
+        own = {
+            m: sys.modules.pop(m) for m in list(sys.modules) if m.startswith("cut_cross_entropy")
+        }
+        SEEN[current] = own
+        if SOURCES[current]:
+            sys.path.remove(SOURCES[current])
+        if SOURCES[name]:
+            sys.path.insert(0, SOURCES[name])
+        sys.modules.update(SEEN[name])
+        importlib.invalidate_caches()
+        current = name
+    return importlib.import_module("cut_cross_entropy").linear_cross_entropy
+
+
+def make_cce(name, **options):
+    def make():
+        switch_cce(name)
+        return lambda x, w, y: switch_cce(name)(x, w, y, **options)
 
     return make
 
@@ -119,13 +199,27 @@ PEERS = {
     "torch eager": (lambda: eager, "torch"),
     "torch eager, logits upcast": (lambda: eager_upcast, "torch"),
     "torch.compile, logits upcast": (make_compile, "torch"),
-    "Liger": (make_liger, "liger-kernel"),
-    "Liger, fp32 dW": (make_liger_fp32, "liger-kernel"),
-    "CCE": (make_cce("high"), "cut-cross-entropy"),  # its default
+    "torch linear_cross_entropy": (make_operator, "torch"),
+    "Liger": (make_liger(1), "liger-kernel"),
+    **{f"Liger, chunk constant {n}": (make_liger(n), "liger-kernel") for n in (2, 4, 8, 16)},
+    **{
+        f"Liger, fp32 dW, chunk constant {n}": (make_liger(n, torch.float32), "liger-kernel")
+        for n in (1, 8, 16)
+    },
+    "TRL, log-probabilities": (make_trl, "trl"),
+    "Unsloth": (make_unsloth(False), "unsloth-zoo"),
+    "Unsloth, fp32 dW": (make_unsloth(True), "unsloth-zoo"),
+    "CCE": (make_cce("", filter_eps="high"), "cut-cross-entropy"),  # its default
     # Not Apple's cce_exact, which sums with Kahan's correction, too, in its own repository's version.
-    "CCE, filter_eps=None": (make_cce(None), "cut-cross-entropy"),
+    "CCE, filter_eps=None": (make_cce("", filter_eps=None), "cut-cross-entropy"),
+    "CCE, Apple's sources": (make_cce("apple", impl="cce"), "apple"),
+    "CCE, Apple's sources, cce_exact": (make_cce("apple", impl="cce_exact"), "apple"),
+    "CCE, axolotl's fork": (make_cce("axolotl", impl="cce"), "axolotl"),
+    "CCE, axolotl's fork, cce_exact": (make_cce("axolotl", impl="cce_exact"), "axolotl"),
     "FLA": (make_fla, "flash-linear-attention"),
-    # quack compiles and times its products when first called: last, so that others have their time
+    # These compile when first called, quack times its products, too: last, so that others have their time
+    "Liger SM90": (make_liger_sm90, "liger-kernel"),
+    "Liger scaled SM90": (make_liger_scaled, "liger-kernel"),
     "quack scaled-exp, chunk 8192": (make_quack(8192, True), "quack-kernels"),
     "quack scaled-exp, chunk 2048": (make_quack(2048, True), "quack-kernels"),
     "quack, chunk 8192, not tuned": (make_quack(8192, tuned=False), "quack-kernels"),
@@ -135,7 +229,11 @@ PEERS = {
 
 
 def version_of(package):
-    return talea.__version__ if package == "talea" else importlib.metadata.version(package)
+    if package == "talea":
+        return talea.__version__
+    if package in SOURCES:
+        return (Path(SOURCES[package]) / "REVISION").read_text().strip()
+    return importlib.metadata.version(package)
 
 
 class Peer:

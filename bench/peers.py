@@ -18,7 +18,7 @@ import time
 
 import public
 import torch
-from peer_contenders import LANES, PEERS, TUNING_CALLS, Peer, Talea
+from peer_contenders import LANES, PEERS, SOURCES, TUNING_CALLS, Peer, Talea
 from peer_truth import confident, confident_truth, reference, relative_l2
 from samples import time_stats
 from talea._receipt import device_name, now, write_receipt
@@ -275,7 +275,10 @@ def main():
     )
     parser.add_argument("--only", default="", help="peers whose names hold one of these, A,B")
     parser.add_argument("--receipt", help="where to write it, .json; anew after each round")
+    about = "apple=FOLDER or axolotl=FOLDER: what holds their cut_cross_entropy and a file REVISION"
+    parser.add_argument("--source", action="append", default=[], help=about)
     args = parser.parse_args()
+    SOURCES.update(pair.split("=", 1) for pair in args.source)
     if not torch.cuda.is_available():
         print("unavailable: no CUDA device", file=sys.stderr)
         return 3

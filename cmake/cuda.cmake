@@ -1,9 +1,20 @@
-# The CUDA half of the library: machine code ahead of time for sm_80 and sm_90 (sm_90a for the Hopper
-# kernels), the runtime linked in, the driver and cuBLASLt found only at run time, so that one binary
-# starts on a machine without a GPU and says so.
+# The CUDA half of the library: machine code ahead of time for sm_80 and sm_90, or what
+# CMAKE_CUDA_ARCHITECTURES names (sm_90a for the Hopper kernels), the runtime linked in, the driver and
+# cuBLASLt found only at run time, so that one binary starts on a machine without a GPU and says so.
 if(NOT CMAKE_CUDA_ARCHITECTURES)
-  set(CMAKE_CUDA_ARCHITECTURES 80)  # for the compiler's own checks; every file names its targets
+  set(CMAKE_CUDA_ARCHITECTURES 80 90)
 endif()
+# Of the least, the intermediate code, too: newer devices compile it.
+set(talea_cuda_targets)
+set(talea_cuda_kinds "[sm_@,compute_@]")
+foreach(architecture IN LISTS CMAKE_CUDA_ARCHITECTURES)
+  if(NOT architecture MATCHES "^[0-9]+$" OR architecture LESS 80)
+    message(FATAL_ERROR "CMAKE_CUDA_ARCHITECTURES: ${architecture}: numbers from 80 on, the least first")
+  endif()
+  string(REPLACE "@" ${architecture} kinds "${talea_cuda_kinds}")
+  list(APPEND talea_cuda_targets "-gencode=arch=compute_${architecture},code=${kinds}")
+  set(talea_cuda_kinds "sm_@")
+endforeach()
 enable_language(CUDA)
 find_package(CUDAToolkit REQUIRED)
 if(NOT DEFINED CMAKE_CUDA20_STANDARD_COMPILE_OPTION)  # CMake before 3.26 does not know it
@@ -17,7 +28,7 @@ foreach(source IN LISTS talea_cuda_sources)
   if(source MATCHES "/src/.*/sm90/")
     set(targets "-gencode=arch=compute_90a,code=sm_90a")
   else()
-    set(targets "-gencode=arch=compute_80,code=[sm_80,compute_80];-gencode=arch=compute_90,code=sm_90")
+    set(targets ${talea_cuda_targets})
   endif()
   set_property(SOURCE ${source} APPEND PROPERTY COMPILE_OPTIONS ${targets})
 endforeach()

@@ -3,8 +3,31 @@
 from __future__ import annotations
 
 import json
+import re
 
 from . import _abi
+from ._abi import UsageError
+
+
+def least_of(error: UsageError) -> int | None:
+    """The bytes that a refusal of the workspace limit names."""
+    named = re.search(r"workspace_limit.* at least (\d+) bytes", str(error))
+    return int(named[1]) if named else None
+
+
+def require_room(*plans) -> None:
+    """Before a forward call: the workspace limit is that of all calls to come. Each plans one, and
+    where some refuse it, that which needs most speaks."""
+    refused = []
+    for plan in plans:
+        try:
+            plan()
+        except UsageError as error:
+            if least_of(error) is None:  # of another kind: that call itself says so
+                return
+            refused.append(error)
+    if refused:
+        raise max(refused, key=least_of)
 
 
 class Receipt:

@@ -33,19 +33,50 @@ def step(x, w, y, kind, limit):
     return made, loss + made.lse.sum() if kind == "lse" else loss
 
 
+def named(call, *arguments, **more) -> int:
+    with pytest.raises(talea.UsageError, match="at least") as said:
+        call(*arguments, **more)
+    return int(re.search(r"at least (\d+)", str(said.value))[1])
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("need", ["xw", "x", "w"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_the_least_that_is_named_serves_both_calls(dtype, need, kind):
     """The error is forward's, and its number is one with which backward runs as well."""
     x, w, y = problem(dtype, need)
-    with pytest.raises(talea.UsageError, match="at least") as said:
-        step(x, w, y, kind, 1)
-    least = int(re.search(r"at least (\d+)", str(said.value))[1])
+    least = named(step, x, w, y, kind, 1)
     with pytest.raises(talea.UsageError, match="at least"):
         step(x, w, y, kind, least - 1)
     for limit in (least, least + least // 2, 4 * least):
         step(x, w, y, kind, limit)[1].backward()
+
+
+def attend(limit, **more):
+    torch.manual_seed(4)
+    q, kv = torch.randn(16, 4, 32).requires_grad_(), torch.randn(40, 32).requires_grad_()
+    indices = torch.randint(0, 40, (16, 8))
+    return talea.sparse_attention(q, kv, indices, value_dim=16, workspace_limit=limit, **more)
+
+
+def scan(limit, **more):
+    torch.manual_seed(4)
+    q, k, v = (torch.randn(1, 40, 2, n).requires_grad_() for n in (8, 8, 16))
+    adt, dt, trap = (torch.rand(1, 2, 40) for _ in range(3))
+    return talea.mamba3(q, k, v, -adt, dt, trap, workspace_limit=limit, **more)
+
+
+@pytest.mark.parametrize("lane", ["cpu", "unfused", "reference"])
+@pytest.mark.parametrize("call, more", [(attend, {}), (scan, {}), (scan, {"save_states": True})])
+def test_attention_and_scan_name_what_serves_both_calls(call, more, lane):
+    least = named(call, 1, lane=lane, **more)
+    call(least, lane=lane, **more).sum().backward()
+    if not more:
+        assert named(call, least - 1, lane=lane) == least
+    with torch.no_grad():  # where no backward comes, none has to fit
+        alone = named(call, 1, lane=lane, **more)
+        assert alone < least or (call is scan and lane == "unfused")
+        call(alone, lane=lane, **more)
 
 
 def resident(field: str) -> int:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import ctypes as c
 import math
-import re
 from functools import lru_cache
 
 import torch
 
 from .. import _abi
 from .._abi import UsageError
+from .._call import least_of
 from .._torch import _fill
 from .._values import number
 from . import _c
@@ -92,13 +92,7 @@ def _describe_late(config: Config, inputs, need, refused) -> Described:
         require_room(config, inputs, need)
         return Described(with_states(config, inputs), inputs, NO_GRADIENT)
     except UsageError as error:
-        raise min((error, *refused), key=_least_of) from None
-
-
-def _least_of(error: UsageError) -> float:
-    """The bytes that a refusal of the workspace limit names."""
-    named = re.search(r"workspace_limit.* at least (\d+) bytes", str(error))
-    return int(named[1]) if named else math.inf
+        raise min((error, *refused), key=lambda e: least_of(e) or math.inf) from None
 
 
 @lru_cache(maxsize=1024)

@@ -25,7 +25,8 @@ class Scan(torch.autograd.Function):
     @staticmethod
     def forward(ctx, settings, main_grads, cu_seqlens, anchor, *tensors):
         t = dict(zip(DIFFERENTIABLE, tensors, strict=True))
-        made = _tensors.forward(settings, {**t, "cu_seqlens": cu_seqlens})
+        need = _needed(ctx, main_grads)
+        made = _tensors.forward(settings, {**t, "cu_seqlens": cu_seqlens}, need)
         ctx.save_for_backward(*tensors, cu_seqlens, made.get("saved"))
         ctx.call = (settings, main_grads)
         ctx.set_materialize_grads(False)
@@ -47,6 +48,11 @@ class Scan(torch.autograd.Function):
         return tuple(None if g is None else next(made) for g in found)
 
 
+def _needed(ctx, main_grads) -> list[str]:
+    wanted = zip(DIFFERENTIABLE, ctx.needs_input_grad[_BEFORE:], strict=True)
+    return [n for n, asked in wanted if asked or n in (main_grads or ())]
+
+
 def _backward(ctx, *upstream):
     settings, main_grads = ctx.call
     if all(g is None for g in upstream):
@@ -54,10 +60,8 @@ def _backward(ctx, *upstream):
     *tensors, cu_seqlens, saved = ctx.saved_tensors
     t = dict(zip(DIFFERENTIABLE, tensors, strict=True))
     t["cu_seqlens"] = cu_seqlens
-    wanted = zip(DIFFERENTIABLE, ctx.needs_input_grad[_BEFORE:], strict=True)
-    need = [n for n, asked in wanted if asked or n in (main_grads or ())]
     ups = {**upstream_of(upstream), "saved": saved}
-    made = _tensors.backward(settings, t, ups, need, main_grads)
+    made = _tensors.backward(settings, t, ups, _needed(ctx, main_grads), main_grads)
     return (*(None,) * _BEFORE, *(made.get(n) for n in DIFFERENTIABLE))
 
 

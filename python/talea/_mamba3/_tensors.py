@@ -11,6 +11,7 @@ from contextlib import nullcontext
 import torch
 
 from .._abi import DataError
+from .._call import require_room
 from .._torch import _DTYPES, _fill, settled
 from . import _c
 from ._call import Call
@@ -130,17 +131,34 @@ def _settled(t: dict) -> dict:
     return {name: settled(tensor) for name, tensor in t.items()}
 
 
-def forward(settings: Settings, t: dict) -> dict:
-    """out, the final states where asked for, and `saved` where it is to be kept."""
+def forward(settings: Settings, t: dict, need=()) -> dict:
+    """out, the final states where asked for, and `saved` where it is to be kept.
+
+    need: gradients that backward will be asked for; a limit that it could not keep is refused here.
+    """
     made = {"out": t["q"].new_empty(out_shape(t))}
     if settings.final:
         made.update(final_tensors(t))
     with _of_ranks(settings, t):
         call = Call(_c.FORWARD, settings, _settled(t), made, _fill)
         _join(call, settings, t)
-        if settings.save:
-            made["saved"] = t["q"].new_empty((call.saved_bytes(),), dtype=torch.uint8)
-            _fill(call.written.saved, made["saved"], "saved")
+
+        def ahead():
+            if settings.save:
+                made["saved"] = t["q"].new_empty((call.saved_bytes(),), dtype=torch.uint8)
+                _fill(call.written.saved, made["saved"], "saved")
+            call.workspace_bytes()
+
+        def behind():
+            ups = {"d_out": made["out"], "saved": made.get("saved")}
+            ups |= {"d_" + n: made[n] for n in _c.FINAL if n in made}
+            gradients = {"d_" + n: gradient_like(n, t[n], False) for n in need}
+            Call(_c.BACKWARD, settings, _settled({**t, **ups}), gradients, _fill).workspace_bytes()
+
+        if need and t["q"].is_cpu and call.groups is None:
+            require_room(ahead, behind)
+        else:
+            ahead()
         _run(settings, call, t["q"])
     return made
 

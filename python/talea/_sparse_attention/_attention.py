@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import torch
 
+from .._call import require_room
 from . import _settings, _torch
 
 # The tensors of a call beside q, kv and sink, in the order in which ops take them.
@@ -31,12 +32,32 @@ def outputs_of(text: str, q: torch.Tensor) -> dict:
     return {n: _empty(n, q, settings.value_dim) for n in RESULTS if n in settings.outputs}
 
 
+def _inputs(q, kv, sink, rest) -> dict:
+    return {"q": q, "kv": kv, "sink": sink, **dict(zip(REST, rest, strict=True))}
+
+
 def forward(text: str, q, kv, sink, rest) -> dict:
     """The outputs that the settings name."""
     made = outputs_of(text, q)
-    inputs = {"q": q, "kv": kv, "sink": sink, **dict(zip(REST, rest, strict=True))}
-    _torch.call("forward", text, inputs, made)
+    _torch.call("forward", text, _inputs(q, kv, sink, rest), made)
     return made
+
+
+def _require_room(text: str, q, kv, sink, rest, need, main_grad) -> None:
+    """Of backward, while forward has not run: on this host, of one rank."""
+    settings = _settings.parse(text)
+    if not q.is_cpu or settings.heads_group or settings.sequence_group:
+        return
+    inputs, made = _inputs(q, kv, sink, rest), outputs_of(text, q)
+    kept = {n: made.get(n) for n in ("o", "lse", "o_residual")}
+    kept |= {"d_o": made["o"], "d_lse": made["lse"]}
+    gradients = gradients_of(q, kv, sink, need)
+    if main_grad is not None:
+        gradients["dkv"] = main_grad
+    require_room(
+        lambda: _torch.plan("forward", text, inputs, made),
+        lambda: _torch.plan("backward", text, inputs | kept, gradients),
+    )
 
 
 def gradients_of(q, kv, sink, need) -> dict:
@@ -57,8 +78,7 @@ def backward(text: str, q, kv, sink, rest, kept, upstream, need, *, main_grad=No
         made["dkv"], flags = main_grad, ("accumulate_dkv",)
     if not made:
         return [None] * 3
-    inputs = {"q": q, "kv": kv, "sink": sink, **dict(zip(REST, rest, strict=True))}
-    inputs |= {"d_o": d_o, "d_lse": d_lse}
+    inputs = _inputs(q, kv, sink, rest) | {"d_o": d_o, "d_lse": d_lse}
     inputs |= dict(zip(("o", "lse", "o_residual"), kept, strict=True))
     _torch.call("backward", text, inputs, made, flags)
     if main_grad is not None:
@@ -69,6 +89,7 @@ def backward(text: str, q, kv, sink, rest, kept, upstream, need, *, main_grad=No
 class Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, kv, sink, text, rest, main_grad, anchor):
+        _require_room(text, q, kv, sink, rest, ctx.needs_input_grad[:3], main_grad)
         made = forward(text, q, kv, sink, rest)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(

@@ -45,11 +45,16 @@ def describe(which: str, text: str, inputs: dict, outputs: dict, fill, flags=())
     return args
 
 
+def plan(which: str, args) -> int:
+    """The bytes of workspace that the call needs."""
+    return _c.DOORS[which].workspace_bytes(args)
+
+
 def run(which: str, args, workspace, stream=None, exchange=None) -> Receipt:
     """workspace(bytes) makes memory and gives (address, owner). exchange(e) does one exchange."""
     door = _c.DOORS[which]
     try:
-        args.workspace_bytes = door.workspace_bytes(args)
+        args.workspace_bytes = plan(which, args)
     except _abi.Error:
         if exchange is None:
             raise

@@ -93,6 +93,12 @@ def call(which: str, text: str, inputs: dict, outputs: dict, flags=()) -> None:
         _call_with(None, device, which, text, inputs, outputs, flags)
 
 
+def plan(which: str, text: str, inputs, outputs) -> int:
+    """The bytes of workspace that the call of one rank needs."""
+    inputs = {name: settled(t) for name, t in inputs.items()}
+    return _call.plan(which, _call.describe(which, text, inputs, outputs, fill))
+
+
 def _call_with(settings, device, which: str, text: str, inputs, outputs, flags) -> None:
     """settings: of a call of ranks."""
     args, groups = _call.describe(which, text, inputs, outputs, fill, flags), None

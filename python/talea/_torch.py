@@ -60,14 +60,15 @@ def _fill(slot: _abi.Tensor, tensor: torch.Tensor, name: str) -> None:
     rank = tensor.dim()
     if rank > _abi.MAX_RANK:
         raise _abi.DataError(f"{name}: {rank} dimensions; at most {_abi.MAX_RANK}")
-    slot.data = tensor.data_ptr()
-    slot.dtype = dtype
-    slot.rank = rank
-    slot.shape[:rank] = tensor.shape
-    slot.stride[:rank] = tensor.stride()
     device = tensor.device
     if device.type == "cuda":
         slot.device, slot.device_index = _abi.CUDA, device.index
     elif device.type != "cpu":
         raise _abi.DataError(f"{name}: device {device} is not supported; cpu or cuda")
-    slot.present = 1
+    slot.data = tensor.data_ptr()
+    if not slot.data and tensor.numel():
+        kind = type(tensor).__name__
+        raise _abi.DataError(f"{name}: a {kind} of shape {list(tensor.shape)} without memory")
+    slot.dtype, slot.rank, slot.present = dtype, rank, 1
+    slot.shape[:rank] = tensor.shape
+    slot.stride[:rank] = tensor.stride()

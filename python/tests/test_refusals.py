@@ -9,6 +9,7 @@ import pytest
 import talea
 import torch
 from conftest import close, eager, gradients, problem
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 
 
@@ -71,6 +72,33 @@ def test_what_is_no_tensor_is_named():
     for wrong in ((x.detach().numpy(), w, y), (x, w, y.tolist())):
         with pytest.raises(talea.DataError, match="where tensors of torch are needed"):
             talea.linear_cross_entropy(*wrong)
+
+
+def test_a_nested_tensor_is_named_however_often_others_were_met():
+    """The way of a call that was made before looks at strides, which ended the process."""
+    x, w, y, _ = problem(n=12)
+    rows, ids = torch.nested.nested_tensor([x[:5], x[5:]]), torch.nested.nested_tensor([y, y])
+    for _ in range(3):
+        with pytest.raises(talea.DataError, match="input: a nested tensor"):
+            talea.linear_cross_entropy(rows, w, y)
+        with pytest.raises(talea.DataError, match="target: a nested tensor"):
+            talea.linear_cross_entropy(x, w, ids)
+        talea.linear_cross_entropy(x, w, y)
+
+
+def test_tensors_without_memory_are_named():
+    for mode, said in ((FakeTensorMode(), "a FakeTensor of shape"), (torch.device("meta"), "meta")):
+        with mode:
+            q, kv, i = torch.rand(5, 2, 8), torch.rand(9, 8), torch.zeros(5, 3, dtype=torch.int64)
+            c, v, dt = torch.rand(1, 5, 1, 8), torch.rand(1, 5, 2, 4), torch.rand(1, 2, 5)
+            y = torch.zeros(5, dtype=torch.int64)
+            for name, call in (
+                ("input", lambda: talea.linear_cross_entropy(kv[:5], kv, y)),  # noqa: B023
+                ("q", lambda: talea.sparse_attention(q, kv, i, value_dim=4)),  # noqa: B023
+                ("q", lambda: talea.mamba3(c, c, v, dt, dt, dt)),  # noqa: B023
+            ):
+                with pytest.raises(talea.DataError, match=f"{name}: .*{said}"):
+                    call()
 
 
 def test_flat_tokens_stay_welcome():
@@ -149,6 +177,8 @@ def test_forward_mode(requires_grad):
 def test_a_module_knows_its_keywords():
     with pytest.raises(talea.UsageError, match="label_smothing: no such keyword"):
         talea.LinearCrossEntropy(24, 101, label_smothing=0.1)
+    with pytest.raises(talea.UsageError, match="weight: a tensor"):  # .to() would not move it
+        talea.LinearCrossEntropy(24, 101, weight=torch.ones(101))
 
 
 def test_a_result_may_be_copied_and_sent(tmp_path):

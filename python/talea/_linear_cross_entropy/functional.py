@@ -150,11 +150,14 @@ def linear_cross_entropy(
     try:
         device = "cpu" if input.is_cpu else "cuda"  # of another, the call itself says so
         floating = target is not None and target.is_floating_point()
+        nested = input.is_nested or (target is not None and target.is_nested)
     except AttributeError:
         raise DataError(
             f"input, target: {type(input).__name__}, {type(target).__name__} where tensors of torch "
             "are needed; talea.arrays takes NumPy's"
         ) from None
+    if nested:
+        _check_tensors(input=input, target=target)
     _check_tensors(
         linear_bias=linear_bias, weight=weight, token_weight=token_weight,
         soft_target_ids=soft_target_ids, main_grad=main_grad,
@@ -313,7 +316,8 @@ def _no_dense_tensor(name: str, t) -> DataError | None:
     if not isinstance(t, torch.Tensor):
         return DataError(f"{name}: {type(t).__name__} where a tensor of torch is needed")
     if t.layout != torch.strided or t.is_nested:
-        return DataError(f"{name}: layout {t.layout} is not supported; a dense tensor is")
+        kind = "a nested tensor" if t.is_nested else f"layout {t.layout}"
+        return DataError(f"{name}: {kind} is not supported; a dense tensor is")
     return None
 
 
@@ -358,6 +362,9 @@ class LinearCrossEntropy(torch.nn.Module):
         unknown = set(options) - set(linear_cross_entropy.__kwdefaults__)
         if unknown:
             raise UsageError(f"options: {', '.join(sorted(unknown))}: no such keyword")
+        tensors = [n for n, value in options.items() if isinstance(value, torch.Tensor)]
+        if tensors:
+            raise UsageError(f"options: {', '.join(tensors)}: a tensor; forward() takes those")
         in_features, vocab = whole("in_features", in_features, 1), whole("vocab", vocab, 1)
         like = {"device": device, "dtype": dtype}
         self.weight = torch.nn.Parameter(torch.empty(vocab, in_features, **like))

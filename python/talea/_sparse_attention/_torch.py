@@ -9,44 +9,11 @@ import torch
 from torch.autograd import forward_ad
 
 from .. import _abi, _fast
-from .._torch import refuse_negated, settled
-from . import _c, _call, _settings
+from .._torch import _fill as fill
+from .._torch import settled
+from . import _call, _settings
 
-_DTYPES = {
-    torch.float32: _abi.F32,
-    torch.bfloat16: _abi.BF16,
-    torch.float16: _abi.F16,
-    torch.float64: _abi.F64,
-    torch.int32: _abi.I32,
-    torch.int64: _abi.I64,
-    torch.float8_e4m3fn: _c.F8_E4M3,
-    torch.uint8: _c.U8,
-}
 latest = threading.local()  # .receipt: of this thread's latest call
-
-
-def fill(slot: _abi.Tensor, tensor: torch.Tensor, name: str) -> None:
-    dtype = _DTYPES.get(tensor.dtype)
-    if dtype is None:
-        raise _abi.DataError(f"{name}: dtype {tensor.dtype} is not supported")
-    refuse_negated(tensor, name)
-    rank = tensor.dim()
-    if rank > len(slot.shape):
-        raise _abi.DataError(f"{name}: {rank} dimensions; at most {len(slot.shape)}")
-    slot.data = tensor.data_ptr()
-    if not slot.data and tensor.numel():
-        raise _abi.DataError(
-            f"{name}: a {type(tensor).__name__} of shape {list(tensor.shape)} whose storage has no "
-            "address: looked for its data pointer"
-        )
-    slot.dtype, slot.rank, slot.present = dtype, rank, 1
-    slot.shape[:rank] = tensor.shape
-    slot.stride[:rank] = tensor.stride()
-    device = tensor.device
-    if device.type == "cuda":
-        slot.device, slot.device_index = _abi.CUDA, device.index
-    elif device.type != "cpu":
-        raise _abi.DataError(f"{name}: device {device} is not supported; cpu or cuda")
 
 
 def refuse_transforms(name: str, tensors) -> None:

@@ -8,9 +8,14 @@ from operator import index
 from ._abi import UsageError
 
 
+def _is_tensor(value) -> bool:
+    """Of a number that changes from call to call, which is a symbol to Dynamo, hasattr is not asked."""
+    return not isinstance(value, int | float | str) and hasattr(value, "data_ptr")
+
+
 def shown(value) -> str:
     """One short line; what lies on a device is not read."""
-    if hasattr(value, "data_ptr"):
+    if _is_tensor(value):
         return f"a {type(value).__name__}"
     text = " ".join(repr(value).split())
     return text if len(text) <= 80 else text[:77] + "..."
@@ -19,7 +24,7 @@ def shown(value) -> str:
 def whole(name: str, value, least: int | None = None) -> int:
     """What C would cut to 64 bits is refused, and so is what is no integer (or lies on a device)."""
     try:
-        if hasattr(value, "data_ptr"):
+        if _is_tensor(value):
             raise TypeError
         found = index(value)
         found = int(found) if found is True or found is False else found
@@ -34,7 +39,7 @@ def whole(name: str, value, least: int | None = None) -> int:
 
 def number(name: str, value) -> float:
     """As it is written: whether NaN is one, the library says."""
-    if isinstance(value, str | bytes | bool) or hasattr(value, "data_ptr"):
+    if isinstance(value, str | bytes | bool) or _is_tensor(value):
         raise UsageError(f"{name} = {shown(value)}: a number is needed")
     try:
         return float(value)
@@ -48,7 +53,7 @@ def flag(name: str, value) -> bool:
     """True or False, or what equals them; "no" is neither, and a tensor may lie on a device."""
     if value is True or value is False:
         return value
-    if isinstance(value, str) or hasattr(value, "data_ptr") or getattr(value, "shape", ()) != ():
+    if isinstance(value, str) or _is_tensor(value) or getattr(value, "shape", ()) != ():
         known = False
     else:
         known = value in (0, 1)
@@ -65,7 +70,7 @@ def word(name: str, value, known) -> str:
 
 def words(name: str, value, known) -> tuple[str, ...]:
     """What may be looked through once is looked through once."""
-    if isinstance(value, str) or not isinstance(value, Iterable) or hasattr(value, "data_ptr"):
+    if isinstance(value, str) or not isinstance(value, Iterable) or _is_tensor(value):
         raise UsageError(f"{name} = {shown(value)}: a tuple of names is needed")
     value = tuple(value)
     for one in value:

@@ -113,7 +113,7 @@ def linear_cross_entropy(
         _late.report()
     # Before anything else: a call like one before, with nothing but its three tensors.
     compiling = torch.compiler.is_compiling()
-    if type(top_k) is not int:
+    if compiling or type(top_k) is not int:
         top_k = whole("top_k", top_k)
     plain = outputs is None and top_k == 0
     alone = (

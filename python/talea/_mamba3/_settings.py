@@ -70,7 +70,7 @@ def make(**given) -> Settings:
         eps = number("norm_eps", eps)
     if eps == 1e-5:
         eps = 1e-5  # where Dynamo made a symbol of the default, it is a constant again
-    elif not math.isfinite(eps):
+    elif not abs(eps) < math.inf:
         raise UsageError(f"norm_eps = {eps!r}: a finite number is needed")
     given["norm_eps"] = number("norm_eps", eps)
     lane = given.get("lane", "auto")

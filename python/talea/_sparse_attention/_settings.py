@@ -26,7 +26,7 @@ _FLAGS = ("causal", "gather_kv", "receipt")
 
 def number(name: str, value) -> float:
     value = _values.number(name, value)
-    if not math.isfinite(value):
+    if not abs(value) < math.inf:  # of a symbol, too: Dynamo knows no isfinite
         raise UsageError(f"{name} = {value}: must be finite")
     return value
 
@@ -42,7 +42,7 @@ def text_of(**settings) -> str:
         elif name in _WHOLE:
             value = whole(name.removesuffix("_bytes"), value)
         elif name in _NUMBERS:
-            value = repr(number(name, value))
+            value = number(name, value)
         elif name in _FLAGS:
             value = "1" if flag(name, value) else "0"
         elif not isinstance(value, str) or ";" in value or "\0" in value:

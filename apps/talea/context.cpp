@@ -3,6 +3,7 @@
 // Never: prints.
 #include "context.hpp"
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <csignal>
@@ -101,6 +102,14 @@ int64_t parse_bytes(const std::string& flag, const std::string& text) {
   }
   fail(ErrorKind::usage, "{} {}: unknown unit '{}'; one of B, KiB, MiB, GiB, kB, MB, GB", flag,
        text, unit);
+}
+
+void require_limit(int64_t limit, std::initializer_list<int64_t> needs) {
+  const int64_t least = std::max(needs);
+  require(least <= limit, ErrorKind::usage,
+          "workspace_limit = {} bytes: cannot be kept; the passes of this command need at least {} "
+          "bytes",
+          limit, least);
 }
 
 DType parse_dtype(const std::string& text) {

@@ -49,6 +49,8 @@ Provenance provenance_of(const Context& context);
 
 // "256MiB", "1.5GB", "4096" -> bytes. Error(usage) naming the flag.
 int64_t parse_bytes(const std::string& flag, const std::string& text);
+// Before the first of several passes runs: `needs` are the least limits that each could keep.
+void require_limit(int64_t limit, std::initializer_list<int64_t> needs);
 // A finite number, or Error(usage) naming the flag.
 double parse_number(const std::string& flag, const std::string& text);
 DType parse_dtype(const std::string& text);  // fp32, bf16, fp16, fp64

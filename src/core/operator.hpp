@@ -158,6 +158,13 @@ int64_t beside_workspace(const Problem& p, const DeviceFacts& device) {
   }
 }
 
+// The least limit that the lane can keep: what its plan takes where there is no room at all.
+template <class Op>
+int64_t least_limit(const Lane<Op>& lane, typename Op::Problem p, const DeviceFacts& device) {
+  p.options.workspace_limit_bytes = 0;
+  return beside_workspace(p, device) + taken_of_limit(lane, p, device, lane.plan(p, device));
+}
+
 // The lane's decision, and the problem that it is for. A limit that the caller named is kept or is
 // an error. Op may choose one for a caller who names none, with limited(lane, problem, device,
 // given); `given`: the room of a call, null before one.
@@ -182,13 +189,10 @@ void plan_within_limit(Prepared<Op>& ready, const typename Op::Problem& asked,
     const int64_t taken = taken_of_limit(lane, ready.problem, ready.device, ready.plan) + beside;
     limit = named;
     if (taken <= named) return;
-    typename Op::Problem least = ready.problem;
-    least.options.workspace_limit_bytes = 0;
     fail(ErrorKind::usage,
          "workspace_limit = {} bytes: cannot be kept; for this problem lane {} needs at least {} "
          "bytes",
-         named, lane.name,
-         beside + taken_of_limit(lane, least, ready.device, lane.plan(least, ready.device)));
+         named, lane.name, least_limit(lane, ready.problem, ready.device));
   } else {
     ready.plan = lane.plan(ready.problem, ready.device);
   }
@@ -212,6 +216,13 @@ Prepared<Op> choose_lane(const typename Op::Problem& p) {
   ready.lane = choice.lane;
   ready.declined = std::move(choice.declined);
   return ready;
+}
+
+// Of the lane that would run.
+template <class Op>
+int64_t least_limit(const typename Op::Problem& p) {
+  const Prepared<Op> ready = choose_lane<Op>(p);
+  return least_limit(*ready.lane, p, ready.device);
 }
 
 template <class Op>

@@ -7,6 +7,7 @@ import json
 import math
 import pathlib
 import random
+import re
 import subprocess
 import sys
 import unittest
@@ -155,6 +156,17 @@ class Scan(ScanCase):
                 self.problem.x[name][place] = kept
                 slope = (ends[0] - ends[1]) / 2e-4
                 self.assertAlmostEqual(ours[1][place], slope, delta=2e-3 * max(1, abs(slope)))
+
+    def test_a_limit_is_refused_before_the_first_pass(self):
+        """Of both passes and all ranks: with the number that is named the command runs."""
+        flags = ["--upstream", "upstream.npy", "--outputs", "out,d_dt", "--threads", "1"]
+        for ranks in ([], ["--ranks", "2", "--cut", "heads"], ["--ranks", "2", "--cut", "tokens"]):
+            limit = [*flags, *ranks, "--workspace-limit"]
+            low = self.scan(*limit, "1", code=2).stderr
+            least = re.search(r"passes of this command need at least (\d+) bytes", low)[1]
+            low = self.scan(*limit, str(int(least) - 1), code=2).stderr
+            self.assertIn(f"passes of this command need at least {least} bytes", low)
+            self.scan(*limit, least)
 
     def test_layouts_of_files(self):
         wanted = self.tensors("--upstream", "upstream.npy", "--outputs", "out,d_q")

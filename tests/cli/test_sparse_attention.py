@@ -380,16 +380,30 @@ class Index(SparseCase):
                 if lane == "unfused" and flags is not attend:
                     continue
                 flags = [*flags, "--lane", lane, "--threads", "1", "--receipt", "r.json"]
-                limit, code = 1, 2
-                for _ in range(3):  # forward names what it needs, then backward
-                    done = self.run_tool(*flags, "--workspace-limit", str(limit))
-                    if (code := done.returncode) == 0:
-                        break
-                    limit = int(re.search(rf"lane {lane} needs at least (\d+) b", done.stderr)[1])
-                self.assertEqual(code, 0, (flags, done.stderr))
+                low = self.run_tool(*flags, "--workspace-limit", "1")
+                self.assertEqual(low.returncode, 2, (flags, low.stderr))
+                limit = int(re.search(r"needs? at least (\d+) bytes", low.stderr)[1])
+                done = self.run_tool(*flags, "--workspace-limit", str(limit))
+                self.assertEqual(done.returncode, 0, (flags, done.stderr))
                 for call in self.receipt()["calls"]:
                     measured = call["cost"]["measured_peak_extra_bytes"]
                     self.assertLessEqual(measured, limit, flags)
+
+    def test_a_limit_is_refused_before_the_first_pass(self):
+        """Of all passes and ranks: with the number that is named the command runs."""
+        attend = ["attend", "--q", "q.npy", "--kv", "kv.npy", "--indices", "i.npy"]
+        attend += ["--value-dim", str(DV), "--upstream", "do.npy"]
+        index = ["index", "--index-q", "iq.npy", "--index-k", "ik.npy", "--index-weights", "iw.npy"]
+        index += ["--top-k", "4", "--loss", "sparse", "--q", "q.npy", "--kv", "kv.npy"]
+        index += ["--value-dim", str(DV)]
+        for flags, cut in ((attend, "heads"), (index, "sequence")):
+            for ranks in ([], ["--ranks", "2", "--cut", cut]):
+                limit = [*flags, *ranks, "--threads", "1", "--workspace-limit"]
+                low = self.talea(*limit, "1", code=2).stderr
+                least = re.search(r"passes of this command need at least (\d+) bytes", low)[1]
+                low = self.talea(*limit, str(int(least) - 1), code=2).stderr
+                self.assertIn(f"passes of this command need at least {least} bytes", low)
+                self.talea(*limit, least)
 
     def test_selection(self):
         flags = ["--top-k", "4", "--outputs", "indices,topk_length,scores", "--causal"]

@@ -11,6 +11,7 @@
 #include "core/fail.hpp"
 #include "core/half.hpp"
 #include "memory.hpp"
+#include "ops/mamba3/contract.hpp"
 #include "ops/mamba3/fields.hpp"
 #include "talea/ranks.hpp"
 
@@ -243,6 +244,28 @@ Ran run_pass(mamba3::Pass pass, const mamba3::Inputs& in, const mamba3::Outputs&
   ran.peak_extra_bytes = watch.peak_extra_bytes();
   for (const Piece& piece : pieces) ran.pieces.push_back(piece.fact);
   return ran;
+}
+
+int64_t least_limit(mamba3::Pass pass, const mamba3::Inputs& in, const mamba3::Outputs& out,
+                    const mamba3::Options& options, const World& world) {
+  if (world.ranks == 1) return least_workspace_limit(describe(pass, in, out, options));
+  int64_t most = 0;
+  const auto on_rank = [&](Communicator& ranks) {
+    int64_t mine = 0;
+    try {
+      const Piece piece = make_piece(in, out, world, ranks.rank(), ranks);
+      mine = least_workspace_limit(describe(pass, piece.in, piece.out, options, piece.ranks));
+    } catch (const Error&) {  // the call throws the same, and tells the other ranks
+    }
+    std::vector<int64_t> all(static_cast<size_t>(ranks.size()));
+    ranks.all_gather(&mine, all.data(), sizeof mine, nullptr);
+    if (ranks.rank() == 0 || world.processes) most = *std::max_element(all.begin(), all.end());
+  };
+  if (world.processes)
+    on_rank(*world.processes);
+  else
+    run_thread_ranks(world.ranks, world.timeout_s, on_rank);
+  return most;
 }
 
 namespace {

@@ -41,6 +41,10 @@ struct Ran {
 Ran run_pass(mamba3::Pass pass, const mamba3::Inputs& in, const mamba3::Outputs& out,
              const mamba3::Options& options, const World& world = {});
 
+// The least workspace limit that each of its ranks can keep.
+int64_t least_limit(mamba3::Pass pass, const mamba3::Inputs& in, const mamba3::Outputs& out,
+                    const mamba3::Options& options, const World& world);
+
 // Forward as steps of one token each, on states that start as the initial ones. Error(usage) for
 // packed sequences.
 Ran run_steps(const mamba3::Inputs& in, const mamba3::Outputs& out, const mamba3::Options& options);

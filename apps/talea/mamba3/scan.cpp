@@ -185,24 +185,25 @@ void print_pass(const Ran& ran) {
 
 std::vector<Ran> run_passes(const Flags& f, const Read& read, const Outputs& out,
                             const mamba3::Options& options, const World& world) try {
+  using enum mamba3::Pass;
+  mamba3::Inputs ahead = read.in;
+  ahead.d_out = {};
+  ahead.d_final_states = {};
+  mamba3::Outputs made = out.views, gradients = out.views;
+  made.d = {};
+  gradients.out = {};
+  gradients.final_states = {};
+  if (out.forward && out.backward)
+    require_limit(options.workspace_limit_bytes,
+                  {least_limit(forward, ahead, made, options, world),
+                   least_limit(backward, read.in, gradients, options, world)});
   std::vector<Ran> runs;
-  for (const auto& [wanted, pass] : {std::pair(out.forward, mamba3::Pass::forward),
-                                     std::pair(out.backward, mamba3::Pass::backward)}) {
-    if (!wanted) continue;
-    mamba3::Inputs in = read.in;
-    mamba3::Outputs views = out.views;
-    if (pass == mamba3::Pass::forward) {
-      in.d_out = {};
-      in.d_final_states = {};
-      views.d = {};
-    } else {
-      views.out = {};
-      views.final_states = {};
-    }
-    runs.push_back(f.step ? run_steps(in, views, options)
-                          : run_pass(pass, in, views, options, world));
-    check_interrupt();
-  }
+  if (out.forward)
+    runs.push_back(f.step ? run_steps(ahead, made, options)
+                          : run_pass(forward, ahead, made, options, world));
+  check_interrupt();
+  if (out.backward) runs.push_back(run_pass(backward, read.in, gradients, options, world));
+  check_interrupt();
   return runs;
 } catch (const Error& error) {
   std::vector<GivenFile> given;

@@ -287,23 +287,23 @@ void print_people(const Flags& f, const std::vector<PassDone>& passes, const Mad
 
 std::vector<PassDone> run_passes(const Flags& f, const WholeAttention& whole,
                                  const TensorFiles& files, const RankWorld& world) try {
-  std::vector<PassDone> passes;
   WholeAttention ahead = whole;
   ahead.in.d_o = ahead.in.d_lse = {};
   ahead.out.dq = ahead.out.dkv = ahead.out.d_sink = {};
   ahead.out.accumulate_dkv = false;
-  const double timeout = f.cut.ranks.timeout_s;
-  if (ahead.out.o || ahead.out.lse || ahead.out.row_max || ahead.out.o_residual)
-    passes.push_back(run_pass(sa::Pass::forward, ahead, f.cut.cut, world, timeout));
-  check_interrupt();
-  if (!f.backward()) return passes;
   WholeAttention behind = whole;
+  behind.pass = sa::Pass::backward;
   behind.in.o = whole.out.o;
   behind.in.lse = whole.out.lse;
   behind.in.o_residual = whole.out.o_residual;
   behind.out.o = behind.out.o_residual = behind.out.lse = behind.out.row_max = {};
   behind.out.status = {};  // counted once
-  passes.push_back(run_pass(sa::Pass::backward, behind, f.cut.cut, world, timeout));
+  if (f.backward())
+    require_limit(whole.options.workspace_limit_bytes,
+                  {least_limit(ahead, f.cut.cut, world), least_limit(behind, f.cut.cut, world)});
+  std::vector<PassDone> passes = {run_pass(ahead, f.cut.cut, world)};
+  check_interrupt();
+  if (f.backward()) passes.push_back(run_pass(behind, f.cut.cut, world));
   return passes;
 } catch (const Error& error) {
   throw with_file(error, files.given());

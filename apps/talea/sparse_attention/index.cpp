@@ -273,23 +273,24 @@ void print_people(const Flags& f, const std::vector<PassDone>& passes, const Mad
 
 std::vector<PassDone> run_passes(const Flags& f, const Wanted& w, In in, const Made& made,
                                  const TensorFiles& files, const RankWorld& world) try {
-  std::vector<PassDone> passes;
-  if (w.select) {
-    const sa::SelectInputs s{in.index_q,       in.index_q_scale, in.index_k, in.index_k_scale,
-                             in.index_weights, in.begin,         in.end,     in.cu_seqlens_q,
-                             in.cu_seqlens_k,  in.q_positions};
-    passes.push_back(run_pass(WholeSelect{s, made.select, select_options(f)}, f.cut.cut, world,
-                              f.cut.ranks.timeout_s));
-    check_interrupt();
-  }
-  if (f.loss.empty()) return passes;
+  const sa::SelectInputs s{in.index_q,       in.index_q_scale, in.index_k, in.index_k_scale,
+                           in.index_weights, in.begin,         in.end,     in.cu_seqlens_q,
+                           in.cu_seqlens_k,  in.q_positions};
+  const WholeSelect select{s, made.select, select_options(f)};
   if (f.loss == "sparse" && !in.indices) {
     in.indices = made.select.indices;
     in.topk_length = made.select.topk_length;
   }
   if (f.loss == "sparse") in.begin = in.end = {};
-  passes.push_back(run_pass(WholeIndexLoss{in, made.loss, loss_options(f)}, f.cut.cut, world,
-                            f.cut.ranks.timeout_s));
+  const bool loses = !f.loss.empty();
+  const WholeIndexLoss loss{in, made.loss, loses ? loss_options(f) : sa::IndexLossOptions{}};
+  if (w.select && loses)
+    require_limit(loss.options.workspace_limit_bytes,
+                  {least_limit(select, f.cut.cut, world), least_limit(loss, f.cut.cut, world)});
+  std::vector<PassDone> passes;
+  if (w.select) passes.push_back(run_pass(select, f.cut.cut, world));
+  check_interrupt();
+  if (loses) passes.push_back(run_pass(loss, f.cut.cut, world));
   return passes;
 } catch (const Error& error) {
   throw with_file(error, files.given());

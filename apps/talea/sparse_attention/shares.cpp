@@ -11,6 +11,7 @@
 #include "../memory.hpp"
 #include "core/fail.hpp"
 #include "files.hpp"
+#include "ops/sparse_attention/contract.hpp"
 
 namespace talea::cli {
 namespace {
@@ -66,6 +67,13 @@ constexpr Role<sa::IndexLossOutputs> loss_output_roles[] = {
     {&sa::IndexLossOutputs::dindex_k, false, 0},
     {&sa::IndexLossOutputs::status, false, 0}};
 
+const auto& roles_of(const sa::Inputs&) { return input_roles; }
+const auto& roles_of(const sa::Outputs&) { return output_roles; }
+const auto& roles_of(const sa::SelectInputs&) { return select_input_roles; }
+const auto& roles_of(const sa::SelectOutputs&) { return select_output_roles; }
+const auto& roles_of(const sa::IndexLossInputs&) { return loss_input_roles; }
+const auto& roles_of(const sa::IndexLossOutputs&) { return loss_output_roles; }
+
 // What one rank of a cut takes.
 struct Cut {
   bool heads = false;  // else along the queries
@@ -95,12 +103,10 @@ Tensor part_of(const Tensor& t, const Role<Struct>& role, const Cut& cut) {
   return slice(t, cut.heads ? t.rank - role.heads : row_axis_of(t, cut), cut.begin, cut.end);
 }
 
-// The whole views of a rank's inputs and outputs, and what it must own to have them.
-template <typename In, typename Out, typename Options>
+// The views of a rank's inputs and outputs, and what it must own to have them.
+template <typename Whole>
 struct Share {
-  In in;
-  Out out;
-  Options options;
+  Whole whole;
   sa::Ranks ranks;
   std::vector<io::HostTensor> owned;
 };
@@ -120,60 +126,60 @@ void cut_sequences(S& share, const Tensor& whole_cu, const Cut& cut, bool causal
   for (int64_t i = 0; i < n; ++i)
     static_cast<int32_t*>(cu.view.data)[i] =
         static_cast<int32_t>(std::clamp(at(i) - cut.begin, int64_t{0}, rows));
-  share.in.cu_seqlens_q = cu.view;
+  share.whole.in.cu_seqlens_q = cu.view;
   share.owned.push_back(cu);
-  if (!causal || share.in.q_positions) return;
+  if (!causal || share.whole.in.q_positions) return;
   const io::HostTensor positions = io::allocate_tensor(DType::i32, {rows});
   for (int64_t s = 0, i = 0; s < rows; ++s) {
     while (i + 1 < n && at(i + 1) <= cut.begin + s) ++i;
     static_cast<int32_t*>(positions.view.data)[s] =
         static_cast<int32_t>(base + cut.begin + s - at(i));
   }
-  share.in.q_positions = positions.view;
+  share.whole.in.q_positions = positions.view;
   share.owned.push_back(positions);
 }
 
-template <typename Whole, typename In, typename Out>
-auto share_of(const Whole& whole, const In& in_roles, const Out& out_roles, const Cut& cut,
-              Communicator& ranks, bool shared_memory) {
-  Share<decltype(whole.in), decltype(whole.out), decltype(whole.options)> s{
-      whole.in, whole.out, whole.options, {}, {}};
-  for (const auto& role : in_roles) s.in.*role.member = part_of(whole.in.*role.member, role, cut);
-  for (const auto& role : out_roles) {
+template <typename Whole>
+Share<Whole> share_of(const Whole& whole, const Cut& cut, Communicator& ranks, bool shared_memory) {
+  Share<Whole> s{whole, {}, {}};
+  for (const auto& role : roles_of(whole.in))
+    s.whole.in.*role.member = part_of(whole.in.*role.member, role, cut);
+  for (const auto& role : roles_of(whole.out)) {
     const Tensor& t = whole.out.*role.member;
     if (!t) continue;
-    s.out.*role.member = part_of(t, role, cut);
+    s.whole.out.*role.member = part_of(t, role, cut);
     // Of a sum that all ranks end with, one is kept; the others have somewhere to put theirs.
     if (is_cut(t, role, cut) || !shared_memory || ranks.rank() == 0) continue;
     const std::span<const int64_t> shape(t.shape.data(), static_cast<size_t>(t.rank));
     s.owned.push_back(io::allocate_tensor(t.dtype, shape));
     std::memset(s.owned.back().view.data, 0, static_cast<size_t>(s.owned.back().bytes()));
-    s.out.*role.member = s.owned.back().view;
+    s.whole.out.*role.member = s.owned.back().view;
   }
   (cut.heads ? s.ranks.heads : s.ranks.sequence) = &ranks;
   if (cut.heads) s.ranks.head_begin = cut.begin;
+  auto& options = s.whole.options;
   if (!cut.heads && whole.in.cu_seqlens_q)
-    cut_sequences(s, whole.in.cu_seqlens_q, cut, s.options.causal, s.options.q_position_base);
-  else if (!cut.heads && s.options.causal && !s.in.q_positions)
-    s.options.q_position_base += cut.begin;
+    cut_sequences(s, whole.in.cu_seqlens_q, cut, options.causal, options.q_position_base);
+  else if (!cut.heads && options.causal && !s.whole.in.q_positions)
+    options.q_position_base += cut.begin;
   return s;
 }
 
-sa::Problem described(sa::Pass pass, const WholeAttention& w, const sa::Ranks& r) {
-  return sa::describe(pass, w.in, w.out, w.options, r);
+sa::Problem described(const WholeAttention& w, const sa::Ranks& r) {
+  return sa::describe(w.pass, w.in, w.out, w.options, r);
 }
 template <typename Whole>
-sa::Problem described(sa::Pass, const Whole& w, const sa::Ranks& r) {
+sa::Problem described(const Whole& w, const sa::Ranks& r) {
   return sa::describe(w.in, w.out, w.options, r);
 }
-sa::Result called(sa::Pass pass, const WholeAttention& w, Workspace space, const sa::Ranks& r) {
-  const auto call = pass == sa::Pass::forward ? sa::forward : sa::backward;
+sa::Result called(const WholeAttention& w, Workspace space, const sa::Ranks& r) {
+  const auto call = w.pass == sa::Pass::forward ? sa::forward : sa::backward;
   return call(w.in, w.out, w.options, space, r, nullptr);
 }
-sa::Result called(sa::Pass, const WholeSelect& w, Workspace space, const sa::Ranks& r) {
+sa::Result called(const WholeSelect& w, Workspace space, const sa::Ranks& r) {
   return sa::select(w.in, w.out, w.options, space, r);
 }
-sa::Result called(sa::Pass, const WholeIndexLoss& w, Workspace space, const sa::Ranks& r) {
+sa::Result called(const WholeIndexLoss& w, Workspace space, const sa::Ranks& r) {
   return sa::index_loss(w.in, w.out, w.options, space, r);
 }
 
@@ -186,10 +192,10 @@ struct Ran {
 template <typename S>
 void sum_loss(const S&, const Cut&, Communicator&, Ran&) {}
 // With a denominator of the caller's each rank of the queries has its share of the sum.
-void sum_loss(const Share<sa::IndexLossInputs, sa::IndexLossOutputs, sa::IndexLossOptions>& s,
-              const Cut& cut, Communicator& ranks, Ran& ran) {
-  const Tensor& loss = s.out.loss;
-  if (cut.heads || !loss || s.options.denominator_scope == sa::LossScope::global) return;
+void sum_loss(const Share<WholeIndexLoss>& s, const Cut& cut, Communicator& ranks, Ran& ran) {
+  const Tensor& loss = s.whole.out.loss;
+  const bool global = s.whole.options.denominator_scope == sa::LossScope::global;
+  if (cut.heads || !loss || global) return;
   double sum = ran.result.loss;
   ranks.all_reduce_sum(&sum, 1, DType::f64, nullptr);
   if (loss.dtype == DType::f64)
@@ -200,17 +206,17 @@ void sum_loss(const Share<sa::IndexLossInputs, sa::IndexLossOutputs, sa::IndexLo
 }
 
 template <typename Whole>
-Ran run_one(sa::Pass pass, const Whole& whole, const sa::Ranks& ranks) {
+Ran run_one(const Whole& whole, const sa::Ranks& ranks) {
   Ran ran;
   int64_t bytes = 0;
   try {
-    ran.problem = described(pass, whole, ranks);
+    ran.problem = described(whole, ranks);
     bytes = sa::workspace_bytes(ran.problem);
   } catch (const Error&) {  // the call throws the same, and tells the other ranks
   }
   const io::HostTensor space = io::allocate_tensor(DType::u8, {bytes});
   const auto begin = std::chrono::steady_clock::now();
-  ran.result = called(pass, whole, {space.view.data, bytes}, ranks);
+  ran.result = called(whole, {space.view.data, bytes}, ranks);
   ran.ms =
       std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count();
   return ran;
@@ -307,17 +313,19 @@ void exchange_parts(Out& out, const Roles& roles, Cut cut, int64_t all, Communic
   }
 }
 
-template <typename Whole, typename InRoles, typename OutRoles>
-PassDone cut_pass(sa::Pass pass, const Whole& whole, const Tensor& queries, const Tensor& heads,
-                  const std::string& how, const RankWorld& world, double timeout_s,
-                  const InRoles& in_roles, const OutRoles& out_roles) {
-  PassDone done;
-  const MemoryWatch watch;
-  if (world.size() == 1) {
-    Ran ran = run_one(pass, whole, {});
-    done = {ran.problem, std::move(ran.result), {}, ran.ms, watch.peak_extra_bytes()};
-    return done;
-  }
+// What the ranks share out of a pass: the tensor of its queries, and that of its heads.
+const Tensor& queries_of(const WholeAttention& w) { return w.in.q; }
+const Tensor& heads_of(const WholeAttention& w) { return w.in.q; }
+const Tensor& queries_of(const WholeSelect& w) { return w.in.index_q; }
+Tensor heads_of(const WholeSelect&) { return {}; }
+const Tensor& queries_of(const WholeIndexLoss& w) { return w.in.index_q; }
+const Tensor& heads_of(const WholeIndexLoss& w) { return w.in.q; }
+
+// body(rank, its share of the whole, where that lies, the extent that is shared out).
+template <typename Whole, typename Body>
+void on_ranks(const Whole& whole, const std::string& how, const RankWorld& world,
+              const Body& body) {
+  const Tensor queries = queries_of(whole), heads = heads_of(whole);
   Cut base;
   base.heads = how == "heads";
   base.batch = queries.rank == 4;
@@ -325,36 +333,74 @@ PassDone cut_pass(sa::Pass pass, const Whole& whole, const Tensor& queries, cons
   base.entries = base.batch ? queries.shape[0] : 1;
   base.queries = queries.shape[base.batch ? 1 : 0];
   const int64_t all = base.heads ? total_heads : base.queries;
-  const auto body = [&](Communicator& c) {
+  const auto on_rank = [&](Communicator& c) {
     Cut cut = base;
     cut.begin = even_shard_begin(all, c.size(), c.rank());
     cut.end = even_shard_begin(all, c.size(), c.rank() + 1);
-    auto share = share_of(whole, in_roles, out_roles, cut, c, !world.processes());
+    Share<Whole> share = share_of(whole, cut, c, !world.processes());
     if (cut.heads) share.ranks.total_heads = total_heads;
-    Ran ran = run_one(pass, Whole{share.in, share.out, share.options}, share.ranks);
+    body(c, share, cut, all);
+  };
+  if (world.processes())
+    on_rank(*world.mpi());
+  else
+    run_thread_ranks(world.size(), world.timeout_s(), on_rank);
+}
+
+}  // namespace
+
+template <typename Whole>
+PassDone run_pass(const Whole& whole, const std::string& how, const RankWorld& world) {
+  PassDone done;
+  const MemoryWatch watch;
+  if (world.size() == 1) {
+    Ran ran = run_one(whole, {});
+    done = {ran.problem, std::move(ran.result), {}, ran.ms, watch.peak_extra_bytes()};
+    return done;
+  }
+  on_ranks(whole, how, world, [&](Communicator& c, const auto& share, Cut cut, int64_t all) {
+    Ran ran = run_one(share.whole, share.ranks);
     sum_loss(share, cut, c, ran);
     const Note mine = note_of(ran, cut);
     std::vector<Note> notes(static_cast<size_t>(c.size()));
     c.all_gather(&mine, notes.data(), sizeof(Note), nullptr);
     if (world.processes()) {
       auto out = whole.out;
-      exchange_parts(out, out_roles, cut, all, c);
+      exchange_parts(out, roles_of(out), cut, all, c);
     }
     if (c.rank() != 0 && !world.processes()) return;
     done.problem = ran.problem;
     done.result = std::move(ran.result);
     gather_notes(notes, cut, all, done);
     if (all > 0) (cut.heads ? done.problem.heads : done.problem.queries) = all;
-  };
-  if (world.processes())
-    body(*world.mpi());
-  else
-    run_thread_ranks(world.size(), timeout_s, body);
+  });
   done.peak_extra_bytes = watch.peak_extra_bytes();
   return done;
 }
 
-}  // namespace
+template <typename Whole>
+int64_t least_limit(const Whole& whole, const std::string& how, const RankWorld& world) {
+  if (world.size() == 1) return sa::least_workspace_limit(described(whole, {}));
+  int64_t most = 0;
+  on_ranks(whole, how, world, [&](Communicator& c, const auto& share, const Cut&, int64_t) {
+    int64_t mine = 0;
+    try {
+      mine = sa::least_workspace_limit(described(share.whole, share.ranks));
+    } catch (const Error&) {  // the call throws the same, and tells the other ranks
+    }
+    std::vector<int64_t> all(static_cast<size_t>(c.size()));
+    c.all_gather(&mine, all.data(), sizeof mine, nullptr);
+    if (c.rank() == 0 || world.processes()) most = *std::max_element(all.begin(), all.end());
+  });
+  return most;
+}
+
+template PassDone run_pass(const WholeAttention&, const std::string&, const RankWorld&);
+template PassDone run_pass(const WholeSelect&, const std::string&, const RankWorld&);
+template PassDone run_pass(const WholeIndexLoss&, const std::string&, const RankWorld&);
+template int64_t least_limit(const WholeAttention&, const std::string&, const RankWorld&);
+template int64_t least_limit(const WholeSelect&, const std::string&, const RankWorld&);
+template int64_t least_limit(const WholeIndexLoss&, const std::string&, const RankWorld&);
 
 void CutFlags::add(CLI::App& sub) {
   sub.add_option("--ranks", ranks.ranks,
@@ -375,24 +421,6 @@ void CutFlags::check() const {
           "--ranks {}: needs --cut heads or --cut sequence", ranks.ranks);
   require(!cut.empty() || !under_mpirun(), ErrorKind::usage,
           "mpirun started this process: needs --cut heads or --cut sequence");
-}
-
-PassDone run_pass(sa::Pass pass, const WholeAttention& whole, const std::string& cut,
-                  const RankWorld& world, double timeout_s) {
-  return cut_pass(pass, whole, whole.in.q, whole.in.q, cut, world, timeout_s, input_roles,
-                  output_roles);
-}
-
-PassDone run_pass(const WholeSelect& whole, const std::string& cut, const RankWorld& world,
-                  double timeout_s) {
-  return cut_pass(sa::Pass::select, whole, whole.in.index_q, Tensor{}, cut, world, timeout_s,
-                  select_input_roles, select_output_roles);
-}
-
-PassDone run_pass(const WholeIndexLoss& whole, const std::string& cut, const RankWorld& world,
-                  double timeout_s) {
-  return cut_pass(sa::Pass::index_loss, whole, whole.in.index_q, whole.in.q, cut, world, timeout_s,
-                  loss_input_roles, loss_output_roles);
 }
 
 }  // namespace talea::cli

@@ -24,16 +24,19 @@ struct WholeAttention {
   sa::Inputs in;
   sa::Outputs out;
   sa::Options options;
+  sa::Pass pass = sa::Pass::forward;  // or backward
 };
 struct WholeSelect {
   sa::SelectInputs in;
   sa::SelectOutputs out;
   sa::SelectOptions options;
+  static constexpr sa::Pass pass = sa::Pass::select;
 };
 struct WholeIndexLoss {
   sa::IndexLossInputs in;
   sa::IndexLossOutputs out;
   sa::IndexLossOptions options;
+  static constexpr sa::Pass pass = sa::Pass::index_loss;
 };
 
 struct PassDone {
@@ -44,12 +47,11 @@ struct PassDone {
   int64_t peak_extra_bytes = -1;
 };
 
-// Afterwards all of the outputs are there: under mpirun on every process.
-PassDone run_pass(sa::Pass pass, const WholeAttention& whole, const std::string& cut,
-                  const RankWorld& world, double timeout_s);
-PassDone run_pass(const WholeSelect& whole, const std::string& cut, const RankWorld& world,
-                  double timeout_s);
-PassDone run_pass(const WholeIndexLoss& whole, const std::string& cut, const RankWorld& world,
-                  double timeout_s);
+// One of the structs above. Afterwards all of the outputs are there: under mpirun on every process.
+template <typename Whole>
+PassDone run_pass(const Whole& whole, const std::string& cut, const RankWorld& world);
+// The least workspace limit that each of its ranks can keep.
+template <typename Whole>
+int64_t least_limit(const Whole& whole, const std::string& cut, const RankWorld& world);
 
 }  // namespace talea::cli

@@ -30,6 +30,9 @@ struct Sequence {
 void read_sequences(const Call& c, int64_t* ends);
 Sequence sequence_of(const Problem& p, const int64_t* ends, int64_t n);
 
+// The least options.workspace_limit_bytes that the lane which would run can keep.
+int64_t least_workspace_limit(const Problem& problem);
+
 inline bool has_d_final(const Inputs& in) {
   const States& d = in.d_final_states;
   return d.angle || d.ssm || d.k || d.v;

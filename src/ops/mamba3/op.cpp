@@ -69,6 +69,8 @@ int64_t workspace_bytes(const Problem& problem) {
 
 int64_t saved_bytes(const Problem& problem) { return saved_size(prepare<Operator>(problem).plan); }
 
+int64_t least_workspace_limit(const Problem& problem) { return least_limit<Operator>(problem); }
+
 LaneChoice explain(const Problem& problem) { return talea::explain<Operator>(problem); }
 
 std::vector<std::string> lanes() { return lane_names<Operator>(); }

@@ -70,4 +70,7 @@ struct LogSum {
 LogSum log_sum(double max, double sum, double sink);
 double product_flops(const Problem& p);
 
+// The least options.workspace_limit_bytes that the lane which would run can keep.
+int64_t least_workspace_limit(const Problem& problem);
+
 }  // namespace talea::sparse_attention

@@ -96,6 +96,8 @@ int64_t workspace_bytes(const Problem& problem) {
   return prepare<Operator>(problem).plan.workspace_bytes;
 }
 
+int64_t least_workspace_limit(const Problem& problem) { return least_limit<Operator>(problem); }
+
 LaneChoice explain(const Problem& problem) { return talea::explain<Operator>(problem); }
 
 std::vector<std::string> lanes() { return lane_names<Operator>(); }

@@ -40,6 +40,9 @@ Planned planned(int64_t workspace_bytes, double flops, Config config) {
           .config = std::make_shared<const Config>(std::move(config))};
 }
 
+// What a result says of what nobody asked the call for (docs/receipts.md).
+inline constexpr const char* not_requested = "not requested";
+
 // Whether lane = auto considers a lane, or only its name reaches it.
 enum class Reach { automatic, by_name };
 

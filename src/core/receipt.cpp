@@ -40,6 +40,13 @@ json spelled_out(json value) {
   return value;
 }
 
+// Receipts of before 0.2.0 have an empty string where a call now says what was not requested.
+void spell_out_empty(json& part) {
+  if (part == "") part = "not requested";
+  if (part.is_structured())
+    for (json& child : part) spell_out_empty(child);
+}
+
 json pairs(const TextPairs& list) {
   json object = json::object();
   for (const auto& [name, text] : list) object[name] = text;
@@ -211,6 +218,7 @@ std::string Receipt::text() const {
 Receipt Receipt::parse(const std::string& file, std::string_view text) {
   Receipt receipt;
   *receipt.document_ = parse_strict_json(file, text, max_depth);
+  if (receipt.document_->contains("calls")) spell_out_empty((*receipt.document_)["calls"]);
   const std::vector<std::string> violations = schema_violations(*receipt.document_);
   require(violations.empty(), ErrorKind::invalid_data, "{}: {}", file,
           violations.empty() ? "" : quote(violations.front()));

@@ -18,6 +18,21 @@ from tool import TALEA, Case
 
 
 class Checks(Case):
+    def test_every_fact_of_every_host_lane_is_told(self):
+        """A receipt with an empty one is not written."""
+        small = "--tokens 9 --repeats 1 --receipt r.json".split()
+        loss = ["--hidden", "8", "--vocab", "30", "--outputs"]
+        for lane in ("cpu", "unfused", "reference"):
+            bench = ["bench", *small, "--lanes", lane]
+            for outputs in ("loss", "lse,topk:2", "loss,dx", "dw", "loss,dx,dw"):
+                self.talea(*bench, *loss, outputs)
+            for name in ("forward", "backward", "step"):
+                self.talea(*bench, "--operator", "mamba3", "--heads", "2", "--pass", name)
+            attention = ["--operator", "sparse_attention", "--keys", "70", "--top-k", "5", "--pass"]
+            for name in ("forward", "backward", "select", "index_loss"):
+                if lane != "unfused" or name in ("forward", "backward"):
+                    self.talea(*bench, *attention, name)
+
     def test_quick_passes_and_its_receipt_reads_back(self):
         done = self.talea("check", "--preset", "quick", "--receipt", "c.json")
         self.assertIn("passed:", done.stdout)

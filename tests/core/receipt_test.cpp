@@ -10,9 +10,15 @@
 #include <tuple>
 
 #include "io/receipt_file.hpp"
+#include "ops/linear_cross_entropy/fields.hpp"
 #include "ops/linear_cross_entropy/receipt.hpp"
+#include "ops/mamba3/fields.hpp"
+#include "ops/mamba3/receipt.hpp"
+#include "ops/sparse_attention/fields.hpp"
+#include "ops/sparse_attention/receipt.hpp"
 #include "support/expect_error.hpp"
 #include "support/temp_dir.hpp"
+#include "support/told.hpp"
 
 namespace talea {
 namespace {
@@ -20,9 +26,10 @@ namespace {
 using json = nlohmann::json;
 using testing::expect_error;
 using testing::TempDir;
+using testing::told;
 
 lce::CallFacts some_call() {
-  lce::CallFacts facts;
+  auto facts = told<lce::CallFacts>(lce::fact_fields);
   facts.problem.tokens = 4;
   facts.problem.hidden = 3;
   facts.problem.vocab = facts.problem.vocab_local = 5;
@@ -162,6 +169,42 @@ TEST(Receipt, TheSchemaRejectsEveryMemberOfAWrongType) {
   for (const json& document : mutated)
     expect_error(ErrorKind::invalid_data, {"r.json"},
                  [&] { Receipt::parse("r.json", document.dump()); });
+}
+
+// The names of a problem and of its inputs are the caller's; what the call says is never empty.
+TEST(Receipt, TheSchemaRejectsEveryEmptyFact) {
+  auto select = told<sparse_attention::CallFacts>(sparse_attention::fact_fields), attend = select;
+  select.problem.pass = select.result.pass = sparse_attention::Pass::select;
+  const json calls[] = {lce::call_json(some_call()), sparse_attention::call_json(attend),
+                        sparse_attention::call_json(select),
+                        mamba3::call_json(told<mamba3::CallFacts>(mamba3::fact_fields))};
+  for (const json& call : calls) {
+    Receipt whole(ReceiptKind::loss, gather_provenance({"talea"}, {}));
+    whole.call(call);
+    EXPECT_NO_THROW(whole.text()) << call["operator"];
+    int facts = 0;
+    const json flat = call.flatten();
+    for (const auto& item : flat.items()) {
+      const std::string& place = item.key();
+      if (!item.value().is_string() || place.starts_with("/problem") ||
+          place.starts_with("/options") || place.starts_with("/inputs"))
+        continue;
+      json changed = call;
+      changed[json::json_pointer(place)] = "";
+      Receipt receipt(ReceiptKind::loss, gather_provenance({"talea"}, {}));
+      receipt.call(changed);
+      expect_error(ErrorKind::runtime, {"receipt"}, [&] { receipt.text(); });
+      ++facts;
+    }
+    EXPECT_GT(facts, 14) << call["operator"];
+  }
+}
+
+TEST(Receipt, AnEmptyFactOfAnOlderReceiptWasNotRequested) {
+  json older = json::parse(some_receipt().text());
+  older["calls"][0]["accumulators"]["dx"] = "";
+  const Receipt read = Receipt::parse("r.json", older.dump());
+  EXPECT_EQ(read.document()["calls"][0]["accumulators"]["dx"], "not requested");
 }
 
 TEST(Receipt, TheSchemaRejectsEachMissingMember) {

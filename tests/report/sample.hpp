@@ -8,8 +8,10 @@
 #include <tuple>
 #include <vector>
 
+#include "ops/linear_cross_entropy/fields.hpp"
 #include "ops/linear_cross_entropy/receipt.hpp"
 #include "report/report.hpp"
+#include "support/told.hpp"
 
 namespace talea::testing {
 
@@ -32,7 +34,7 @@ inline ErrorFigure sample_error(const char* tensor, const char* lane, double abs
 }
 
 inline Receipt sample_loss(const Provenance& p) {
-  lce::CallFacts call;
+  auto call = told<lce::CallFacts>(lce::fact_fields);
   call.problem.tokens = 1024;
   call.problem.hidden = 768;
   call.problem.vocab = call.problem.vocab_local = call.problem.vocab_stored = 32000;

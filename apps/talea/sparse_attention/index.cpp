@@ -256,7 +256,7 @@ void print_people(const Flags& f, const std::vector<PassDone>& passes, const Mad
     for (const LaneDecline& d : r.declined)
       facts.add("declined", fmt::format("{}: {}", d.lane, d.reason));
     for (const std::string& note : r.notes) facts.add("note", note);
-    if (!r.selection_rule.empty()) facts.add("rule", r.selection_rule);
+    if (r.pass == sa::Pass::select) facts.add("rule", r.selection_rule);
     if (r.nan_scores > 0) facts.add("NaN scores", grouped(r.nan_scores));
     if (r.pass == sa::Pass::index_loss)
       facts.add("denominator", fmt::format("{:.9g} ({}, {})", r.denominator, r.denominator_kind,

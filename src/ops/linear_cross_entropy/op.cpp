@@ -74,6 +74,8 @@ LinearCrossEntropyResult linear_cross_entropy(const LinearCrossEntropyInputs& in
         {problem, ready.device, inputs, outputs, workspace, vocab, batch, stream, result},
         ready.plan);
     result.products = products_of(problem, result);
+    if (!problem.wants_dx) result.accumulator_dx = not_requested;
+    if (!problem.wants_dw) result.accumulator_dw = not_requested;
   };
   return together(meetings, [&] {
     return call<lce::Operator>(lce::describe(inputs, outputs, options, ranks), workspace,

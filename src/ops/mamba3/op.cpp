@@ -51,6 +51,9 @@ Result run(Describe describe, const Inputs& in, const Outputs& out, const Place&
     ready.lane->run(
         {p, ready.device, full.in, full.out, at.slots, room, at.ranks, at.stream, result},
         ready.plan);
+    if (!p.backward())
+      result.accumulator_state_gradient = result.accumulator_rows = result.accumulator_parameters =
+          result.accumulator_groups = result.shared_product = not_requested;
     if (p.options.schedule == Schedule::parallel && result.schedule != Schedule::parallel)
       result.notes.push_back(
           "schedule = parallel: the chunks of a head went in turn; lane cpu takes them side by "

@@ -19,6 +19,10 @@ namespace {
 
 // What every lane says alike; it overwrites what it does otherwise.
 void start(const Problem& p, Result& r) {
+  for (std::string* fact :
+       {&r.kv_path, &r.delta_source, &r.accumulator_o, &r.accumulator_dq, &r.accumulator_dkv,
+        &r.dkv_sum, &r.dkv_order, &r.selection_rule, &r.denominator_kind, &r.denominator_scope})
+    *fact = not_requested;
   r.pass = p.pass;
   r.operands = word(p.options.operands);
   if (p.pass == Pass::backward) r.forward_repeated = !p.has_saved;
@@ -42,10 +46,13 @@ void note_unused(const Problem& p, Result& r) {
   }
 }
 
-// Lanes describe both passes of attention at once; what a pass has not is empty.
+// Lanes describe both passes of attention at once.
 void finish(const Problem& p, Result& r) {
-  if (p.pass != Pass::forward) return;
-  r.delta_source = r.accumulator_dq = r.accumulator_dkv = r.dkv_order = "";
+  if (p.pass != Pass::forward && p.pass != Pass::backward) return;
+  if (p.pass == Pass::forward) r.delta_source = not_requested;
+  if (p.pass == Pass::backward && !r.forward_repeated) r.accumulator_o = not_requested;
+  if (!p.wants_dq) r.accumulator_dq = not_requested;
+  if (!p.wants_dkv) r.accumulator_dkv = r.dkv_order = not_requested;
 }
 
 SlotFacts count_slots(const CheckedCall& c, Result& r) {

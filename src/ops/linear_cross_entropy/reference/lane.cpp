@@ -288,6 +288,9 @@ void run(const Call& c, const Planned&) {
   r.chunks = (c.problem.tokens + chunk_rows - 1) / chunk_rows;
   r.accumulator_softmax = r.accumulator_dx = r.accumulator_dw = r.accumulator_loss = "fp64";
   r.upstream_handling = "applied to each row where it is formed";
+  r.merges = c.problem.world == 1
+                 ? "none: each row is whole"
+                 : std::string("ranks (all_gather of row states, ") + c.vocab.engine() + ")";
 }
 
 }  // namespace

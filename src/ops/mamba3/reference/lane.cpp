@@ -84,6 +84,7 @@ void run(const Call& c, const Planned&) {
   r.accumulator_decay = "fp64, a step at a time";
   r.accumulator_state = r.accumulator_state_gradient = r.accumulator_rows = "fp64";
   r.accumulator_parameters = r.accumulator_groups = "fp64";
+  r.shared_product = "none: a step at a time";
   if (p.backward()) r.notes.push_back("states of a segment computed anew from its checkpoint");
 }
 

@@ -79,6 +79,7 @@ void run(const Call& c, const Planned&) {
   r.accumulator_rows = std::string("fp32 within a product, ") + name_of(p.dtype) + " between";
   r.accumulator_parameters = "fp64";
   r.accumulator_groups = "fp32";
+  r.shared_product = "dO V^T once a chunk, used by dq, dk and the decays";
   r.per_head_bytes = p.tokens * p.rank * p.state_dim * size_of(p.dtype) * (p.backward() ? 4 : 2);
 }
 

@@ -222,7 +222,7 @@ class Failures(Case):
         small = ["--workspace-limit", "256MiB"]
         done = self.talea("explain", *shape, *small, code=2)
         least = int(re.search(r"lane cpu needs at least (\d+) bytes", done.stderr)[1])
-        self.assertLess(least, 300 << 20)  # not the 2 GiB of a sum of dW
+        self.assertLess(least, 1 << 30)  # with or without bf16 products; not the 2 GiB of a sum of dW
         self.assertIn("lane cpu needs at least", done.stdout)
         self.assertIn("lane unfused needs at least", done.stdout)
         self.talea("explain", *shape, "--workspace-limit", str(least))

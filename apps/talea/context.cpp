@@ -149,6 +149,32 @@ void blame_flags(const std::function<void()>& run) {
   }
 }
 
+namespace {
+
+void refuse(const CLI::Option& option, const std::string& why) {
+  if (option.count() == 0) return;
+  const bool flag = option.get_items_expected_max() == 0;
+  const std::string value = flag ? "" : option.results().front();
+  if (!flag && option.results().size() == 1 && value == option.get_default_str()) return;
+  fail(ErrorKind::usage, "{}{}{}: {}", option.get_name(), flag ? "" : " ", value, why);
+}
+
+}  // namespace
+
+void refuse_unread(const CLI::App& sub, std::initializer_list<const char*> flags,
+                   const std::string& why) {
+  for (const char* flag : flags)
+    if (const CLI::Option* option = sub.get_option_no_throw(flag)) refuse(*option, why);
+}
+
+void refuse_others(const CLI::App& sub, std::initializer_list<const char*> flags,
+                   const std::string& why) {
+  std::vector<std::string> read(flags.begin(), flags.end());
+  read.insert(read.end(), {"--json", "--jsonl", "--quiet", "--progress", "--operator", "--help"});
+  for (const CLI::Option* option : sub.get_options())
+    if (std::find(read.begin(), read.end(), option->get_name()) == read.end()) refuse(*option, why);
+}
+
 void require_other_file(const std::string& flag, const std::string& out,
                         const std::vector<std::string>& others) {
   namespace fs = std::filesystem;

@@ -70,6 +70,12 @@ Error with_file(const Error& error, const std::vector<GivenFile>& given);
 // Calls what has its problem from flags alone: what the library calls invalid data there is a
 // flag's fault, Error(usage).
 void blame_flags(const std::function<void()>& run);
+// A flag that this call would not read is Error(usage) with the reason: the first of `flags`, or
+// the first but `flags`, that says something else than its default.
+void refuse_unread(const CLI::App& sub, std::initializer_list<const char*> flags,
+                   const std::string& why);
+void refuse_others(const CLI::App& sub, std::initializer_list<const char*> flags,
+                   const std::string& why);
 // Numbers of an INT or UINT flag as they are written: no wrapping, no octal, no clamping.
 void check_whole_numbers(CLI::App& app);
 // A value that is empty, as of a shell variable that is not set, is no value: it would be taken as

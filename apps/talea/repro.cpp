@@ -148,7 +148,10 @@ void register_repro(CLI::App& app, Context& context) {
   sub->add_option("--device", f->device, "where our path runs: cpu, or cuda (device 0)")
       ->capture_default_str();
   sub->add_flag("--without-fix", f->without_fix, "for tests: our path runs the broken one");
-  sub->callback([f, &context] { run(context, *f); });
+  sub->callback([f, sub, &context] {
+    if (f->name == "list" && !f->all) refuse_others(*sub, {"name"}, "list runs no reproducer");
+    run(context, *f);
+  });
 }
 
 }  // namespace talea::cli

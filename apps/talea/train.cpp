@@ -22,12 +22,38 @@ namespace {
 
 using nlohmann::json;
 
+void refuse_unread_of(const CLI::App& sub, const TrainFlags& f) {
+  if (f.mutant_table)
+    refuse_others(sub,
+                  {"--mutant-table", "--quick", "--text", "--loss-lane", "--stream", "--seed",
+                   "--threads", "--json-out", "--report", "--ranks"},
+                  "--mutant-table has configurations of its own");
+  else if (!f.gates.empty())
+    refuse_others(sub,
+                  {"--gate", "--text", "--loss-lane", "--mutant", "--stream", "--seed", "--threads",
+                   "--json-out", "--report", "--ranks"},
+                  "--gate has a configuration of its own");
+  const train::TrainConfig& c = f.run.config;
+  if (c.optimizer.kind == train::OptimizerKind::sgd)
+    refuse_unread(sub, {"--beta1", "--beta2", "--eps"}, "of --optimizer adamw");
+  else
+    refuse_unread(sub, {"--momentum"}, "of --optimizer sgd");
+  if (c.optimizer.schedule == train::Schedule::constant)
+    refuse_unread(sub, {"--min-lr"}, "of --schedule linear and cosine");
+  if (c.model.form == "tiny")
+    refuse_unread(sub, {"--mixer", "--heads", "--layers", "--tied"}, "of --model transformer");
+  else if (c.model.mixer != "attention")
+    refuse_unread(sub, {"--heads"}, "of --mixer attention");
+  if (!f.mutant_table) refuse_unread(sub, {"--quick"}, "needs --mutant-table");
+  if (f.json_out.empty() && f.report.empty() && !sub.count("--json"))
+    refuse_unread(sub, {"--curve-points"}, "needs --json-out, --report or --json");
+}
+
 class TrainCommand {
  public:
   TrainCommand(Context& context, TrainFlags& flags) : context_(context), flags_(flags) {}
 
   void run() {
-    settle_train_flags(flags_);
     check_files();
     const RankWorld world(flags_.ranks);
     join(world);
@@ -333,7 +359,11 @@ void register_train(CLI::App& app, Context& context) {
        "; 1 past a tolerance, a gate failed or a mutant survived"});
   auto flags = std::make_shared<TrainFlags>();
   bind_train_flags(*command, *flags);
-  command->callback([&context, flags] { TrainCommand(context, *flags).run(); });
+  command->callback([&context, flags, command] {
+    settle_train_flags(*flags);
+    refuse_unread_of(*command, *flags);
+    TrainCommand(context, *flags).run();
+  });
 }
 
 }  // namespace talea::cli

@@ -101,6 +101,19 @@ def test_tensors_without_memory_are_named():
                     call()
 
 
+@pytest.mark.parametrize("reduction", ("mean", "sum", "none"))
+def test_options_of_a_mean_are_noted_beside_another_reduction(reduction):
+    x, w, y, _ = problem()
+    options = {"denominator": 7.0, "on_empty": "zero", "reduction": reduction}
+    made = talea.linear_cross_entropy(x, w, y, outputs=("loss",), **options)
+    found = [
+        n for n in made.receipt()["notes"] if n.endswith(f"of a mean; reduction = {reduction}")
+    ]
+    assert [n.split(" = ")[0] for n in found] == (
+        [] if reduction == "mean" else ["denominator", "on_empty"]
+    )
+
+
 def test_flat_tokens_stay_welcome():
     x, w, y, _ = problem(n=12)
     want = talea.linear_cross_entropy(x, w, y)

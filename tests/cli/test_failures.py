@@ -94,6 +94,47 @@ class Failures(Case):
         self.expect(2, ["--sequence-parallel: needs --ranks"], "--sequence-parallel")
         self.expect(2, ["--rank-timeout 5: needs --ranks"], "--rank-timeout", "5")
 
+    def test_options_of_what_was_not_asked_for(self):
+        """In the words `FLAG [VALUE]: why`, before a file is read."""
+        floats(self.at("c.npy"), (2,), [1, 3])
+        for flags in (
+            "--denominator 3 | --reduction none", "--denominator weighted | --reduction sum",
+            "--on-empty zero | --reduction sum", "--label-smoothing 0.1 | --outputs lse",
+            "--reduction sum | --outputs entropy,topk:1", "--z-loss 1e-4 | --outputs argmax",
+            "--class-weight c.npy | --outputs lse", "--dw-sum bf16 | --outputs loss,dx",
+            "--dx-sum bf16 | --outputs loss,dw --ranks 2",
+        ):  # fmt: skip
+            idle, more = flags.split(" | ")
+            self.expect(2, [f"{idle}: "], *idle.split(), *more.split())
+        for line in (
+            "loss --hidden x.npy --weight w.npy --outputs lse | --ignore-index 1",
+            "bench --runs-from r.json | --tokens 5", "bench --lanes sm90 | --ranks 2",
+            "bench --lanes sm90 --limits 1MiB | --workspace-limit 2MiB",
+            "bench --lanes sm90 --outputs loss | --dw fp32", "bench --reduction sum | --on-empty zero",
+            "check --results-from r.json | --lane cpu", "check --list | --ranks 2",
+            "check --case x | --preset full", "explain --outputs lse | --z-loss 1",
+            "explain --ranks 4 | --lane cpu", "explain --ranks 4 | --node-gb 5",
+            "explain --ranks 1 | --link-gb 5", "repro list | --device cuda",
+            "train --text t | --quick", "train --text t --gate drift_smoke | --lr 1",
+            "train --text t --mutant-table | --gate drift_smoke", "train --text t | --momentum 0.5",
+            "train --text t --optimizer sgd | --beta1 0.5", "train --text t | --min-lr 1",
+            "train --text t --model tiny | --heads 2", "train --text t | --curve-points 5",
+            "train --text t --mixer running-mean | --heads 2",
+            "check --operator mamba3 --list | --lane cpu",
+            "check --operator mamba3 --tokens 3 | --preset full",
+            "check --operator mamba3 --pass step | --chunk 4",
+            "bench --operator mamba3 --pass step | --schedule parallel",
+            "explain --operator mamba3 --pass step | --chunk 4",
+            "check --operator sparse_attention --list | --lane cpu",
+            "check --operator sparse_attention --case 1 | --preset full",
+            "check --operator sparse_attention --pass select | --heads 2",
+            "bench --operator sparse_attention | --index-dim 8",
+            "explain --operator sparse_attention --pass index_loss | --value-dim 8",
+        ):  # fmt: skip
+            command, idle = line.split(" | ")
+            said = self.talea(*command.split(), *idle.split(), code=2).stderr
+            self.assertIn(f"talea: {idle}: ", said)
+
     def test_no_output_takes_the_place_of_an_input(self):
         raw = pathlib.Path(self.at("x.npy")).read_bytes()
         self.expect_kept(["--out", "x.npy"], ["--receipt", "x.npy"], ["--receipt", "./x.npy"])
@@ -222,7 +263,9 @@ class Failures(Case):
         small = ["--workspace-limit", "256MiB"]
         done = self.talea("explain", *shape, *small, code=2)
         least = int(re.search(r"lane cpu needs at least (\d+) bytes", done.stderr)[1])
-        self.assertLess(least, 1 << 30)  # with or without bf16 products; not the 2 GiB of a sum of dW
+        self.assertLess(
+            least, 1 << 30
+        )  # with or without bf16 products; not the 2 GiB of a sum of dW
         self.assertIn("lane cpu needs at least", done.stdout)
         self.assertIn("lane unfused needs at least", done.stdout)
         self.talea("explain", *shape, "--workspace-limit", str(least))

@@ -362,6 +362,7 @@ class Commands(ScanCase):
             ),
             (["--norm-eps", "1e-3"], "--norm-eps 1e-3: needs --head-norm"),
             (["--rank-timeout", "5"], "--rank-timeout 5: needs --ranks"),
+            (["--rotary-pairs", "halves"], "--rotary-pairs halves: needs --angles"),
         ):
             self.assertIn(words, self.talea("scan", *flags, *more, code=2).stderr)
 

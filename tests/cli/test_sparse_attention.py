@@ -302,6 +302,8 @@ class Attend(SparseCase):
         expect(2, "--scale 0", "--scale", "0")
         expect(2, "--main-grad", "--main-grad", "kv.npy")
         expect(2, "d_sink", "--outputs", "d_sink", "--upstream", "do.npy")
+        expect(2, "--dkv-sum atomic: needs --upstream", "--dkv-sum", "atomic")
+        expect(2, "--fp8-path in_kernel: needs --kv-storage", "--fp8-path", "in_kernel")
         expect(3, "atomic", "--dkv-sum", "atomic", "--upstream", "do.npy")
         expect(5, "--sink: none.npy", "--sink", "none.npy")
         expect(5, "--sink do.npy: sink: ", "--sink", "do.npy")
@@ -319,11 +321,16 @@ class Attend(SparseCase):
 
 class Check(SparseCase):
     def test_a_pass_of_given_sizes(self):
-        sizes = ["--tokens", "5", "--keys", "30", "--heads", "3", "--dim", "32", "--value-dim", "16",
-                 "--top-k", "7", "--index-heads", "2", "--index-dim", "8"]  # fmt: skip
         check = ["check", "--operator", "sparse_attention", "--receipt", "r.json"]
-        for name in ("forward", "backward", "select", "index_loss"):
-            self.talea(*check, *sizes, "--pass", name)
+        heads, index = ["--heads", "3", "--dim", "32"], ["--index-heads", "2", "--index-dim", "8"]
+        attends = [*heads, "--value-dim", "16"]
+        for name, more in (
+            ("forward", attends), ("backward", attends), ("select", index),
+            ("index_loss", [*heads, *index]),
+        ):  # fmt: skip
+            self.talea(
+                *check, "--tokens", "5", "--keys", "30", "--top-k", "7", *more, "--pass", name
+            )
             cases = self.receipt()["check"]["cases"]
             self.assertEqual({c["name"] for c in cases}, {"sizes"})
             judged = [c["lane"] for c in cases if "declined" not in c]
@@ -480,6 +487,10 @@ class Index(SparseCase):
             ("--coeff", ["--top-k", "3", "--coeff", "2"]),
             ("--value-dim", ["--top-k", "3", "--value-dim", "2"]),
             ("--denominator-scope", ["--top-k", "3", "--denominator-scope", "global"]),
+            (
+                "--denominator-scope global: needs --ranks",
+                [*loss, "--top-k", "3", "--denominator-scope", "global"],
+            ),
             ("--cut heads", ["--top-k", "3", "--ranks", "2", "--cut", "heads"]),
             ("--cut sequence: needs --ranks", ["--top-k", "3", "--cut", "sequence"]),
             ("--topk-length i.npy", [*loss, "--top-k", "3", "--topk-length", "i.npy"]),
@@ -487,6 +498,15 @@ class Index(SparseCase):
             ("--key-stride 2", [*loss, "--causal", "--indices", "i.npy", "--key-stride", "2"]),
         ):
             self.assertIn(words, self.index(*flags, code=2).stderr)
+
+    def test_slots_without_a_selection_are_noted(self):
+        self.index("--top-k", "3", "--out", "i.safetensors")
+        loss = ["--q", "q.npy", "--kv", "kv.npy", "--value-dim", "2", "--loss", "sparse"]
+        loss += ["--indices", "i.safetensors:indices", "--top-k", "3"]
+        note = "--top-k 3: no output asks for a selection"
+        self.assertIn(note, self.index(*loss).stdout)
+        call = json.loads(self.index(*loss, "--json").stdout)["calls"][0]
+        self.assertIn(note, call["notes"])
 
 
 if __name__ == "__main__":

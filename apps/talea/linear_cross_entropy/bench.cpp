@@ -314,6 +314,23 @@ void run_on_device(Context& context, const Flags& f, const std::vector<std::stri
   run_device_bench(context, b);
 }
 
+void refuse_unread_of(const CLI::App& sub, const Flags& f) {
+  if (!f.runs_from.empty())
+    return refuse_others(sub, {"--runs-from", "--receipt"}, "--runs-from times nothing");
+  Wanted all;  // of any run
+  for (const std::string& outputs : f.outputs) {
+    const Wanted w = parse_outputs(outputs);
+    all.loss |= w.loss, all.dx |= w.dx, all.dw |= w.dw, all.db |= w.db;
+  }
+  refuse_unread_options(sub, all, f.options.values.reduction);
+  if (!is_device_lane(split(f.lanes, ',').front())) return;
+  refuse_unread(
+      sub, {"--ranks", "--sequence-parallel", "--dx-sum", "--rank-timeout", "--threads", "--isa"},
+      "of host lanes");
+  if (!f.limits.empty()) refuse_unread(sub, {"--workspace-limit"}, "--limits has the limits");
+  if (!all.dw) refuse_unread(sub, {"--dw"}, "needs dw among --outputs");
+}
+
 void run(Context& context, const Flags& f) {
   require_other_file("--receipt", f.receipt, {f.runs_from});
   if (!f.runs_from.empty()) return record(context, ReceiptKind::bench, f.runs_from, f.receipt);
@@ -392,7 +409,10 @@ void register_bench(CLI::App& app, Context& context) {
   f->options.add(*sub, false);
   f->ranks.add(*sub);
   f->ranks.add_dx_sum(*sub);
-  sub->callback([f, &context] { run(context, *f); });
+  sub->callback([f, sub, &context] {
+    refuse_unread_of(*sub, *f);
+    run(context, *f);
+  });
 }
 
 }  // namespace talea::cli

@@ -336,7 +336,14 @@ void register_check(CLI::App& app, Context& context) {
                   "no check: the receipt of cases that another program judged, .json");
   f->ranks.add(*sub);
   f->ranks.add_dx_sum(*sub);
-  sub->callback([f, &context] { execute(context, *f); });
+  sub->callback([f, sub, &context] {
+    if (!f->results_from.empty())
+      refuse_others(*sub, {"--results-from", "--receipt"}, "--results-from checks nothing");
+    if (f->list)
+      refuse_others(*sub, {"--list", "--preset", "--case", "--seed"}, "--list runs none");
+    if (!f->only_case.empty()) refuse_unread(*sub, {"--preset"}, "--case names one case");
+    execute(context, *f);
+  });
 }
 
 }  // namespace talea::cli

@@ -105,7 +105,11 @@ void register_explain(CLI::App& app, Context& context) {
   sub->add_flag("--token-weight", f->token_weight, "with token weights");
   f->options.add(*sub, false);
   f->plan.add(*sub);
-  sub->callback([f, &context] { blame_flags([&] { run(context, *f); }); });
+  sub->callback([f, sub, &context] {
+    refuse_unread_options(*sub, parse_outputs(f->outputs), f->options.values.reduction);
+    f->plan.refuse_unread_rates(*sub);
+    blame_flags([&] { run(context, *f); });
+  });
 }
 
 }  // namespace talea::cli

@@ -104,6 +104,22 @@ void PlanFlags::add(CLI::App& sub) {
   rate("--node-us", node_us, "plan: microseconds of a step between nodes");
 }
 
+void PlanFlags::refuse_unread_rates(const CLI::App& sub) const {
+  if (ranks == 1)
+    refuse_unread(sub,
+                  {"--nodes", "--sequence-parallel", "--dx-beside-dw", "--product-tflops",
+                   "--link-gb", "--link-us", "--node-gb", "--node-us"},
+                  "needs --ranks above 1");
+  else
+    refuse_others(
+        sub,
+        {"--ranks", "--nodes", "--sequence-parallel", "--dx-beside-dw", "--product-tflops",
+         "--link-gb", "--link-us", "--node-gb", "--node-us", "--tokens", "--hidden", "--vocab",
+         "--dtype", "--outputs", "--reduction", "--workspace-limit"},
+        "no part of a plan of --ranks");
+  if (nodes == 1) refuse_unread(sub, {"--node-gb", "--node-us"}, "needs --nodes above 1");
+}
+
 void explain_ranks(const Context& context, const PlanFlags& plan,
                    const LinearCrossEntropyProblem& problem) {
   require(plan.ranks % plan.nodes == 0, ErrorKind::usage,

@@ -15,6 +15,8 @@ struct PlanFlags {
 
   PlanFlags();
   void add(CLI::App& sub);
+  // Error(usage) for rates without a plan, and for what a plan would not read.
+  void refuse_unread_rates(const CLI::App& sub) const;
 };
 
 // One line for 1, 2, 4, ... and R ranks, filled node by node.

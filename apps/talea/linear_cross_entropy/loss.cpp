@@ -304,7 +304,12 @@ void register_loss(CLI::App& app, Context& context) {
                   "[vocab, hidden] fp32: dw is this sum plus the gradient of the weight");
   sub->add_option("--out", f->out, "write the outputs, .safetensors");
   sub->add_option("--receipt", f->receipt, "write the receipt, .json");
-  sub->callback([f, &context] { run(context, *f); });
+  sub->callback([f, sub, &context] {
+    refuse_unread_options(*sub, parse_outputs(f->outputs), f->options.values.reduction);
+    if (f->targets.empty())
+      refuse_unread(*sub, {"--ignore-index", "--target-check"}, "needs --targets");
+    run(context, *f);
+  });
 }
 
 }  // namespace talea::cli

@@ -50,7 +50,7 @@ void OptionFlags::add(CLI::App& sub, bool with_vocab) {
       sub.add_option("--softcap", softcap, field.about);
     else if (name == "vocab" && with_vocab)
       sub.add_option("--vocab", vocab, field.about);
-    else if (name != "vocab" && name != "denominator_value")
+    else if (name != "vocab" && name != "denominator_value" && name != "denominator_scope")
       add_flag(sub, values.*field.member, field);
   });
   add_isa(sub);
@@ -74,6 +74,18 @@ LinearCrossEntropyOptions OptionFlags::options() const {
                                 ? workspace_auto
                                 : parse_bytes("--workspace-limit", workspace_limit);
   return o;
+}
+
+void refuse_unread_options(const CLI::App& sub, const Wanted& wanted, Reduction reduction) {
+  if (!wanted.loss && !wanted.dx && !wanted.dw && !wanted.db)
+    refuse_unread(sub,
+                  {"--reduction", "--denominator", "--on-empty", "--label-smoothing", "--z-loss",
+                   "--class-weight", "--token-weight"},
+                  "of the loss; needs loss or a gradient among --outputs");
+  if (reduction != Reduction::mean)
+    refuse_unread(sub, {"--denominator", "--on-empty"}, "of --reduction mean");
+  if (!wanted.dx) refuse_unread(sub, {"--dx-sum"}, "needs dx among --outputs");
+  if (!wanted.dw) refuse_unread(sub, {"--dw-sum"}, "needs dw among --outputs");
 }
 
 Wanted parse_outputs(const std::string& text) {

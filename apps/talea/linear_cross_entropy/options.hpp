@@ -22,6 +22,10 @@ struct OptionFlags {
   LinearCrossEntropyOptions options() const;
 };
 
+struct Wanted;
+// Error(usage) for what a call with these outputs and this reduction would not read.
+void refuse_unread_options(const CLI::App& sub, const Wanted& wanted, Reduction reduction);
+
 // "loss,lse,topk:5,dx" as a value. Error(usage) naming an unknown output.
 struct Wanted {
   bool loss = false, lse = false, target_logprob = false, entropy = false, argmax = false;

@@ -268,7 +268,10 @@ void register_scan_bench(CLI::App& app, Context& context) {
   sub->add_option("--seed", f->seed, "of the data")->capture_default_str();
   sub->add_option("--receipt", f->receipt, "write the receipt, .json");
   f->options.add(*sub, false);
-  sub->callback([f, &context] { blame_flags([&] { run(context, *f); }); });
+  sub->callback([f, sub, &context] {
+    if (f->pass == "step") refuse_unread_of_step(*sub);
+    blame_flags([&] { run(context, *f); });
+  });
 }
 
 }  // namespace talea::cli

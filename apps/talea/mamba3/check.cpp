@@ -320,6 +320,11 @@ void register_scan_check(CLI::App& app, Context& context) {
     for (const char* flag :
          {"--batch", "--tokens", "--heads", "--groups", "--state-dim", "--head-dim", "--rank"})
       f->sizes_given = f->sizes_given || sub->count(flag) > 0;
+    if (f->list)
+      refuse_unread(*sub, {"--lane", "--isa", "--receipt", "--chunk"}, "--list runs none");
+    if (f->sizes_given || !f->only_case.empty())
+      refuse_unread(*sub, {"--preset"}, "sizes and --case are a case each");
+    if (f->pass == "step") refuse_unread(*sub, {"--chunk"}, "a step has no chunks");
     blame_flags([&] { execute(context, *f); });
   });
 }

@@ -61,7 +61,10 @@ void register_scan_explain(CLI::App& app, Context& context) {
       ->check(CLI::IsMember({"cpu", "cuda"}))
       ->capture_default_str();
   f->options.add(*sub, true);
-  sub->callback([f, &context] { blame_flags([&] { run(context, *f); }); });
+  sub->callback([f, sub, &context] {
+    if (f->pass == "step") refuse_unread_of_step(*sub);
+    blame_flags([&] { run(context, *f); });
+  });
 }
 
 }  // namespace talea::cli

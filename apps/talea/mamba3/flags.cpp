@@ -62,6 +62,10 @@ void SizeFlags::add(CLI::App& sub) {
       ->capture_default_str();
 }
 
+void refuse_unread_of_step(const CLI::App& sub) {
+  refuse_unread(sub, {"--chunk", "--schedule"}, "a step has no chunks");
+}
+
 mamba3::Pass parse_pass(const std::string& text) {
   for (mamba3::Pass p : {mamba3::Pass::forward, mamba3::Pass::backward, mamba3::Pass::step})
     if (text == (p == mamba3::Pass::forward    ? "forward"

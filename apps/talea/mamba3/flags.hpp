@@ -25,6 +25,9 @@ struct SizeFlags {
   void add(CLI::App& sub);
 };
 
+// Error(usage) for what a step would not read.
+void refuse_unread_of_step(const CLI::App& sub);
+
 mamba3::Pass parse_pass(const std::string& text);  // forward, backward, step
 
 }  // namespace talea::cli::scan

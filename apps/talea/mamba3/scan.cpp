@@ -116,6 +116,9 @@ void check_flags(const Flags& f) {
       if (flag == file_flags[i].flag) return !f.files[i].empty();
     return false;
   };
+  require(f.options.rotary_pairs == "automatic" || given("--angles") || given("--initial-angle"),
+          ErrorKind::usage, "--rotary-pairs {}: needs --angles or --initial-angle, which turn them",
+          f.options.rotary_pairs);
   require(!given("--mimo-z") || given("--z"), ErrorKind::usage, "--mimo-z: needs --z, the gate");
   require(!given("--norm-weight") || f.options.head_norm, ErrorKind::usage,
           "--norm-weight: needs --head-norm");
@@ -126,8 +129,6 @@ void check_flags(const Flags& f) {
   require(!under_mpirun() || !f.cut.empty(), ErrorKind::usage,
           "mpirun started this process: needs --cut heads or --cut tokens");
   require(!f.step || f.cut.empty(), ErrorKind::usage, "--step: a step is not shared by ranks");
-  require(!f.step || (f.options.chunk == 0 && f.options.schedule == "automatic"), ErrorKind::usage,
-          "--step: a step has no chunks; without --chunk and --schedule");
   require(f.out.empty() || f.out.ends_with(".safetensors") || f.out.starts_with("/dev/"),
           ErrorKind::usage, "--out {}: the outputs are written as .safetensors", f.out);
   std::vector<std::string> read(std::begin(f.files), std::end(f.files));
@@ -282,7 +283,10 @@ void register_scan(CLI::App& app, Context& context) {
       ->capture_default_str();
   sub->add_option("--out", f->out, "write the outputs, .safetensors");
   sub->add_option("--receipt", f->receipt, "write the receipt, .json");
-  sub->callback([f, &context] { run(context, *f); });
+  sub->callback([f, sub, &context] {
+    if (f->step) refuse_unread_of_step(*sub);
+    run(context, *f);
+  });
 }
 
 }  // namespace talea::cli

@@ -310,7 +310,10 @@ void register_bench_sparse_attention(CLI::App& app, Context& context) {
   sub->add_option("--threads", f->threads, "of lanes and products; 0: all")->capture_default_str();
   add_isa(*sub);
   sub->add_option("--receipt", f->receipt, "write the receipt, .json");
-  sub->callback([f, &context] { blame_flags([&] { run(context, *f); }); });
+  sub->callback([f, sub, &context] {
+    f->sizes.refuse_unread_sizes(*sub);
+    blame_flags([&] { run(context, *f); });
+  });
 }
 
 }  // namespace talea::cli

@@ -78,17 +78,19 @@ Named index_case(std::string name, std::string flags, const yard::IndexSpec& spe
 // One pass of the sizes that the flags give.
 Named case_of_sizes(const Flags& f) {
   const SparseSizes& z = f.sizes;
-  const std::string flags = fmt::format(
-      "--pass {} --tokens {} --keys {} --heads {} --dim {} --value-dim {} --top-k {} "
-      "--index-heads {} --index-dim {} --dtype {} --seed {}",
-      z.pass, z.tokens, z.keys, z.heads, z.dim, z.value_dim, z.top_k, z.index_heads, z.index_dim,
-      z.dtype, f.seed);
+  std::string flags = fmt::format("--pass {} --tokens {} --keys {} --top-k {} --dtype {} --seed {}",
+                                  z.pass, z.tokens, z.keys, z.top_k, z.dtype, f.seed);
+  const bool attends = z.pass == "forward" || z.pass == "backward";
+  if (z.pass != "select") flags += fmt::format(" --heads {} --dim {}", z.heads, z.dim);
+  if (attends) flags += fmt::format(" --value-dim {}", z.value_dim);
+  if (!attends)
+    flags += fmt::format(" --index-heads {} --index-dim {}", z.index_heads, z.index_dim);
   for (const auto& [flag, size] :
        {std::pair{"tokens", z.tokens}, std::pair{"keys", z.keys}, std::pair{"heads", z.heads},
         std::pair{"dim", z.dim}, std::pair{"top-k", z.top_k},
         std::pair{"index-heads", z.index_heads}, std::pair{"index-dim", z.index_dim}})
     require(size >= 1, ErrorKind::usage, "--{} 0: nothing to compare", flag);
-  if (z.pass == "forward" || z.pass == "backward") {
+  if (attends) {
     require(z.value_dim >= 1 && z.value_dim <= z.dim, ErrorKind::usage,
             "--value-dim {}: must lie in [1, {}], the columns of --dim", z.value_dim, z.dim);
     yard::Spec s;
@@ -232,7 +234,12 @@ void register_check_sparse_attention(CLI::App& app, Context& context) {
   add_isa(*sub);
   sub->add_flag("--list", f->list, "the cases");
   sub->add_option("--receipt", f->receipt, "write the receipt, .json");
-  sub->callback([f, &context] { blame_flags([&] { run(context, *f); }); });
+  sub->callback([f, sub, &context] {
+    f->sizes.refuse_unread_sizes(*sub);
+    if (f->list) refuse_unread(*sub, {"--lane", "--isa", "--receipt"}, "--list runs none");
+    if (f->only_case >= 0) refuse_unread(*sub, {"--preset"}, "--case names one case");
+    blame_flags([&] { run(context, *f); });
+  });
 }
 
 }  // namespace talea::cli

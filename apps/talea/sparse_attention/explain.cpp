@@ -66,7 +66,10 @@ void register_explain_sparse_attention(CLI::App& app, Context& context) {
       ->check(CLI::IsMember({"cpu", "cuda"}))
       ->capture_default_str();
   sub->add_option("--lane", f->lane, "auto, or a lane by name")->capture_default_str();
-  sub->callback([f, &context] { blame_flags([&] { run(context, *f); }); });
+  sub->callback([f, sub, &context] {
+    f->sizes.refuse_unread_sizes(*sub);
+    blame_flags([&] { run(context, *f); });
+  });
 }
 
 }  // namespace talea::cli

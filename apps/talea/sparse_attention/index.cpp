@@ -126,6 +126,9 @@ void check_flags(const Flags& f, bool selects) {
   require_causal(f.causal, {{"q-positions", f.given(&In::q_positions)},
                             {"q-position-base", f.q_position_base != 0},
                             {"key-stride", f.key_stride != 1}});
+  require(f.scope == "local" || f.cut.cut == "sequence", ErrorKind::usage,
+          "--denominator-scope {}: needs --ranks with --cut sequence, which share the rows",
+          f.scope);
   check_selection_flags(f, selects);
   f.cut.check();
   require(
@@ -264,8 +267,6 @@ void print_people(const Flags& f, const std::vector<PassDone>& passes, const Mad
     facts.add("memory", fmt::format("{} measured, {} declared", human_bytes(done.peak_extra_bytes),
                                     human_bytes(r.workspace_bytes)));
   }
-  if (f.top_k > 0 && passes.front().result.pass != sa::Pass::select)
-    facts.add("note", fmt::format("--top-k {}: no output asks for a selection", f.top_k));
   if (!f.out.empty()) facts.add("tensors", f.out);
   if (!f.receipt.empty()) facts.add("receipt", f.receipt);
   facts.print();
@@ -291,6 +292,9 @@ std::vector<PassDone> run_passes(const Flags& f, const Wanted& w, In in, const M
   if (w.select) passes.push_back(run_pass(select, f.cut.cut, world));
   check_interrupt();
   if (loses) passes.push_back(run_pass(loss, f.cut.cut, world));
+  if (f.top_k > 0 && !w.select)
+    passes.front().result.notes.push_back(
+        fmt::format("--top-k {}: no output asks for a selection", f.top_k));
   return passes;
 } catch (const Error& error) {
   throw with_file(error, files.given());

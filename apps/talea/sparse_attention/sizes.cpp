@@ -27,6 +27,14 @@ void SparseSizes::add(CLI::App& sub) {
   sub.add_option("--workspace-limit", workspace_limit, "bytes, e.g. 64MiB")->capture_default_str();
 }
 
+void SparseSizes::refuse_unread_sizes(const CLI::App& sub) const {
+  const std::string why = "no size of --pass " + pass;
+  if (pass == "select") refuse_unread(sub, {"--heads", "--dim", "--value-dim"}, why);
+  if (pass == "index_loss") refuse_unread(sub, {"--value-dim"}, why);
+  if (pass == "forward" || pass == "backward")
+    refuse_unread(sub, {"--index-heads", "--index-dim"}, why);
+}
+
 SparseTensors tensors_of(const SparseSizes& z, const std::string& lane, const Place& place) {
   SparseTensors t;
   t.pass = choice<sa::Pass>(z.pass, {"forward", "backward", "select", "index_loss"});

@@ -55,6 +55,16 @@ static double products_of(lce::Problem p, const lce::Result& r) {
   return one > 0 ? r.flops / one : 0;
 }
 
+// What was given and has no part in the result: nothing is left out in silence.
+static void note_unused(const lce::Options& o, lce::Result& r) {
+  if (o.reduction == Reduction::mean) return;
+  const std::string of = std::string(": of a mean; reduction = ") + word(o.reduction);
+  if (o.denominator != Denominator::valid)
+    r.notes.push_back(std::string("denominator = ") + word(o.denominator) + of);
+  if (o.on_empty != OnEmpty::nan)
+    r.notes.push_back(std::string("on_empty = ") + word(o.on_empty) + of);
+}
+
 LinearCrossEntropyResult linear_cross_entropy(const LinearCrossEntropyInputs& inputs,
                                               const LinearCrossEntropyOutputs& outputs,
                                               const LinearCrossEntropyOptions& options,
@@ -74,6 +84,7 @@ LinearCrossEntropyResult linear_cross_entropy(const LinearCrossEntropyInputs& in
         {problem, ready.device, inputs, outputs, workspace, vocab, batch, stream, result},
         ready.plan);
     result.products = products_of(problem, result);
+    note_unused(problem.options, result);
     if (!problem.wants_dx) result.accumulator_dx = not_requested;
     if (!problem.wants_dw) result.accumulator_dw = not_requested;
   };

@@ -68,4 +68,6 @@ def __getattr__(name: str):
         found = getattr(importlib.import_module("." + module, __name__), inside)
         globals()[name] = found
         return found
+    if name == "arrays":
+        return importlib.import_module(".arrays", __name__)
     raise AttributeError(f"module 'talea' has no attribute {name!r}")

@@ -66,6 +66,12 @@ def test_import_takes_at_most_20_milliseconds(tmp_path):
     raise AssertionError(seen)
 
 
+def test_arrays_come_with_the_package():
+    """As docs/python.md writes it, without an import of its own, and without torch."""
+    code = "import sys, talea; talea.arrays.linear_cross_entropy; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
 def test_import_writes_no_file_and_starts_no_process(tmp_path):
     assert python(WATCHED) == []
     planted = python(WATCHED, str(tmp_path))

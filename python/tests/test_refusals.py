@@ -86,6 +86,14 @@ def test_a_nested_tensor_is_named_however_often_others_were_met():
         talea.linear_cross_entropy(x, w, y)
 
 
+def test_a_main_gradient_that_does_not_fit_is_said_by_forward():
+    x, w, y, _ = problem()
+    for sums in (torch.zeros(5, 24), torch.zeros(101, 24).bfloat16()):
+        for options in ({}, {"grad_scale": 1.0}):
+            with pytest.raises(talea.DataError, match=r"main_grad: .* where float32 \[101, 24\]"):
+                talea.linear_cross_entropy(x, w, y, main_grad=sums, **options)
+
+
 def test_tensors_without_memory_are_named():
     for mode, said in ((FakeTensorMode(), "a FakeTensor of shape"), (torch.device("meta"), "meta")):
         with mode:

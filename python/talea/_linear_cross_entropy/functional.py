@@ -163,6 +163,8 @@ def linear_cross_entropy(
         soft_target_ids=soft_target_ids, main_grad=main_grad,
         logit_scale=logit_scale if isinstance(logit_scale, torch.Tensor) else None,
     )  # fmt: skip
+    if main_grad is not None:
+        _check_main_grad(main_grad, linear_weight)
     if torch.is_autocast_enabled(device):
         alone = False  # what is described is not what was given
         input, linear_weight, linear_bias = _autocast(device, input, linear_weight, linear_bias)
@@ -242,6 +244,16 @@ def linear_cross_entropy(
         return found[0]
     rows = whole_rows if targets is None else target.shape
     return found[0].reshape(rows) if plain else _output(config, found, rows, extras.receipts)
+
+
+def _check_main_grad(main_grad, weight: torch.Tensor) -> None:
+    """Backward alone writes it; what does not fit is said before."""
+    wide = main_grad.dtype in (torch.float32, torch.float64)
+    if not wide or main_grad.shape != weight.shape:
+        raise DataError(
+            f"main_grad: {main_grad.dtype} {list(main_grad.shape)} where float32 "
+            f"{list(weight.shape)}, as linear_weight, is needed"
+        )
 
 
 def _shares_of_tokens(tp_group, sequence_parallel) -> int:

@@ -101,6 +101,26 @@ TEST_P(ScanTraining, StatesOfAPrefill) {
   EXPECT_EQ(verify(lane(), constant, {.backward = false}), "") << "a constant turn";
 }
 
+// More blocks than a round has, so that a block takes several heads, one after another: each with
+// angles of its own, and all with the same.
+TEST_P(ScanTraining, HeadsOfABlockInTurn) {
+  for (const int64_t R : {1, 4})
+    for (const bool shared : {false, true}) {
+      Sizes s{8, R == 1 ? 130 : 34, 40, 1, 128, 64, R, 32};
+      s.rank_axis = R > 1;
+      s.shared_angles = shared;
+      Case c = full_case(s, DType::bf16, 3);
+      std::erase_if(c.in, [](const auto& x) {
+        return x.first.starts_with("initial_") || x.first.starts_with("d_final_");
+      });
+      const How how = of_training(c);
+      EXPECT_EQ(verify(lane(), c, how), "") << "R = " << R << ", shared " << shared;
+      const Outcome first = run(lane(), c, how);
+      for (int again = 0; again < 3; ++again)
+        EXPECT_EQ(same_bits(first.out, run(lane(), c, how).out), "") << "R = " << R;
+    }
+}
+
 TALEA_SCAN_LANES(ScanTraining, lanes_of_sizes());
 
 }  // namespace

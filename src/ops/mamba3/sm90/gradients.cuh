@@ -51,12 +51,13 @@ class Gradients {
   static constexpr int angle_tokens = C * pairs / 128;  // of a thread
 
   __device__ __forceinline__ int stage(int head) const { return (head - place.first) & 1; }
+  // Of what one forming warpgroup has of the next head while the other reads that of the one
+  // before.
+  __device__ __forceinline__ int third(int head) const { return (head - place.first) % 3; }
   __device__ __forceinline__ const StepsNear<C>& steps(int head) const {
     return sh.near[stage(head)];
   }
-  __device__ __forceinline__ StepsLate<C>& late(int head) const {
-    return sh.late[(head - place.first) % 3];
-  }
+  __device__ __forceinline__ StepsLate<C>& late(int head) const { return sh.late[third(head)]; }
   // Where rows of a head begin.
   static __device__ __forceinline__ int64_t home(int64_t first, const View& v, int head) {
     return first + head * v.stride[2];

@@ -344,8 +344,8 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::anchor(int head) {
   // Over the four rows of a warp.
   share<4>(torque, 16), share<2>(torque, 8);
   if (8 * j < pairs)
-    *reinterpret_cast<float2*>(sh.torque[slot][warp] + 8 * j + lane / 16 * 4 + lane / 8 % 2 * 2) = {
-        torque[0], torque[1]};
+    *reinterpret_cast<float2*>(sh.torque[third(head)][warp] + 8 * j + lane / 16 * 4 +
+                               lane / 8 % 2 * 2) = {torque[0], torque[1]};
 }
 
 template <int R, int blocks, bool halves>

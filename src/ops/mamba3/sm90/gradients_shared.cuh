@@ -50,7 +50,7 @@ struct GradientShared {
   float dots_q[rows], dots_k[rows];
   float by_same[2][rows], of_step[2][C];  // of heads in turn
   float by_rate[blocks][C];
-  alignas(16) float torque[2][4][pairs];  // of Hout and E, by warps
+  alignas(16) float torque[3][4][pairs];  // of Hout and E, by warps, of heads in turn
   float ends[128];
   double energy[2][4], traces[2][4];
   Unit unit;  // of the first head

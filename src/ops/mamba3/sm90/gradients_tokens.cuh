@@ -39,7 +39,7 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::angles_back(int he
   }
   sh.ends[thread] = sum;
   hopper::named_barrier_sync(rows_own, 128);
-  const float* const torque = sh.torque[stage(head)][0] + i;
+  const float* const torque = sh.torque[third(head)][0] + i;
   float whole = -(((torque[0] + torque[pairs]) + torque[2 * pairs]) + torque[3 * pairs]);
 #pragma unroll
   for (int later = groups - 1; later > 0; --later)

@@ -2,8 +2,7 @@
 // Why: h and E of every chunk are known, so chunks wait for nothing of each other.
 // Never: sums over parts of a group.
 #include "ops/mamba3/sm90/gradients_form.cuh"
-#include "ops/mamba3/sm90/gradients_keys.cuh"
-#include "ops/mamba3/sm90/gradients_queries.cuh"
+#include "ops/mamba3/sm90/gradients_multiply.cuh"
 #include "ops/mamba3/sm90/gradients_tokens.cuh"
 #include "ops/mamba3/sm90/launch.cuh"
 
@@ -46,12 +45,9 @@ __global__ void __launch_bounds__(gradient_threads, 1)
   Gradients<R, blocks, halves>::put_homes(a, b, wave, sh);
   __syncthreads();
   const int group = warpgroup();
-  if (group == 0) {
+  if (group < 2) {
     hopper::raise_registers<multiplying>();
-    Gradients<R, blocks, halves>(a, b, wave, sh).multiply_queries();
-  } else if (group == 1) {
-    hopper::raise_registers<multiplying>();
-    Gradients<R, blocks, halves>(a, b, wave, sh).multiply_keys();
+    Gradients<R, blocks, halves>(a, b, wave, sh).multiply(group == 1);
   } else if (group == 2) {
     hopper::lower_registers<forming>();
     Gradients<R, blocks, halves>(a, b, wave, sh).form_rows();

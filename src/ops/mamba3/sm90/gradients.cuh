@@ -29,8 +29,7 @@ class Gradients {
   // Each by a warpgroup of its own.
   __device__ __forceinline__ void form_rows();
   __device__ __forceinline__ void form_values();
-  __device__ __forceinline__ void multiply_queries();
-  __device__ __forceinline__ void multiply_keys();
+  __device__ __forceinline__ void multiply(bool of_keys);
 
   // A warp a tensor.
   static __device__ __forceinline__ void put_homes(const Args& a, const UnitBuffers& b,
@@ -97,15 +96,31 @@ class Gradients {
   __device__ __forceinline__ void decays_back(int head);
 
   // gradients_rows.cuh
-  template <bool of_keys>
-  __device__ __forceinline__ void weigh(int head, const float (&scores)[32],
-                                        const float (&products)[32], uint32_t (&seen)[4][4],
-                                        uint32_t (&weights)[4][4], float (&left)[2], float& trace);
-  template <bool of_keys>
-  __device__ __forceinline__ void rows_back(int head, float (&g)[64], float (&sums)[64]);
+  // Which pairs of a thread's accumulator, by bit, are of a query and an earlier key, or of one
+  // token: the same of every head.
+  struct Seen {
+    uint32_t apart = 0, alike = 0;
+    __device__ __forceinline__ explicit Seen(bool of_keys) {
+#pragma unroll 1
+      for (int at = 0; at < 32; ++at) {
+        const int own = own_row() + (at & 2) * 4, other = own_column() + at / 4 * 8 + (at & 1);
+        apart |= static_cast<uint32_t>(of_keys ? other > own : other < own) << at;
+        alike |= static_cast<uint32_t>(other == own) << at;
+      }
+    }
+  };
+  __device__ __forceinline__ void weigh(int head, bool of_keys, const Seen& sees,
+                                        const float (&scores)[32], const float (&products)[32],
+                                        uint32_t (&seen)[4][4], uint32_t (&weights)[4][4],
+                                        float (&near)[2], float (&behind)[2], float& trace);
+  __device__ __forceinline__ void rows_back(int head, bool of_keys, float (&g)[64],
+                                            float (&sums)[64]);
   template <bool of_keys>
   __device__ __forceinline__ void store_rows(const float (&sums)[64]);
+  // gradients_values.cuh
   __device__ __forceinline__ void values_back(int head, float (&dv)[32]);
+  // gradients_gates.cuh
+  __device__ __forceinline__ void gates_of(int head, float (&y)[32]);
   template <bool plain, bool projects>
   __device__ __forceinline__ void gates(int head, float (&y)[32], const uint32_t (&g)[16],
                                         const uint32_t (&z)[16]);

@@ -88,7 +88,7 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::begin_rows(int hea
   for (int i = 0; i < C * pairs / 256; ++i) {
     const int item = thread + i * 128, t = item / (pairs / 2), pair = item % (pairs / 2) * 2;
     hopper::copy_16_bytes(turns_to + static_cast<uint32_t>(Shared::turn_at(t, pair) * 8),
-                          turns + i * 2048, true);
+                          turns + i * 2048, t < n);
   }
 }
 

@@ -7,54 +7,46 @@
 
 namespace talea::mamba3::sm90 {
 
-// Pairs weighed, a row of the accumulator a query or a key; `left`: what the rows have of pairs of
-// one token (queries), or of later ones (keys).
+// Pairs weighed, a row of the accumulator a query or a key; what the rows have of the pair of one
+// token (`near`, and its dO V^T in `trace`) and of later queries (`behind`, of keys).
 template <int R, int blocks, bool halves>
-template <bool of_keys>
 __device__ __forceinline__ void Gradients<R, blocks, halves>::weigh(
-    int head, const float (&scores)[32], const float (&products)[32], uint32_t (&seen)[4][4],
-    uint32_t (&weights)[4][4], float (&left)[2], float& trace) {
+    int head, bool of_keys, const Seen& sees, const float (&scores)[32],
+    const float (&products)[32], uint32_t (&seen)[4][4], uint32_t (&weights)[4][4],
+    float (&near)[2], float (&behind)[2], float& trace) {
+  static_assert(R == 1);
   const auto& of = steps(head);
   const int row = own_row(), column = own_column(), warp = thread / 32;
-  const int t[2] = {row / R, (row + 8) / R};
-  const float4 own[2] = {of.pair[t[0]], of.pair[t[1]]};
-  left[0] = left[1] = trace = 0;
+  const float4 own[2] = {of.pair[row], of.pair[row + 8]};
+  const float sign = of_keys ? -log2_of_e : log2_of_e;  // a query's decay less a key's
+  float same[2] = {0, 0};
+  near[0] = near[1] = behind[0] = behind[1] = 0;
 #pragma unroll
   for (int j = 0; j < 8; ++j) {
     float x[2][2] = {{0, 0}, {0, 0}}, w[2][2] = {{0, 0}, {0, 0}};
-    // Nothing of later keys; of a warp's own sixteen rows some are.
-    const bool some = of_keys ? j >= 2 * warp : j <= 2 * warp + 1;
-    const bool whole = of_keys ? j > 2 * warp + 1 : j < 2 * warp;
-    if (some) {
+    // Nothing of later keys.
+    if (of_keys ? j >= 2 * warp : j <= 2 * warp + 1) {
 #pragma unroll
-      for (int second = 0; second < 2; ++second) {
-        float decay = 0, by = 0;
-        bool later = false, sees = false;
+      for (int i = 0; i < 2; ++i) {
+        const float4 far = of.pair[column + 8 * j + i];
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const int at = column + 8 * j + i, other = at / R;
-          if (R == 1 || i == 0) {  // else neighbours are of one token
-            const float4 far = of.pair[other];
-            const float4& query = of_keys ? far : own[second];
-            const float4& key = of_keys ? own[second] : far;
-            const int query_token = of_keys ? other : t[second];
-            const int key_token = of_keys ? t[second] : other;
-            // Of later keys it may be infinite: chosen, not multiplied.
-            decay = decay_of(query, key);
-            later = whole || query_token > key_token;
-            sees = whole || query_token >= key_token;
-            by = later ? key.z * decay : key.w;
+        for (int second = 0; second < 2; ++second) {
+          const int at = 4 * j + 2 * second + i;
+          const float2 from = {own[second].x - far.x, own[second].y - far.y};
+          // Of later keys it may be infinite: chosen, not multiplied.
+          const float whole = hopper::exp2_fast((from.x + from.y) * sign);
+          const float decay = sees.apart >> at & 1 ? whole : 0.0f;
+          const float both = products[at] * scores[at];
+          float by = decay * (of_keys ? own[second].z : far.z);
+          behind[second] += decay * both;
+          if ((j & 1) == second) {  // a token's own pair lies nowhere else
+            const bool alike = sees.alike >> at & 1;
+            by = alike ? own[second].w : by;
+            near[second] = alike ? both : near[second];
+            same[second] = alike ? products[at] : same[second];
           }
-          const float score = scores[4 * j + 2 * second + i];
-          const float product = products[4 * j + 2 * second + i];
-          x[second][i] = sees ? by * score : 0.0f;
-          w[second][i] = sees ? by * product : 0.0f;
-          if (of_keys) {
-            left[second] += sees && later ? decay * (product * score) : 0.0f;
-          } else if (!whole) {
-            left[second] += sees && !later ? product * score : 0.0f;
-            trace += sees && row + 8 * second == at ? product : 0.0f;
-          }
+          x[second][i] = by * scores[at];
+          w[second][i] = by * products[at];
         }
       }
     }
@@ -64,12 +56,13 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::weigh(
       weights[j / 2][(j & 1) * 2 + second] = two_rounded(w[second][0], w[second][1]);
     }
   }
+  trace = same[0] + same[1];
 }
 
 // Their share of turns and decays; turned back, added to the sums over the heads.
 template <int R, int blocks, bool halves>
-template <bool of_keys>
-__device__ __forceinline__ void Gradients<R, blocks, halves>::rows_back(int head, float (&g)[64],
+__device__ __forceinline__ void Gradients<R, blocks, halves>::rows_back(int head, bool of_keys,
+                                                                        float (&g)[64],
                                                                         float (&sums)[64]) {
   const auto& operands = sh.operands[stage(head)];
   const char* const tile = of_keys ? operands.k : operands.q;
@@ -81,18 +74,16 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::rows_back(int head
 #pragma unroll
   for (int second = 0; second < 2; ++second) {
     const int own = row + 8 * second, t = own / R;
-    const bool known = t < n;
     float dot = 0;
     // Numbers of the pair (x, w), whose gradients are (gx, gw); its torque.
     const auto one = [&](int pair, bool turned, float x, float w, float& gx, float& gw) {
       dot += x * gx + w * gw;
       if (!turned) return 0.0f;
       const float torque = x * gw - w * gx;
-      const float2 by = turns[Shared::turn_at(t, pair)];
-      const float cos = known ? by.x : 1.0f, sin = known ? by.y : 0.0f;
+      const float2 by = turns[Shared::turn_at(t, pair)];  // zeros behind the last token
       const float before = gx;
-      gx = before * cos + gw * sin;
-      gw = gw * cos - before * sin;
+      gx = before * by.x + gw * by.y;
+      gw = gw * by.x - before * by.y;
       return torque;
     };
     if constexpr (halves) {

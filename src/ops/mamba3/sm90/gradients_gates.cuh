@@ -1,5 +1,5 @@
-// What: the warpgroup of the queries: rows of dq, y once more, and the gate's gradients behind it.
-// Why: y is not kept; what is weighed for it is in registers.
+// What: the gradients behind the gate of a head whose projections have gradients as well.
+// Why: y is not kept; where it is formed anew, its numbers lie in registers.
 // Never: rounds y.
 #pragma once
 
@@ -7,100 +7,33 @@
 
 namespace talea::mamba3::sm90 {
 
-// dq = e^L (dO H) + W' K, and y once more, behind which the gate's gradients lie.
 template <int R, int blocks, bool halves>
-__device__ __forceinline__ void Gradients<R, blocks, halves>::multiply_queries() {
-  const bool needs_y = a.grad.mimo_out.data || (a.z.data && (a.grad.z.data || a.grad.mimo_z.data));
+__device__ __forceinline__ void Gradients<R, blocks, halves>::gates_of(int head, float (&y)[32]) {
   const bool projects = a.grad.mimo_out.data || (a.z.data && a.grad.mimo_z.data);
-  const bool apart = gates_apart();
-  const int row = own_row(), column = own_column(), r = row % R, lane = thread & 31;
+  const int row = own_row(), column = own_column(), r = row % R;
   const int t[2] = {row / R, (row + 8) / R};
-  float sums[64];
+  uint32_t g[16], z[16];  // of d_out, where neighbours are one load
 #pragma unroll
-  for (float& x : sums) x = 0;
-#pragma unroll 1
-  for (int head = place.first; head < place.last; ++head) {
-    hopper::named_barrier_sync(full + stage(head), gradient_threads);
-    const auto& tiles = sh.operands[stage(head)];
-    uint32_t seen[4][4], weights[4][4];
-    {
-      float scores[32], products[32], near[2], trace;
-      hopper::warpgroup_arrive();
-      rows_by_rows<128, false>(scores, Operand(tiles.q), Operand(tiles.k));
-      rows_by_rows<64, false>(products, Operand(tiles.d_y), Operand(tiles.v));
-      products_end(scores);
-      hopper::hold_registers(products);
-      weigh<false>(head, scores, products, seen, weights, near, trace);
+  for (int second = 0; second < 2; ++second) {
+    const bool live = t[second] < n;
+    const int64_t up_at = d_out_home(head) + t[second] * a.d_out.stride[1] +
+                          (a.size.reduce ? 0 : r * a.d_out.stride[2]) + column * a.d_out.stride[4];
+    const auto* const z_at = static_cast<const __nv_bfloat16*>(a.z.data) +
+                             home(sh.homes.z, a.z, head) + t[second] * a.z.stride[1] + column;
 #pragma unroll
-      for (int second = 0; second < 2; ++second) {
-        const float all = over_quad(near[second]);
-        if (lane % 4 == 0) sh.by_same[stage(head)][row + 8 * second] = all;
-      }
-      const double own_trace = static_cast<double>(over_warp(trace));
-      if (lane == 0) sh.traces[stage(head)][thread / 32] = own_trace;
-    }
-    float y[32];
-    if (apart) {
-      hopper::warpgroup_arrive();
-      rows_by_rows<128, false>(y, Operand(tiles.q), Operand(tiles.h));
-      products_end(y);
-      scale_rows(y, steps(head).left);
-      products_begin(y);
-      registers_by_columns<64>(y, seen, Operand(tiles.v));
-      products_end(y);
-    } else if (needs_y) {
-      uint32_t g[16], z[16];  // of d_out, where neighbours are one load
+    for (int j = 0; j < 8; ++j)
+      g[2 * j + second] = live && up.pairs ? up.both(up_at + 8 * j) : 0u;
 #pragma unroll
-      for (int second = 0; second < 2; ++second) {
-        const bool live = t[second] < n;
-        const int64_t up_at = d_out_home(head) + t[second] * a.d_out.stride[1] +
-                              (a.size.reduce ? 0 : r * a.d_out.stride[2]) +
-                              column * a.d_out.stride[4];
-        const auto* const z_at = static_cast<const __nv_bfloat16*>(a.z.data) +
-                                 home(sh.homes.z, a.z, head) + t[second] * a.z.stride[1] + column;
-#pragma unroll
-        for (int j = 0; j < 8; ++j)
-          g[2 * j + second] = live && up.pairs ? up.both(up_at + 8 * j) : 0u;
-#pragma unroll
-        for (int j = 0; j < 8; ++j)
-          z[2 * j + second] =
-              live && a.z.data ? __ldg(reinterpret_cast<const uint32_t*>(z_at + 8 * j)) : 0u;
-      }
-      hopper::warpgroup_arrive();
-      rows_by_rows<128, false>(y, Operand(tiles.q), Operand(tiles.h));
-      products_end(y);
-      scale_rows(y, steps(head).left);
-      products_begin(y);
-      registers_by_columns<64>(y, seen, Operand(tiles.v));
-      products_end(y);
-      if (!up.pairs && a.d_out.data)
-        gates<false, true>(head, y, g, z);
-      else if (projects)
-        gates<true, true>(head, y, g, z);
-      else
-        gates<true, false>(head, y, g, z);
-    }
-    float dq[64];
-#pragma unroll
-    for (float& x : dq) x = 0;
-    products_begin(dq);
-    rows_by_columns<128>(dq, Operand(tiles.d_y), Operand(tiles.h));
-    products_end(dq);
-    if (apart) {
-      // H has been read: y takes its place.
-      hopper::named_barrier_sync(queries, 128);
-      each_two(y, [&](int i, int c, float x0, float x1) {
-        *reinterpret_cast<float2*>(sh.operands[stage(head)].h + Shared::y_at(i, c)) = {x0, x1};
-      });
-      hopper::named_barrier_arrive(y_known + stage(head), 256);
-    }
-    scale_rows(dq, steps(head).left);
-    products_begin(dq);
-    registers_by_columns<128>(dq, weights, Operand(tiles.k));
-    products_end(dq);
-    rows_back<false>(head, dq, sums);
+    for (int j = 0; j < 8; ++j)
+      z[2 * j + second] =
+          live && a.z.data ? __ldg(reinterpret_cast<const uint32_t*>(z_at + 8 * j)) : 0u;
   }
-  store_rows<false>(sums);
+  if (!up.pairs && a.d_out.data)
+    gates<false, true>(head, y, g, z);
+  else if (projects)
+    gates<true, true>(head, y, g, z);
+  else
+    gates<true, false>(head, y, g, z);
 }
 
 template <int R, int blocks, bool halves>

@@ -1,67 +1,11 @@
-// What: the warpgroup of the keys: rows of dk and of dv, and what each step is worth.
-// Why: what later queries give a key is a row of its accumulator.
+// What: rows of dv behind the last product: the skip's share, the projection and its gradient.
+// Why: the accumulator of the keys has them whole.
 // Never: waits for the queries.
 #pragma once
 
 #include "ops/mamba3/sm90/gradients_rows.cuh"
 
 namespace talea::mamba3::sm90 {
-
-// dv = e^(L_C - L) s (K E^T) + seen^T dO + d dO, dk = e^(L_C - L) s (V E) + W'^T Q.
-template <int R, int blocks, bool halves>
-__device__ __forceinline__ void Gradients<R, blocks, halves>::multiply_keys() {
-  const int row = own_row(), lane = thread & 31;
-  float sums[64];
-#pragma unroll
-  for (float& x : sums) x = 0;
-#pragma unroll 1
-  for (int head = place.first; head < place.last; ++head) {
-    hopper::named_barrier_sync(full + stage(head), gradient_threads);
-    const auto& tiles = sh.operands[stage(head)];
-    uint32_t seen[4][4], weights[4][4];
-    float dv[32], later[2];
-    {
-      float scores[32], products[32], trace;
-      hopper::warpgroup_arrive();
-      rows_by_rows<128, false>(scores, Operand(tiles.k), Operand(tiles.q));
-      rows_by_rows<64, false>(products, Operand(tiles.v), Operand(tiles.d_y));
-      rows_by_rows<128, false>(dv, Operand(tiles.k), Operand(tiles.e));
-      products_end(scores);
-      hopper::hold_registers(products);
-      hopper::hold_registers(dv);
-      weigh<true>(head, scores, products, seen, weights, later, trace);
-    }
-    float far[2] = {0, 0};
-    each_two(dv, [&](int i, int c, float x, float y) {
-      const uint32_t v = *reinterpret_cast<const uint32_t*>(tiles.v + place_of(i, c));
-      far[i != row] += x * low_of(v) + y * high_of(v);
-    });
-#pragma unroll
-    for (int second = 0; second < 2; ++second) {
-      const int t = (row + 8 * second) / R;
-      const float own = later[second] + steps(head).right[t] * far[second];
-      const float all = over_ranks<R>(over_quad(own));
-      if (lane % (4 * R) == 0) sh.of_step[stage(head)][t] = all;
-    }
-    scale_rows(dv, steps(head).key);
-    products_begin(dv);
-    registers_by_columns<64>(dv, seen, Operand(tiles.d_y));
-    products_end(dv);
-    values_back(head, dv);
-    float dk[64];
-#pragma unroll
-    for (float& x : dk) x = 0;
-    products_begin(dk);
-    rows_by_columns<128>(dk, Operand(tiles.v), Operand(tiles.e));
-    products_end(dk);
-    scale_rows(dk, steps(head).key);
-    products_begin(dk);
-    registers_by_columns<128>(dk, weights, Operand(tiles.q));
-    products_end(dk);
-    rows_back<true>(head, dk, sums);
-  }
-  store_rows<true>(sums);
-}
 
 template <int R, int blocks, bool halves>
 __device__ __forceinline__ void Gradients<R, blocks, halves>::values_back(int head,

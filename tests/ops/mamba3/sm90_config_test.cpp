@@ -205,6 +205,24 @@ TEST(ScanSm90Config, ForwardOfOneRowATokenFormsNothingAhead) {
   EXPECT_GT(make_plan(problem(Pass::forward, 1, 4096, 32, 1, 1), h200()).ahead, 0);
 }
 
+// So it is with states, which lie in memory before and behind the chunks, of as many sequences as a
+// limit has room for.
+TEST(ScanSm90Config, StatesOfOneRowATokenFormNothingAhead) {
+  Problem p = problem(Pass::forward, 4, 4096, 64, 1, 1);
+  p.in.angles.present = p.out.final_states.ssm.present = true;
+  const cuda::Plan made = make_plan(p, h200());
+  EXPECT_EQ(made.ahead, 0);
+  EXPECT_EQ(made.wave, 4);
+  const int64_t bytes = cuda::workspace_of(p, made);
+  EXPECT_GE(bytes, 4 * 64 * (4 * 128 * 64 + 8 * 32));
+  p.options.workspace_limit_bytes = bytes - 1;
+  EXPECT_EQ(make_plan(p, h200()).wave, 2);
+  EXPECT_LT(cuda::workspace_of(p, make_plan(p, h200())), bytes);
+  p.in.angles.present = false;
+  p.in.initial_states.angle.present = true;  // turns that no token adds to
+  EXPECT_GT(make_plan(p, h200()).ahead, 0);
+}
+
 // What was saved is not kept once more, and changes nothing that has an order.
 TEST(ScanSm90Config, SavedStatesAreReadWhereTheyLie) {
   Problem p = problem(Pass::backward, 2, 4096, 112, 8, 4);

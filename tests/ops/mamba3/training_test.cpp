@@ -121,6 +121,22 @@ TEST_P(ScanTraining, HeadsOfABlockInTurn) {
     }
 }
 
+// So many heads that those of one row a token form their turns themselves.
+TEST_P(ScanTraining, StatesOfAPrefillOfManyHeads) {
+  const char* const states[] = {"angle", "ssm", "k", "v"};
+  for (const int64_t A : {0, 30, 64}) {
+    Sizes s{2, 130, 34, 2, 128, 64, 1, A};
+    s.rank_axis = false;
+    const Case dense = full_case(s, DType::bf16, static_cast<uint64_t>(A));
+    EXPECT_EQ(verify(lane(), dense, {.backward = false}), "") << "A = " << A;
+    s.B = 1;
+    Case packed = full_case(s, DType::bf16, static_cast<uint64_t>(A));
+    pack(packed, {3, 3, 4, 20, 84, 84, 129});
+    for (const char* st : states) fill(packed, std::string("initial_") + st, DType::f32, 5);
+    EXPECT_EQ(verify(lane(), packed, {.backward = false}), "") << "packed, A = " << A;
+  }
+}
+
 TALEA_SCAN_LANES(ScanTraining, lanes_of_sizes());
 
 }  // namespace

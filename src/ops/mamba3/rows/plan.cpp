@@ -76,8 +76,12 @@ Buffers lay_out(Arena& arena, const Problem& p, const Plan& plan) {
   const int64_t units = plan.wave * p.heads, A = p.pairs, J = plan.segment;
   const int64_t size = int64_t{plan.backward.padded_columns} * plan.backward.padded_values;
   if (!p.backward()) {
-    if (plan.ahead == 0) return b;
+    if (plan.ahead == 0 && !plan.hands) return b;
     b.units.upstream = arena.take<float>(units * size);
+    if (plan.ahead == 0) {
+      b.units.turns = arena.take<uint64_t>(units * A);
+      return b;
+    }
     take_tokens(arena, p, plan, plan.ahead, plan.chunks, b.units);
     return b;
   }

@@ -33,8 +33,9 @@ struct Plan {
   bool keeps = false;    // forward: the state lies in registers
   int threads = 512;     // of a block of forward; backward has 512
   ChunkPlaces forward, states, backward;
-  int64_t parts = 0;  // of the heads of a group, where the chunks of a slice go side by side
-  int64_t ahead = 0;  // chunks whose tokens are formed ahead of forward
+  int64_t parts = 0;   // of the heads of a group, where the chunks of a slice go side by side
+  int64_t ahead = 0;   // chunks whose tokens are formed ahead of forward
+  bool hands = false;  // forward: states lie in memory before and behind all chunks
 };
 // Of lane cuda.
 Plan make_plan(const Problem& p, const DeviceFacts& device);

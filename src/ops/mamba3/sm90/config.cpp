@@ -168,9 +168,15 @@ cuda::Plan make_plan(const Problem& p, const DeviceFacts&) {
   }
   if (p.pass == Pass::step) return plan;
   if (!p.backward()) {
-    const bool states = any_of(p.in.initial_states) || any_of(p.out.final_states);
-    if (p.rank > 1 || states || p.sequences * p.heads <= processors / 2)
-      fit_forward(p, p.options.workspace_limit_bytes, plan);
+    const int64_t limit = p.options.workspace_limit_bytes;
+    const bool constant = p.in.initial_states.angle && !p.in.angles;  // turns that no token adds to
+    if (p.rank > 1 || constant || p.sequences * p.heads <= processors / 2) {
+      fit_forward(p, limit, plan);
+      return plan;
+    }
+    plan.hands = any_of(p.in.initial_states) || any_of(p.out.final_states);
+    plan.wave = std::max<int64_t>(p.sequences, 1);
+    while (plan.wave > 1 && cuda::workspace_of(p, plan) > limit) plan.wave = (plan.wave + 1) / 2;
     return plan;
   }
   plan.parts = parts_of(p, plan);

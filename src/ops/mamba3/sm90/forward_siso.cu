@@ -4,6 +4,7 @@
 // Never: writes a state of every chunk, or divides by a decay.
 #include "device/common/cuda_check.hpp"
 #include "ops/mamba3/sm90/forward_shared.cuh"
+#include "ops/mamba3/sm90/handed.cuh"
 #include "ops/mamba3/sm90/launch.cuh"
 #include "ops/mamba3/sm90/own_turns.cuh"
 
@@ -19,6 +20,9 @@ struct Shared {
   float mimo_v[values], mimo_z[values], mimo_out[values];
   Steps<C> steps[2];
   Carried carried;
+  // Read from here: registers that they would take are spilled.
+  float* home = nullptr;      // the state before the first chunk and behind the last
+  uint64_t* turns = nullptr;  // what lies behind the last chunk
 };
 
 template <int blocks>
@@ -35,8 +39,12 @@ __device__ __forceinline__ void read_chunks(const Args& a, const Unit& u, Shared
   const auto sync = [] { hopper::named_barrier_sync(reading, 128); };
   Turns turns(thread);
   float h[64];
+  if (starts_with_state(a)) {
+    take_state(sh.home, h);
+  } else {
 #pragma unroll
-  for (float& x : h) x = 0;
+    for (float& x : h) x = 0;
+  }
   float* const saved = cuda::saved_states(a, u);
 
   Part p = part_of<C>(u, 0);
@@ -100,36 +108,60 @@ __device__ __forceinline__ void read_chunks(const Args& a, const Unit& u, Shared
     hopper::hold_registers(h);
     sync();  // the scratch lies where the weighed values are
   }
+  if (a.last.ssm.data) put_state(sh.home, h);
+  if (sh.turns && thread < a.size.pairs)
+    sh.turns[thread] = marked(sh.carried.turns[thread], sh.carried.tainted[thread] != 0);
 }
 
 template <int blocks>
-__global__ void __launch_bounds__(256, 2) siso_kernel(const __grid_constant__ Args a) {
+__global__ void __launch_bounds__(256, 2)
+    siso_kernel(const __grid_constant__ Args a, const __grid_constant__ UnitBuffers b,
+                const __grid_constant__ Wave wave) {
   hopper::begin_after_earlier_kernels();
   extern __shared__ __align__(1024) char memory[];
   auto& sh = *reinterpret_cast<Shared*>(memory);
-  const int64_t sequence = blockIdx.x / static_cast<unsigned>(a.size.heads);
-  const Unit u = cuda::unit_of(a, sequence, static_cast<int>(blockIdx.x - sequence * a.size.heads));
+  const int64_t number = blockIdx.x;
+  const Unit u = unit_at(a, wave.first, number);
   if (u.tokens <= 0) return;
   read_bias<1>(a.q_bias, u.head, a.size.halves, sh.q_bias, threadIdx.x, 256);
   read_bias<1>(a.k_bias, u.head, a.size.halves, sh.k_bias, threadIdx.x, 256);
   read_projection<1>(a.mimo_v, u.head, sh.mimo_v, threadIdx.x, 256);
   read_projection<1>(a.mimo_z, u.head, sh.mimo_z, threadIdx.x, 256);
   read_projection<1>(a.mimo_out, u.head, sh.mimo_out, threadIdx.x, 256);
-  if (threadIdx.x < 64) sh.carried.turns[threadIdx.x] = 0, sh.carried.tainted[threadIdx.x] = 0;
+  if (threadIdx.x < 64) {
+    const int i = threadIdx.x;
+    uint64_t turn = 0;
+    if (a.initial.angle.data && i < a.size.pairs)
+      turn = cuda::turn_of_radians(
+          cuda::load(a.initial.angle, cuda::at(a.initial.angle, u.row, u.head, i)));
+    sh.carried.tainted[i] = turn == cuda::no_turn;
+    sh.carried.turns[i] = turn == cuda::no_turn ? 0 : turn;
+  }
+  if (threadIdx.x == 0) {
+    sh.home = b.upstream ? b.upstream + number * (columns * values) : nullptr;
+    sh.turns = b.turns ? b.turns + number * a.size.pairs : nullptr;
+  }
   __syncthreads();
-  if (warpgroup() == 0)
+  if (warpgroup() == 0) {
+    hopper::lower_registers<104>();
     multiply_chunks<1>(a, u, sh, 0, static_cast<int>(cuda::chunks_of(a.size, u.tokens)));
-  else
+  } else {
+    hopper::raise_registers<152>();
     read_chunks<blocks>(a, u, sh);
+  }
 }
 
 }  // namespace
 
-void launch_forward_siso(const Args& args, cudaStream_t stream) {
-  const int64_t units = args.size.sequences * args.size.heads;
+void launch_forward_siso(const Args& args, const Wave& wave, const UnitBuffers& b,
+                         cudaStream_t stream) {
+  const int64_t units = (wave.last - wave.first) * args.size.heads;
+  launch_start(args, wave, b, stream);
   with_shape(args.size, [&](auto, auto blocks) {
-    launch("mamba3: forward", siso_kernel<blocks()>, units, 256, sizeof(Shared), stream, args);
+    launch("mamba3: forward", siso_kernel<blocks()>, units, 256, sizeof(Shared), stream, args, b,
+           wave);
   });
+  launch_end(args, wave, b, 0, stream);
 }
 
 }  // namespace talea::mamba3::sm90

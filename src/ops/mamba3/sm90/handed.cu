@@ -68,7 +68,8 @@ __device__ __forceinline__ void pass_through(const Args& a, const Unit& u) {
                 cuda::load_or(0, from.v, cuda::at(from.v, u.row, u.head, i)));
 }
 
-// The states behind the last token; `most` as in launch_turns.
+// The states behind the last token; `most` as in launch_turns, where the chunks have not left their
+// turns.
 template <int C>
 __global__ void __launch_bounds__(threads)
     end_kernel(const __grid_constant__ Args a, const __grid_constant__ UnitBuffers b,
@@ -81,10 +82,13 @@ __global__ void __launch_bounds__(threads)
   const StateViews& to = a.last;
   const cuda::Sizes& s = a.size;
   const auto thread = static_cast<int>(threadIdx.x);
-  const int64_t last = u.tokens - 1, first = last / piece * piece;
+  const int64_t last = u.tokens - 1;
   if (thread < s.pairs) {
     uint64_t sum = 0;
-    if (turns_asked(a))
+    int64_t first = last / piece * piece;
+    if (b.turns)
+      sum = b.turns[number * s.pairs + thread], first = u.tokens;
+    else if (turns_asked(a))
       sum = b.piece_turns[(number * most * (C / piece) + first / piece) * s.pairs + thread];
     bool lost = sum == cuda::no_turn;
     for (int64_t t = first; t <= last && a.angles.data; ++t) {

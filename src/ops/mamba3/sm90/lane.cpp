@@ -19,11 +19,13 @@ class HopperMachine final : public cuda::DeviceMachine {
   using DeviceMachine::DeviceMachine;
   void forward(const cuda::Args& a) override {
     if (a.size.step) return cuda::launch_step(a, at_.stream);
-    if (at_.plan.ahead == 0) return sm90::launch_forward_siso(a, at_.stream);
     cuda::Wave w;
     for (; w.first < a.size.sequences; w.first = w.last) {
       w.last = std::min(w.first + at_.plan.wave, a.size.sequences);
-      sm90::launch_forward(a, w, at_.buffers.units, at_.plan.ahead, at_.stream);
+      if (at_.plan.ahead == 0)
+        sm90::launch_forward_siso(a, w, at_.buffers.units, at_.stream);
+      else
+        sm90::launch_forward(a, w, at_.buffers.units, at_.plan.ahead, at_.stream);
     }
   }
   void begin_units(const cuda::Args& a, const cuda::Wave& w) override {

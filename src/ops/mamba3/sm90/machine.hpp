@@ -16,8 +16,9 @@ using cuda::Wave;
 // A run of `ahead` chunks after another, whose tokens are formed ahead of it.
 void launch_forward(const Args& args, const Wave& wave, const UnitBuffers& b, int64_t ahead,
                     cudaStream_t stream);
-// One row a token: every head at once, without what is formed ahead.
-void launch_forward_siso(const Args& args, cudaStream_t stream);
+// One row a token, without what is formed ahead.
+void launch_forward_siso(const Args& args, const Wave& wave, const UnitBuffers& b,
+                         cudaStream_t stream);
 // Turns before each chunk, of which a unit has room for `most`.
 void launch_turns(const Args& args, const Wave& wave, const UnitBuffers& b, int64_t most,
                   cudaStream_t stream);

@@ -14,11 +14,6 @@ namespace {
 constexpr int threads = 128, warps = threads / 32;
 using cuda::no_turn;
 
-// A sum that is a number is not the mark of one that is none.
-__device__ __forceinline__ uint64_t marked(uint64_t sum, bool lost) {
-  return lost ? no_turn : sum == no_turn ? no_turn + 1 : sum;
-}
-
 constexpr int piece = cuda::turn_tokens;
 constexpr int together = 2;  // heads of a warp: where they share their angles, each is read once
 

@@ -25,4 +25,9 @@ __device__ __forceinline__ void turn_sine_cosine(uint64_t turn, float& sine, flo
   cosine = __uint_as_float(__float_as_uint(swaps ? s : c) ^ ((quadrant + 1) & 2) << 30);
 }
 
+// A sum that is a number is not the mark of one that is none.
+__device__ __forceinline__ uint64_t marked(uint64_t sum, bool lost) {
+  return lost ? cuda::no_turn : sum == cuda::no_turn ? cuda::no_turn + 1 : sum;
+}
+
 }  // namespace talea::mamba3::sm90

@@ -66,13 +66,14 @@ class Chain {
         segment(first),
         tokens(static_cast<int>(shared.unit.tokens)) {}
 
-  // All threads, ahead of a walk.
-  __device__ __forceinline__ void read_parameters(bool upstream) {
+  // All threads, ahead of a walk; as launch_parameters has written them.
+  __device__ __forceinline__ void read_parameters(const float* head_parameters, bool upstream) {
+    const float* const from =
+        head_parameters + u.head * cuda::head_parameter_count(R, columns, values);
     const int all = threadIdx.x;
-    read_bias<R>(upstream ? a.q_bias : a.k_bias, u.head, halves, sh.bias, all, chain_threads);
-    read_projection<R>(a.mimo_v, u.head, sh.mimo_v, all, chain_threads);
-    read_projection<R>(a.mimo_z, u.head, sh.mimo_z, all, chain_threads);
-    read_projection<R>(a.mimo_out, u.head, sh.mimo_out, all, chain_threads);
+    copy_bytes<R * columns * 4, chain_threads>(from + (upstream ? 0 : R * columns), sh.bias, all);
+    copy_bytes<3 * R * values * 4, chain_threads>(from + 2 * R * columns, sh.mimo_v, all);
+    copies_done();
     __syncthreads();
   }
 

@@ -46,7 +46,7 @@ __device__ __forceinline__ void states_of(const Args& a, const UnitBuffers& b, c
     put_places(a, b, number, sh);
   }
   Chain<R, blocks, halves> chain(a, sh, first);
-  chain.read_parameters(false);
+  chain.read_parameters(b.head_parameters, false);
   if (warpgroup() == 1) return chain.template turn<false>(first, end);
   float h[64];
   const float* const saved = cuda::saved_states(a, sh.unit);
@@ -73,7 +73,7 @@ __device__ __forceinline__ void upstream_of(const Args& a, const UnitBuffers& b,
     put_places(a, b, number, sh);
   }
   Chain<R, blocks, halves> chain(a, sh, static_cast<int>(wave.segment * a.size.segment));
-  chain.read_parameters(true);
+  chain.read_parameters(b.head_parameters, true);
   if (warpgroup() == 1) return chain.template turn<true>(first, end);
   float e[64];
   take_state(sh.home, e);

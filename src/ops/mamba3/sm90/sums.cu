@@ -13,61 +13,60 @@ namespace {
 
 constexpr int threads = 256, pieces = 32;  // of four columns
 
-// A warp a row of a group: q's in the first half of the grid's y, then k's.
-__global__ void __launch_bounds__(threads)
-    sums_kernel(const __grid_constant__ Args a, const __grid_constant__ Wave w,
-                const __grid_constant__ UnitBuffers b, int64_t items) {
-  hopper::begin_after_earlier_kernels();
+// Blocks that have them, in this order; rows twice, of q and of k.
+struct Shares {
+  int64_t angles = 0, parameters = 0, rows = 0;
+};
+
+// A warp a row of a group.
+__device__ __forceinline__ void add_rows(const Args& a, const Wave& w, const UnitBuffers& b,
+                                         bool of_keys, int64_t block, int64_t items) {
   const cuda::Sizes& s = a.size;
-  const cuda::View& to = blockIdx.y == 0 ? a.grad.q : a.grad.k;
-  const float* const from = blockIdx.y == 0 ? b.dq : b.dk;
+  const cuda::View& to = of_keys ? a.grad.k : a.grad.q;
+  const float* const from = of_keys ? b.dk : b.dq;
   if (!to.data) return;
   const int piece = threadIdx.x % pieces;
-  for (int64_t item = (blockIdx.x * int64_t{threads} + threadIdx.x) / pieces; item < items;
-       item += int64_t{gridDim.x} * (threads / pieces)) {
-    const auto g = static_cast<int>(item % s.groups);
-    const int64_t row = item / s.groups, place = row / s.rank;
-    const auto r = static_cast<int>(row % s.rank);
-    const cuda::SliceToken token = cuda::slice_token(a, w, place);
-    if (token.token < 0) continue;
-    const auto* at = reinterpret_cast<const float4*>(from + item * b.parts * s.columns) + piece;
-    float4 sum = {0, 0, 0, 0};
+  const int64_t item = (block * threads + threadIdx.x) / pieces;
+  if (item >= items) return;
+  const auto g = static_cast<int>(item % s.groups);
+  const int64_t row = item / s.groups, place = row / s.rank;
+  const auto r = static_cast<int>(row % s.rank);
+  const cuda::SliceToken token = cuda::slice_token(a, w, place);
+  if (token.token < 0) return;
+  const auto* at = reinterpret_cast<const float4*>(from + item * b.parts * s.columns) + piece;
+  float4 sum = {0, 0, 0, 0};
 #pragma unroll 4
-    for (int part = 0; part < b.parts; ++part) {
-      const float4 x = __ldcs(at + part * pieces);
-      sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w;
-    }
-    const int64_t out = cuda::at(to, token.batch, token.token, r, g, 4 * piece);
-    if (to.dtype == DType::bf16 && to.stride[4] == 1) {
-      const __nv_bfloat162 low = __floats2bfloat162_rn(sum.x, sum.y);
-      const __nv_bfloat162 high = __floats2bfloat162_rn(sum.z, sum.w);
-      auto* const own = static_cast<__nv_bfloat16*>(to.data) + out;
-      if (reinterpret_cast<uintptr_t>(own) % 8 == 0) {
-        *reinterpret_cast<uint2*>(own) = {*reinterpret_cast<const uint32_t*>(&low),
-                                          *reinterpret_cast<const uint32_t*>(&high)};
-        continue;
-      }
-    }
-    cuda::store(to, out, sum.x);
-    cuda::store(to, out + to.stride[4], sum.y);
-    cuda::store(to, out + 2 * to.stride[4], sum.z);
-    cuda::store(to, out + 3 * to.stride[4], sum.w);
+  for (int part = 0; part < b.parts; ++part) {
+    const float4 x = __ldcs(at + part * pieces);
+    sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w;
   }
+  const int64_t out = cuda::at(to, token.batch, token.token, r, g, 4 * piece);
+  if (to.dtype == DType::bf16 && to.stride[4] == 1) {
+    const __nv_bfloat162 low = __floats2bfloat162_rn(sum.x, sum.y);
+    const __nv_bfloat162 high = __floats2bfloat162_rn(sum.z, sum.w);
+    auto* const own = static_cast<__nv_bfloat16*>(to.data) + out;
+    if (reinterpret_cast<uintptr_t>(own) % 8 == 0) {
+      *reinterpret_cast<uint2*>(own) = {*reinterpret_cast<const uint32_t*>(&low),
+                                        *reinterpret_cast<const uint32_t*>(&high)};
+      return;
+    }
+  }
+  cuda::store(to, out, sum.x);
+  cuda::store(to, out + to.stride[4], sum.y);
+  cuda::store(to, out + 2 * to.stride[4], sum.z);
+  cuda::store(to, out + 3 * to.stride[4], sum.w);
 }
 
 // A block a token, a warp an eighth of its heads: d_angles over heads that share them.
-__global__ void __launch_bounds__(threads)
-    angles_kernel(const __grid_constant__ Args a, const __grid_constant__ Wave w,
-                  const float* from) {
-  hopper::begin_after_earlier_kernels();
+__device__ __forceinline__ void add_angles(const Args& a, const Wave& w, const UnitBuffers& b,
+                                           int64_t place) {
   constexpr int parts = threads / 32;
   __shared__ float sums[parts][64];
   const cuda::Sizes& s = a.size;
-  const int64_t place = blockIdx.x;
   const cuda::SliceToken token = cuda::slice_token(a, w, place);
   if (token.token < 0) return;
   const int part = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const float* const row = from + place * s.heads * s.pairs;
+  const float* const row = b.dangles + place * s.heads * s.pairs;
   for (int i = lane; i < s.pairs; i += 32) {
     float sum = 0;
 #pragma unroll 8
@@ -84,14 +83,12 @@ __global__ void __launch_bounds__(threads)
 }
 
 // What the chunks of a slice have for the parameters of a head, from the last on.
-__global__ void __launch_bounds__(threads)
-    partial_kernel(const __grid_constant__ Args a, const __grid_constant__ Wave w,
-                   const __grid_constant__ UnitBuffers b, int64_t items) {
-  hopper::begin_after_earlier_kernels();
+__device__ __forceinline__ void add_parameters(const Args& a, const Wave& w, const UnitBuffers& b,
+                                               int64_t block) {
   const cuda::Sizes& s = a.size;
-  const int64_t item = blockIdx.x * int64_t{threads} + threadIdx.x;
-  if (item >= items) return;
   const int count = cuda::parameter_count(s);
+  const int64_t item = block * threads + threadIdx.x;
+  if (item >= (w.last - w.first) * s.heads * count) return;
   const int64_t number = item / count, i = item % count;
   const int64_t norm = int64_t{s.rank} * (2 * s.columns + 3 * s.values);
   if (i >= norm && i < norm + s.values) return;
@@ -106,6 +103,19 @@ __global__ void __launch_bounds__(threads)
   for (int64_t chunk = chunks - 1; chunk >= 0; --chunk)
     sum += static_cast<double>(from[chunk * count]);
   b.parameters[item] += sum;
+}
+
+__global__ void __launch_bounds__(threads)
+    sums_kernel(const __grid_constant__ Args a, const __grid_constant__ Wave w,
+                const __grid_constant__ UnitBuffers b, const __grid_constant__ Shares n,
+                int64_t items) {
+  hopper::begin_after_earlier_kernels();
+  int64_t block = blockIdx.x;
+  if (block < n.angles) return add_angles(a, w, b, block);
+  block -= n.angles;
+  if (block < n.parameters) return add_parameters(a, w, b, block);
+  block -= n.parameters;
+  add_rows(a, w, b, block >= n.rows, block % n.rows, items);
 }
 
 // The first token of each chunk, whose key the chunk before has weighed.
@@ -135,24 +145,18 @@ void launch_edges(const Args& a, const Wave& w, const UnitBuffers& b, cudaStream
 }
 
 void launch_sums(const Args& a, const Wave& w, const UnitBuffers& b, cudaStream_t stream) {
-  const int64_t places = (w.last - w.first) * w.slice_chunks * a.size.chunk;
-  if (a.size.sum_angles && a.grad.angles.data && places * a.size.pairs > 0) {
-    launch("mamba3: sums of angles", angles_kernel, places, threads, 0, stream, a, w,
-           static_cast<const float*>(b.dangles));
-  }
-  const int64_t numbers =
-      (w.last - w.first) * a.size.heads *
-      (a.size.rank * (2 * int64_t{a.size.columns} + 3 * int64_t{a.size.values}) + a.size.values +
-       1);
-  if (numbers > 0 && places > 0) {
-    launch("mamba3: sums of parameters", partial_kernel, blocks_of(numbers), threads, 0, stream, a,
-           w, b, numbers);
-  }
-  const int64_t items = places * a.size.rank * a.size.groups;
-  if (items == 0 || b.parts < 2 || (!a.grad.q.data && !a.grad.k.data)) return;
-  const int64_t blocks = (items * pieces + threads - 1) / threads;
-  const dim3 grid(static_cast<unsigned>(blocks < 1 << 20 ? blocks : 1 << 20), 2);
-  launch("mamba3: sums of rows", sums_kernel, grid, threads, 0, stream, a, w, b, items);
+  const cuda::Sizes& s = a.size;
+  const int64_t places = (w.last - w.first) * w.slice_chunks * s.chunk;
+  const int64_t items = places * s.rank * s.groups;
+  if (places == 0) return;
+  Shares n;
+  if (s.sum_angles && a.grad.angles.data && s.pairs > 0) n.angles = places;
+  n.parameters =
+      blocks_of((w.last - w.first) * s.heads *
+                (s.rank * (2 * int64_t{s.columns} + 3 * int64_t{s.values}) + s.values + 1));
+  if (b.parts > 1 && (a.grad.q.data || a.grad.k.data)) n.rows = blocks_of(items * pieces);
+  launch("mamba3: sums", sums_kernel, n.angles + n.parameters + 2 * n.rows, threads, 0, stream, a,
+         w, b, n, items);
 }
 
 }  // namespace talea::mamba3::sm90

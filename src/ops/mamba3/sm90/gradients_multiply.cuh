@@ -47,7 +47,7 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::multiply(bool of_k
         float far[2] = {0, 0};
         each_two(y, [&](int i, int c, float x, float w) {
           const uint32_t v = *reinterpret_cast<const uint32_t*>(tiles.v + place_of(i, c));
-          far[i != row] += x * low_of(v) + w * high_of(v);
+          far[i != row] = fmaf(w, high_of(v), fmaf(x, low_of(v), far[i != row]));
         });
 #pragma unroll
         for (int second = 0; second < 2; ++second) {

@@ -77,7 +77,7 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::rows_back(int head
     float dot = 0;
     // Numbers of the pair (x, w), whose gradients are (gx, gw); its torque.
     const auto one = [&](int pair, bool turned, float x, float w, float& gx, float& gw) {
-      dot += x * gx + w * gw;
+      dot = fmaf(w, gw, fmaf(x, gx, dot));
       if (!turned) return 0.0f;
       const float torque = x * gw - w * gx;
       const float2 by = turns[Shared::turn_at(t, pair)];  // zeros behind the last token

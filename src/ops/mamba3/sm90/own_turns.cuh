@@ -35,19 +35,22 @@ class TurnReader {
   // Rates as they lie in memory: all loads are under way together.
   __device__ __forceinline__ void load(const Args& a, const Unit& u, const Part& p) {
     const View& from = a.angles;
-    const int64_t base = cuda::at(from, u.batch, u.begin + p.first, u.head);
+    const int64_t base = cuda::at(from, u.batch, u.begin + p.first + first_token(), u.head);
+    const int left = p.n - first_token();
     if (!from.data) return;
     const auto all = [&](auto get) {
 #pragma unroll
-      for (int b = 0; b < blocks; ++b)
+      for (int b = 0; b < blocks; ++b) {
+        // A is even.
+        const int i = 2 * pair_pair(b), known = i < a.size.pairs ? left : 0;
+        int64_t at = base + i * from.stride[3];
 #pragma unroll
-        for (int j = 0; j < each; ++j)
-#pragma unroll
-          for (int e = 0; e < 2; ++e) {
-            const int t = first_token() + j, i = 2 * pair_pair(b) + e;
-            const bool known = t < p.n && i < a.size.pairs;
-            bits_[b][j][e] = known ? get(base + t * from.stride[1] + i * from.stride[3]) : 0u;
-          }
+        for (int j = 0; j < each; ++j) {
+          bits_[b][j][0] = j < known ? get(at) : 0u;
+          bits_[b][j][1] = j < known ? get(at + from.stride[3]) : 0u;
+          at += from.stride[1];
+        }
+      }
     };
     if (from.dtype == DType::f32)
       all([&](int64_t at) { return __ldg(static_cast<const uint32_t*>(from.data) + at); });

@@ -207,26 +207,31 @@ class Chain {
       const bool turned = block < blocks;
       if (!turned && !biased) break;
       const int pp = (thread & 15) + 16 * block;
-      float4 bias[R];
+      constexpr int together = 4 / R;  // tokens
+      float4 bias[4];
 #pragma unroll
-      for (int r = 0; r < R; ++r) bias[r] = sh.bias[r * 32 + pp];
-#pragma unroll 4
-      for (int j = 0; j < each; ++j) {
-        const int t = (thread >> 4) * each + j;
-        if (t >= n) break;
-        TwoTurns by;
-        if (turned) {
-          const float4 x = *reinterpret_cast<const float4*>(to.turns + t * pairs + 2 * pp);
-          by.cos0 = x.x, by.sin0 = x.y, by.cos1 = x.z, by.sin1 = x.w;
-        }
-        const int at = place_of(t * R, halves ? 2 * pp : 4 * pp);
+      for (int i = 0; i < 4; ++i) bias[i] = sh.bias[i % R * 32 + pp];
+#pragma unroll 1
+      for (int j = 0; j < each; j += together) {
+        const int t0 = (thread >> 4) * each + j;
+        if (t0 >= n) break;
+        TwoTurns by[4];
+        char* at[4];
+        bool live[4];
 #pragma unroll
-        for (int r = 0; r < R; ++r) {
-          if (turned)
-            turn_words<halves>(to.rows + row_behind(at, r), bias[r], by);
-          else
-            bias_words<halves>(to.rows + row_behind(at, r), bias[r]);
+        for (int i = 0; i < 4; ++i) {
+          const int t = t0 + i / R;
+          if (turned) {
+            const float4 x = *reinterpret_cast<const float4*>(to.turns + t * pairs + 2 * pp);
+            by[i] = {x.x, x.y, x.z, x.w};
+          }
+          at[i] = to.rows + row_behind(place_of(t * R, halves ? 2 * pp : 4 * pp), i % R);
+          live[i] = t < n;
         }
+        if (turned)
+          turn_all<halves, true>(at, live, bias, by);
+        else
+          turn_all<halves, false>(at, live, bias, by);
       }
     }
   }
@@ -235,22 +240,29 @@ class Chain {
     const int row0 = thread / 8, c = thread % 8 * 8;
     float by_v[8];
     take_eight(sh.mimo_v + row0 % R * values + c, by_v);
-#pragma unroll 2
+    // All loads ahead of the first store, behind which the compiler would leave them.
+    uint4 all[rows / 16];
+    float by[rows / 16];
+#pragma unroll
     for (int i = 0; i < rows / 16; ++i) {
-      const int row = row0 + 16 * i, t = row / R;
-      auto* const at = reinterpret_cast<uint4*>(to.weighed + place_of(row, c));
-      const uint4 raw = *at;
-      const uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
-      const float by = to.steps.key[t];
+      const int row = row0 + 16 * i;
+      all[i] = *reinterpret_cast<const uint4*>(to.weighed + place_of(row, c));
+      by[i] = to.steps.key[row / R];
+    }
+#pragma unroll
+    for (int i = 0; i < rows / 16; ++i) {
+      const int row = row0 + 16 * i;
+      const uint32_t words[4] = {all[i].x, all[i].y, all[i].z, all[i].w};
       uint32_t scaled[4] = {0, 0, 0, 0};
-      if (t < n) {
+      if (row / R < n) {
 #pragma unroll
         for (int w = 0; w < 4; ++w) {
           const float x = low_of(words[w]) * by_v[2 * w], y = high_of(words[w]) * by_v[2 * w + 1];
-          scaled[w] = two_rounded(by * x, by * y);
+          scaled[w] = two_rounded(by[i] * x, by[i] * y);
         }
       }
-      *at = {scaled[0], scaled[1], scaled[2], scaled[3]};
+      *reinterpret_cast<uint4*>(to.weighed + place_of(row, c)) = {scaled[0], scaled[1], scaled[2],
+                                                                  scaled[3]};
     }
   }
   // Rows of d_out through the gate by e^L of each token, in place where they have been copied.
@@ -260,42 +272,54 @@ class Chain {
     float by_out[8], by_z[8];
     take_eight(sh.mimo_out + r * values + c, by_out);
     take_eight(sh.mimo_z + r * values + c, by_z);
-#pragma unroll 2
-    for (int i = 0; i < rows / 16; ++i) {
-      const int row = row0 + 16 * i, t = row / R;
-      auto* const at = reinterpret_cast<uint4*>(to.weighed + place_of(row, c));
-      float x[8];
-      if (pieces) {
-        const uint4 raw = *at;
-        const uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
+#pragma unroll 1
+    for (int first = row0; first < rows; first += 32) {
+      uint4 all[2], zs[2] = {};
+      float left[2];
 #pragma unroll
-        for (int j = 0; j < 8; ++j) x[j] = j & 1 ? high_of(words[j / 2]) : low_of(words[j / 2]);
-      } else {
-        const int64_t from = up_home + t * a.d_out.stride[1] + r * up_rank + c * a.d_out.stride[4];
-#pragma unroll
-        for (int j = 0; j < 8; ++j)
-          x[j] = a.d_out.data && t < n ? cuda::read(a.d_out, from + j * a.d_out.stride[4]) : 0.0f;
+      for (int i = 0; i < 2; ++i) {
+        const int row = first + 16 * i, t = row / R;
+        if (pieces) all[i] = *reinterpret_cast<const uint4*>(to.weighed + place_of(row, c));
+        if (a.z.data) zs[i] = to.z[t * 8 + thread % 8];
+        left[i] = to.steps.left[t];
       }
 #pragma unroll
-      for (int j = 0; j < 8; ++j) x[j] *= by_out[j];
-      if (a.z.data) {
-        const uint4 z = to.z[t * 8 + thread % 8];
-        const uint32_t words[4] = {z.x, z.y, z.z, z.w};
+      for (int i = 0; i < 2; ++i) {
+        const int t = (first + 16 * i) / R;
+        float x[8];
+        if (pieces) {
+          const uint32_t words[4] = {all[i].x, all[i].y, all[i].z, all[i].w};
 #pragma unroll
-        for (int j = 0; j < 8; ++j) {
-          const float w = (j & 1 ? high_of(words[j / 2]) : low_of(words[j / 2])) * by_z[j];
-          x[j] *= w * gate_sigmoid(w);
+          for (int j = 0; j < 8; ++j) x[j] = j & 1 ? high_of(words[j / 2]) : low_of(words[j / 2]);
+        } else {
+          const int64_t from =
+              up_home + t * a.d_out.stride[1] + r * up_rank + c * a.d_out.stride[4];
+#pragma unroll
+          for (int j = 0; j < 8; ++j)
+            x[j] = a.d_out.data && t < n ? cuda::read(a.d_out, from + j * a.d_out.stride[4]) : 0.0f;
         }
+#pragma unroll
+        for (int j = 0; j < 8; ++j) x[j] *= by_out[j];
+        if (a.z.data) {
+          const uint32_t words[4] = {zs[i].x, zs[i].y, zs[i].z, zs[i].w};
+#pragma unroll
+          for (int j = 0; j < 8; ++j) {
+            const float w = (j & 1 ? high_of(words[j / 2]) : low_of(words[j / 2])) * by_z[j];
+            x[j] *= w * gate_sigmoid(w);
+          }
+        }
+        const float by = left[i];
+        all[i] = {0, 0, 0, 0};
+        if (t < n)
+          all[i] = {two_rounded(by * x[0], by * x[1]), two_rounded(by * x[2], by * x[3]),
+                    two_rounded(by * x[4], by * x[5]), two_rounded(by * x[6], by * x[7])};
       }
-      uint4 all = {0, 0, 0, 0};
-      if (t < n) {
-        const float by = to.steps.left[t];
-        all = {two_rounded(by * x[0], by * x[1]), two_rounded(by * x[2], by * x[3]),
-               two_rounded(by * x[4], by * x[5]), two_rounded(by * x[6], by * x[7])};
-      }
-      *at = all;
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+        *reinterpret_cast<uint4*>(to.weighed + place_of(first + 16 * i, c)) = all[i];
     }
   }
+
   const Args& a;
   const Unit& u;
   Shared& sh;

@@ -71,22 +71,26 @@ __device__ __forceinline__ void read_chunks(const Args& a, const Unit& u, Shared
     turns.add(a, p, scratch.raw.dt, scratch.turns);
     sync();
     const auto turn = [&](auto halves) {
-      turns.each_turn(a, p, sh.carried, scratch.turns,
-                      [&](int t0, int j, int pp, const TwoTurns& by) {
-                        // The rows of a group of tokens begin at a multiple of eight.
-                        turn_row<halves()>(sh.q[stage] + t0 * 128, j, pp, sh.q_bias[pp], by);
-                        turn_row<halves()>(sh.k[stage] + t0 * 128, j, pp, sh.k_bias[pp], by);
-                      });
+      turns.each_turn(
+          a, p, sh.carried, scratch.turns, [&](int t0, int j, int pp, const TwoTurns& by) {
+            // The rows of a group of tokens begin at a multiple of eight.
+            turn_all<halves(), true, 2>({words_at<halves()>(sh.q[stage] + t0 * 128, j, pp),
+                                         words_at<halves()>(sh.k[stage] + t0 * 128, j, pp)},
+                                        {true, true}, {sh.q_bias[pp], sh.k_bias[pp]}, {by, by});
+          });
       // Pairs that never turn.
       if constexpr (blocks == 1) {
         const int pp = 16 + (thread & 15), row0 = thread / 16 * 8;
         char* const q = sh.q[stage] + row0 * 128;
         char* const k = sh.k[stage] + row0 * 128;
-#pragma unroll
-        for (int i = 0; i < 8; ++i) {
-          if (row0 + i >= p.n) break;
-          bias_row<halves()>(q, i, pp, sh.q_bias[pp]);
-          bias_row<halves()>(k, i, pp, sh.k_bias[pp]);
+        const float4 q_bias = sh.q_bias[pp], k_bias = sh.k_bias[pp];
+#pragma unroll 1
+        for (int i = 0; i < 8; i += 2) {
+          const bool live[2] = {row0 + i < p.n, row0 + i + 1 < p.n};
+          turn_all<halves(), false, 4>(
+              {words_at<halves()>(q, i, pp), words_at<halves()>(k, i, pp),
+               words_at<halves()>(q, i + 1, pp), words_at<halves()>(k, i + 1, pp)},
+              {live[0], live[0], live[1], live[1]}, {q_bias, k_bias, q_bias, k_bias}, {});
         }
       }
     };

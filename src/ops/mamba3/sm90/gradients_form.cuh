@@ -95,6 +95,7 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::begin_rows(int hea
 // A thread has two pairs of some tokens, and two that no pair turns.
 template <int R, int blocks, bool halves>
 __device__ __forceinline__ void Gradients<R, blocks, halves>::finish_rows(int head) {
+  static_assert(R == 1);
   constexpr int each = C / 8;
   auto& to = sh.operands[stage(head)];
   const auto& parameters = sh.of_head[stage(head)];
@@ -106,31 +107,29 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::finish_rows(int he
     const int pp = (thread & 15) + 16 * block;
     const bool turned = block < blocks;
     if (!turned && !a.q_bias.data && !a.k_bias.data) break;
-    float4 q_bias[R], k_bias[R];
+    const float4 q_bias = parameters.q_bias[pp], k_bias = parameters.k_bias[pp];
+    const float4 bias[4] = {q_bias, k_bias, q_bias, k_bias};
+#pragma unroll 1
+    for (int j = 0; j < each; j += 2) {
+      const int t0 = (thread >> 4) * each + j;
+      if (t0 >= n) break;
+      TwoTurns by[4];
+      char* at[4];
+      bool live[4];
 #pragma unroll
-    for (int r = 0; r < R; ++r)
-      q_bias[r] = parameters.q_bias[r * 32 + pp], k_bias[r] = parameters.k_bias[r * 32 + pp];
-#pragma unroll 2
-    for (int j = 0; j < each; ++j) {
-      const int t = (thread >> 4) * each + j;
-      if (t >= n) break;
-      TwoTurns by;
-      if (turned) {
-        const float4 x = *reinterpret_cast<const float4*>(turns + Shared::turn_at(t, 2 * pp));
-        by.cos0 = x.x, by.sin0 = x.y, by.cos1 = x.z, by.sin1 = x.w;
-      }
-      const int at = place_of(t * R, halves ? 2 * pp : 4 * pp);
-#pragma unroll
-      for (int r = 0; r < R; ++r) {
-        const int own = row_behind(at, r);
+      for (int i = 0; i < 4; ++i) {
+        const int t = t0 + i / 2;
         if (turned) {
-          turn_words<halves>(to.q + own, q_bias[r], by);
-          turn_words<halves>(to.k + own, k_bias[r], by);
-        } else {
-          bias_words<halves>(to.q + own, q_bias[r]);
-          bias_words<halves>(to.k + own, k_bias[r]);
+          const float4 x = *reinterpret_cast<const float4*>(turns + Shared::turn_at(t, 2 * pp));
+          by[i] = {x.x, x.y, x.z, x.w};
         }
+        at[i] = (i & 1 ? to.k : to.q) + place_of(t, halves ? 2 * pp : 4 * pp);
+        live[i] = t < n;
       }
+      if (turned)
+        turn_all<halves, true>(at, live, bias, by);
+      else
+        turn_all<halves, false>(at, live, bias, by);
     }
   }
   hopper::fence_async_shared();
@@ -178,17 +177,21 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::finish_values(int 
 #pragma unroll 1
   for (int first = row0; up.pieces && first < rows; first += 32) {
     const uint4 z[2] = {z_of(head, first / R, c), z_of(head, (first + 16) / R, c)};
+    uint4 both[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+      both[i] = *reinterpret_cast<const uint4*>(to.d_y + place_of(first + 16 * i, c));
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const int row = first + 16 * i;
-      auto* const at = reinterpret_cast<uint4*>(to.d_y + place_of(row, c));
-      const uint4 raw = *at;
-      const uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
+      const uint32_t words[4] = {both[i].x, both[i].y, both[i].z, both[i].w};
       float x[8];
 #pragma unroll
       for (int j = 0; j < 8; ++j) x[j] = j & 1 ? high_of(words[j / 2]) : low_of(words[j / 2]);
-      *at = gated(head, x, z[i], row % R * values + c);
+      both[i] = gated(head, x, z[i], (first + 16 * i) % R * values + c);
     }
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+      *reinterpret_cast<uint4*>(to.d_y + place_of(first + 16 * i, c)) = both[i];
   }
   if (!up.pieces) gate_apart(head);
   anchor(head);
@@ -262,10 +265,12 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::gates_back(int hea
                                                  d_out_home(head) + t * a.d_out.stride[1] + c));
     }
     if (first == row0) hopper::named_barrier_sync(y_known + stage(head), 256);
+    float ys[2][8];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int t = first + 16 * i;
-      float y[8], by[8];
+      float(&y)[8] = ys[i];
+      float by[8];
       const float4 low = *reinterpret_cast<const float4*>(tiles.h + Shared::y_at(t, c));
       const float4 high = *reinterpret_cast<const float4*>(tiles.h + Shared::y_at(t, c + 4));
       y[0] = low.x, y[1] = low.y, y[2] = low.z, y[3] = low.w;
@@ -290,6 +295,11 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::gates_back(int hea
         const float sg = gate_sigmoid(w);
         y[j] *= by[j] * fmaf(w * sg, 1 - sg, sg);
       }
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int t = first + 16 * i;
+      const float(&y)[8] = ys[i];
       if (t >= n) continue;
       const int64_t to = home0 + t * a.grad.z.stride[1];
       if (a.grad.z.dtype == DType::bf16) {

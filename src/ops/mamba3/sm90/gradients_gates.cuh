@@ -21,8 +21,7 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::gates_of(int head,
     const auto* const z_at = static_cast<const __nv_bfloat16*>(a.z.data) +
                              home(sh.homes.z, a.z, head) + t[second] * a.z.stride[1] + column;
 #pragma unroll
-    for (int j = 0; j < 8; ++j)
-      g[2 * j + second] = live && up.pairs ? up.both(up_at + 8 * j) : 0u;
+    for (int j = 0; j < 8; ++j) g[2 * j + second] = live && up.pairs ? up.both(up_at + 8 * j) : 0u;
 #pragma unroll
     for (int j = 0; j < 8; ++j)
       z[2 * j + second] =

@@ -69,58 +69,63 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::rows_back(int head
   const float2* const turns = sh.turns[stage(head)];
   float* const torques = of_keys ? sh.turn_k : sh.turn_q;
   float* const dots = of_keys ? sh.dots_k : sh.dots_q;
-  const int row = own_row(), column = own_column(), r = row % R, lane = thread & 31;
+  static_assert(R == 1);
+  const int row = own_row(), column = own_column(), lane = thread & 31;
   if (head > place.first) hopper::named_barrier_sync(heard, gradient_threads);
 #pragma unroll
   for (int second = 0; second < 2; ++second) {
-    const int own = row + 8 * second, t = own / R;
+    const int own = row + 8 * second, t = own;
     float dot = 0;
     // Numbers of the pair (x, w), whose gradients are (gx, gw); its torque.
-    const auto one = [&](int pair, bool turned, float x, float w, float& gx, float& gw) {
+    const auto one = [&](bool turned, const float2& by, float x, float w, float& gx, float& gw) {
       dot = fmaf(w, gw, fmaf(x, gx, dot));
       if (!turned) return 0.0f;
-      const float torque = x * gw - w * gx;
-      const float2 by = turns[Shared::turn_at(t, pair)];  // zeros behind the last token
-      const float before = gx;
+      const float torque = x * gw - w * gx, before = gx;
       gx = before * by.x + gw * by.y;
       gw = gw * by.x - before * by.y;
       return torque;
     };
+    // All loads ahead of the first store, behind which the compiler leaves them.
+    uint32_t words[16];
+    float2 by[pairs / 4];  // zeros behind the last token
+    float torque[pairs / 4];
+#pragma unroll
+    for (int j = 0; j < 16; ++j) {
+      const int c = column + 8 * j;
+      words[j] = *reinterpret_cast<const uint32_t*>(tile + place_of(own, c));
+    }
+#pragma unroll
+    for (int j = 0; j < pairs / 4; ++j) {
+      const int pair = halves ? column + j / 2 * 8 + (j & 1) : 4 * j + lane % 4;
+      by[j] = turns[Shared::turn_at(t, pair)];
+    }
     if constexpr (halves) {
 #pragma unroll
-      for (int first = 0; first < 8; first += R) {
-        float low[R], high[R];
-#pragma unroll
-        for (int k = 0; k < R; ++k) {
-          const int j = first + k, pair = column + 8 * j;
-          const char* at = tile + place_of(own, column + 8 * j);
-          const uint32_t x = *reinterpret_cast<const uint32_t*>(at);
-          const uint32_t w = *reinterpret_cast<const uint32_t*>(at + panel_bytes);
-          float* gx = g + 4 * j + 2 * second;
-          float* gw = g + 4 * (j + 8) + 2 * second;
-          low[k] = one(pair, 8 * j < pairs, low_of(x), low_of(w), gx[0], gw[0]);
-          high[k] = one(pair + 1, 8 * j < pairs, high_of(x), high_of(w), gx[1], gw[1]);
-        }
-        if (8 * first >= pairs) continue;
-        const float x = shared_by_ranks<R>(low), w = shared_by_ranks<R>(high);
-        *reinterpret_cast<float2*>(torques + Shared::turn_at(t, column + 8 * (first + r))) = {x, w};
+      for (int j = 0; j < 8; ++j) {
+        const bool turned = 8 * j < pairs;
+        const uint32_t x = words[j], w = words[j + 8];
+        float* gx = g + 4 * j + 2 * second;
+        float* gw = g + 4 * (j + 8) + 2 * second;
+        const int at = turned ? 2 * j : 0;
+        const float low = one(turned, by[at], low_of(x), low_of(w), gx[0], gw[0]);
+        const float high = one(turned, by[at + 1], high_of(x), high_of(w), gx[1], gw[1]);
+        if (turned) torque[at] = low, torque[at + 1] = high;
       }
+#pragma unroll
+      for (int j = 0; j < pairs / 8; ++j)
+        *reinterpret_cast<float2*>(torques + Shared::turn_at(t, column + 8 * j)) = {
+            torque[2 * j], torque[2 * j + 1]};
     } else {
 #pragma unroll
-      for (int first = 0; first < 16; first += R) {
-        float torque[R];
-#pragma unroll
-        for (int k = 0; k < R; ++k) {
-          const int j = first + k;
-          const uint32_t both =
-              *reinterpret_cast<const uint32_t*>(tile + place_of(own, column + 8 * j));
-          float* gx = g + 4 * j + 2 * second;
-          torque[k] =
-              one(4 * j + lane % 4, 4 * j < pairs, low_of(both), high_of(both), gx[0], gx[1]);
-        }
-        if (4 * first >= pairs) continue;
-        torques[Shared::turn_at(t, 4 * (first + r) + lane % 4)] = shared_by_ranks<R>(torque);
+      for (int j = 0; j < 16; ++j) {
+        const bool turned = 4 * j < pairs;
+        float* gx = g + 4 * j + 2 * second;
+        const int at = turned ? j : 0;
+        const float x = one(turned, by[at], low_of(words[j]), high_of(words[j]), gx[0], gx[1]);
+        if (turned) torque[at] = x;
       }
+#pragma unroll
+      for (int j = 0; j < pairs / 4; ++j) torques[Shared::turn_at(t, 4 * j + lane % 4)] = torque[j];
     }
     dot = over_quad(dot);
     if (lane % 4 == 0) dots[own] = dot;

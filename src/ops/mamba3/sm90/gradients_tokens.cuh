@@ -48,7 +48,13 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::angles_back(int he
 #pragma unroll
   for (int j = each - 1; j >= 0; --j) own[j] = whole += own[j];
   const float pi = 3.14159265358979f;
-  const float* const dt = late(head).dt + first;
+  // Ahead of the stores, behind which the compiler would leave them.
+  float dt[each];
+#pragma unroll
+  for (int j = 0; j < each; j += 4) {
+    const float4 x = *reinterpret_cast<const float4*>(late(head).dt + first + j);
+    dt[j] = x.x, dt[j + 1] = x.y, dt[j + 2] = x.z, dt[j + 3] = x.w;
+  }
   const auto angle = [&](int j) { return own[j] * dt[j] * pi * fmaf(-rates_[j], rates_[j], 1.0f); };
   if (b.dangles) {
     const int64_t place0 = (place.sequence * wave.slice_chunks + place.in_slice) * C + first;

@@ -252,16 +252,32 @@ __device__ __forceinline__ void turn_row(char* tile, int row, int pp, const floa
 // first row a multiple of it, so that r swaps its own pieces alone.
 __device__ __forceinline__ int row_behind(int at, int r) { return (at ^ (r << 4)) + r * 128; }
 
+// Words at several places, turned or biased alone: all are taken before the first is put back,
+// behind which the compiler would leave the others.
+template <bool halves, bool turns, int count>
+__device__ __forceinline__ void turn_all(char* const (&at)[count], const bool (&live)[count],
+                                         const float4 (&bias)[count], const TwoTurns (&by)[count]) {
+  uint2 words[count];
+#pragma unroll
+  for (int i = 0; i < count; ++i) words[i] = take_words<halves>(at[i]);
+#pragma unroll
+  for (int i = 0; i < count; ++i) {
+    float4 x = {low_of(words[i].x) + bias[i].x, high_of(words[i].x) + bias[i].y,
+                low_of(words[i].y) + bias[i].z, high_of(words[i].y) + bias[i].w};
+    if constexpr (turns) x = turned<halves>(words[i], bias[i], by[i]);
+    words[i] = {two_rounded(x.x, x.y), two_rounded(x.z, x.w)};
+  }
+#pragma unroll
+  for (int i = 0; i < count; ++i)
+    if (live[i]) put_words<halves>(at[i], words[i]);
+}
+
 // What is added to words that no pair turns.
 template <bool halves>
 __device__ __forceinline__ void bias_words(char* at, const float4& bias) {
   const uint2 x = take_words<halves>(at);
   put_words<halves>(at, {two_rounded(low_of(x.x) + bias.x, high_of(x.x) + bias.y),
                          two_rounded(low_of(x.y) + bias.z, high_of(x.y) + bias.w)});
-}
-template <bool halves>
-__device__ __forceinline__ void bias_row(char* tile, int row, int pp, const float4& bias) {
-  bias_words<halves>(words_at<halves>(tile, row, pp), bias);
 }
 // The words of a tile that no pair turns.
 template <int R, bool halves, int threads>

@@ -10,6 +10,7 @@ namespace talea::mamba3::sm90 {
 namespace {
 
 constexpr int size = columns * values;
+constexpr int turning = 104, adding = 152;  // registers
 
 // What a unit keeps from launch to launch.
 __global__ void __launch_bounds__(chain_threads)
@@ -47,7 +48,11 @@ __device__ __forceinline__ void states_of(const Args& a, const UnitBuffers& b, c
   }
   Chain<R, blocks, halves> chain(a, sh, first);
   chain.read_parameters(b.head_parameters, false);
-  if (warpgroup() == 1) return chain.template turn<false>(first, end);
+  if (warpgroup() == 1) {
+    hopper::lower_registers<turning>();
+    return chain.template turn<false>(first, end);
+  }
+  hopper::raise_registers<adding>();
   float h[64];
   const float* const saved = cuda::saved_states(a, sh.unit);
   take_state(saved ? saved + wave.segment * size
@@ -74,7 +79,11 @@ __device__ __forceinline__ void upstream_of(const Args& a, const UnitBuffers& b,
   }
   Chain<R, blocks, halves> chain(a, sh, static_cast<int>(wave.segment * a.size.segment));
   chain.read_parameters(b.head_parameters, true);
-  if (warpgroup() == 1) return chain.template turn<true>(first, end);
+  if (warpgroup() == 1) {
+    hopper::lower_registers<turning>();
+    return chain.template turn<true>(first, end);
+  }
+  hopper::raise_registers<adding>();
   float e[64];
   take_state(sh.home, e);
   chain.template add<true>(e, first, end, [&](int i, float(&own)[64]) {

@@ -185,18 +185,25 @@ __device__ __forceinline__ void Backward<R, blocks, halves>::anchor() {
 
 template <int R, int blocks, bool halves>
 __device__ __forceinline__ void Backward<R, blocks, halves>::turn_rows() {
-  const int pp = threadIdx.x & 31;
+  const int pp = threadIdx.x & 31, row0 = threadIdx.x / 32, r = row0 % R;
+  const float4 q_bias = sh.q_bias[r * 32 + pp], k_bias = sh.k_bias[r * 32 + pp];
+  const float4 bias[4] = {q_bias, k_bias, q_bias, k_bias};
 #pragma unroll
-  for (int i = 0; i < rows / 16; ++i) {
-    const int row = threadIdx.x / 32 + 16 * i, t = row / R, r = row % R;
-    if (t >= p.n) continue;
-    TwoTurns by;
-    if (2 * pp < pairs) {
-      const float4 x = *reinterpret_cast<const float4*>(sh.turns + t * Shared::apart + 2 * pp);
-      by.cos0 = x.x, by.sin0 = x.y, by.cos1 = x.z, by.sin1 = x.w;
+  for (int first = row0; first < rows; first += 32) {
+    TwoTurns by[4];
+    char* at[4];
+    bool live[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int row = first + i / 2 * 16, t = row / R;
+      if (2 * pp < pairs) {
+        const float4 x = *reinterpret_cast<const float4*>(sh.turns + t * Shared::apart + 2 * pp);
+        by[i] = {x.x, x.y, x.z, x.w};
+      }
+      at[i] = words_at<halves>(i & 1 ? sh.k : sh.q, row, pp);
+      live[i] = t < p.n;
     }
-    turn_row<halves>(sh.q, row, pp, sh.q_bias[r * 32 + pp], by);
-    turn_row<halves>(sh.k, row, pp, sh.k_bias[r * 32 + pp], by);
+    turn_all<halves, true>(at, live, bias, by);
   }
 }
 

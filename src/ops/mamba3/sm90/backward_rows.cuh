@@ -46,63 +46,98 @@ __device__ __forceinline__ void Backward<R, blocks, halves>::rows_back(float (&g
     const bool known = t < p.n;
     float dot = 0;
     // Numbers of the pair (x, w), whose gradients are (gx, gw); its torque.
-    const auto one = [&](int pair, bool turns, float x, float w, float& gx, float& gw) {
+    const auto one = [&](bool turns, const float2& by, float x, float w, float& gx, float& gw) {
       dot += x * gx + w * gw;
       if (!turns) return 0.0f;
       const float torque = x * gw - w * gx;
-      const float2 by = sh.turns[t * Shared::apart + pair];
       const float cos = known ? by.x : 1.0f, sin = known ? by.y : 0.0f;
       const float before = gx;
       gx = before * cos + gw * sin;
       gw = gw * cos - before * sin;
       return torque;
     };
+    // Loads of eight words ahead of what is stored of them, behind which the compiler would leave
+    // them.
     if constexpr (halves) {
 #pragma unroll
-      for (int first = 0; first < 8; first += R) {
-        float low[R], high[R];
+      for (int from = 0; from < 8; from += 4) {
+        uint32_t xs[4], ws[4];
+        float2 by[8];
+        float torque[8];
 #pragma unroll
-        for (int k = 0; k < R; ++k) {
-          const int j = first + k, pair = column + 8 * j;
-          const char* at = tile + place_of(own, column + 8 * j);
-          const uint32_t x = *reinterpret_cast<const uint32_t*>(at);
-          const uint32_t w = *reinterpret_cast<const uint32_t*>(at + panel_bytes);
+        for (int i = 0; i < 4; ++i) {
+          const char* at = tile + place_of(own, column + 8 * (from + i));
+          xs[i] = *reinterpret_cast<const uint32_t*>(at);
+          ws[i] = *reinterpret_cast<const uint32_t*>(at + panel_bytes);
+        }
+        const bool turned = 8 * from < pairs;
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+          by[i] = {1, 0};
+          if (turned) by[i] = sh.turns[t * Shared::apart + column + 8 * (from + i / 2) + i % 2];
+        }
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int j = from + i;
           float* gx = g + 4 * j + 2 * second;
           float* gw = g + 4 * (j + 8) + 2 * second;
-          low[k] = one(pair, 8 * j < pairs, low_of(x), low_of(w), gx[0], gw[0]);
-          high[k] = one(pair + 1, 8 * j < pairs, high_of(x), high_of(w), gx[1], gw[1]);
+          torque[i] = one(turned, by[2 * i], low_of(xs[i]), low_of(ws[i]), gx[0], gw[0]);
+          torque[4 + i] = one(turned, by[2 * i + 1], high_of(xs[i]), high_of(ws[i]), gx[1], gw[1]);
         }
-        if (8 * first >= pairs) continue;
-        const float x = shared_by_ranks<R>(low), w = shared_by_ranks<R>(high);
-        *reinterpret_cast<float2*>(torques + Shared::turn_at(t, column + 8 * (first + r))) = {x, w};
+        if (!turned) continue;
+#pragma unroll
+        for (int first = 0; first < 4; first += R) {
+          float low[R], high[R];
+#pragma unroll
+          for (int k = 0; k < R; ++k) low[k] = torque[first + k], high[k] = torque[4 + first + k];
+          const float x = shared_by_ranks<R>(low), w = shared_by_ranks<R>(high);
+          *reinterpret_cast<float2*>(torques +
+                                     Shared::turn_at(t, column + 8 * (from + first + r))) = {x, w};
+        }
       }
     } else {
 #pragma unroll
-      for (int first = 0; first < 16; first += R) {
-        float torque[R];
+      for (int from = 0; from < 16; from += 8) {
+        uint32_t words[8];
+        float2 by[8];
+        float torque[8];
+        const bool turned = 4 * from < pairs;
 #pragma unroll
-        for (int k = 0; k < R; ++k) {
-          const int j = first + k;
-          const uint32_t both =
-              *reinterpret_cast<const uint32_t*>(tile + place_of(own, column + 8 * j));
-          float* gx = g + 4 * j + 2 * second;
-          torque[k] =
-              one(4 * j + lane % 4, 4 * j < pairs, low_of(both), high_of(both), gx[0], gx[1]);
+        for (int i = 0; i < 8; ++i) {
+          const int j = from + i;
+          words[i] = *reinterpret_cast<const uint32_t*>(tile + place_of(own, column + 8 * j));
+          by[i] = {1, 0};
+          if (turned) by[i] = sh.turns[t * Shared::apart + 4 * j + lane % 4];
         }
-        if (4 * first >= pairs) continue;
-        const float x = shared_by_ranks<R>(torque);
-        torques[Shared::turn_at(t, 4 * (first + r) + lane % 4)] = x;
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+          float* gx = g + 4 * (from + i) + 2 * second;
+          torque[i] = one(turned, by[i], low_of(words[i]), high_of(words[i]), gx[0], gx[1]);
+        }
+        if (!turned) continue;
+#pragma unroll
+        for (int first = 0; first < 8; first += R) {
+          float of[R];
+#pragma unroll
+          for (int k = 0; k < R; ++k) of[k] = torque[first + k];
+          torques[Shared::turn_at(t, 4 * (from + first + r) + lane % 4)] = shared_by_ranks<R>(of);
+        }
       }
     }
     dot = over_quad(dot);
     if (lane % 4 == 0) dots[own] = dot;
   }
 #pragma unroll
-  for (int j = 0; j < 16; ++j) {
-    float4& sum = sums[j * 128];
-    float4 x = sum;
-    x.x += g[4 * j], x.y += g[4 * j + 1], x.z += g[4 * j + 2], x.w += g[4 * j + 3];
-    sum = x;
+  for (int from = 0; from < 16; from += 4) {
+    float4 x[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) x[i] = sums[(from + i) * 128];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float* const own = g + 4 * (from + i);
+      x[i].x += own[0], x[i].y += own[1], x[i].z += own[2], x[i].w += own[3];
+      sums[(from + i) * 128] = x[i];
+    }
   }
   if (!wanted) return;
   constexpr int alike = Shared::alike;

@@ -294,7 +294,7 @@ TEST(Sm90Config, Bf16DwKeepsMoreBitsBesideItWhereTheyHaveRoom) {
 // Codes need no memory of dW's size; a factor that comes later is one more pass over dW.
 TEST(Sm90Config, Bf16DwUnderASmallLimitIsSummedInCodes) {
   for (const bool late : {false, true})
-    for (const int64_t mib : {200, 265, 530, 700}) {
+    for (const int64_t mib : {135, 200, 265, 530, 700}) {
       Problem p = training(8192, 4096, 128256, mib);
       p.dw_dtype = DType::bf16, p.late_factor = p.wants_dx_rest = p.wants_rest = late;
       const auto c = sm90::config(p, hopper());

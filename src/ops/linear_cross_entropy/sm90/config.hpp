@@ -96,8 +96,6 @@ struct Config {
   bool by_slices() const { return schedule == Schedule::slices || from_saved(); }
   bool sums_in_codes() const { return dw == DwOutput::split && rest_bits == Rest::kExponents; }
   bool from_saved() const { return schedule == Schedule::slices_saved; }
-  // What only the sort before the first chunk needs lies where the sums per tile lie later.
-  bool sorts_in_sums() const { return sort_bytes > 0 && !is_wide() && !from_saved(); }
   bool sums_weight() const { return smoothing != Smoothing::per_logit; }
   bool rank_one() const { return smoothing == Smoothing::rank_one; }
 };

@@ -43,13 +43,7 @@ inline void lay_out_tokens(const Problem& p, const Config& c, Arena& arena, Buff
   if (p.has_class_weight) b.class_weight = arena.take<float>(p.vocab_local);
   if (p.wants_db) b.db = arena.take<double>(p.vocab_local);
   if (p.wants_db) b.db_factor = arena.take<float>(c.chunk_rows);
-  if (c.sort_bytes > 0) {
-    b.sorted = arena.take<uint64_t>(n);
-    if (!c.sorts_in_sums()) {
-      b.keys = arena.take<uint64_t>(n);
-      b.sort_scratch = arena.take<char>(c.sort_bytes);
-    }
-  }
+  if (c.sort_bytes > 0) b.sorted = arena.take<uint64_t>(n);
   if (c.sums_weight()) {
     b.row_class_sum = arena.take<float>(n);
     b.row_smooth = arena.take<float>(n);
@@ -60,7 +54,20 @@ inline void lay_out_tokens(const Problem& p, const Config& c, Arena& arena, Buff
   b.bias_sum = arena.take<double>(2);
 }
 
-// The buffer of a chunk and the passes over it.
+// What only the sort before the first chunk needs lies where the buffer of a chunk lies later.
+inline void lay_out_buffer(const Problem& p, const Config& c, Arena& arena, Buffers& b) {
+  const int64_t elements = c.chunk_rows * c.exp_stride;
+  if (c.sort_bytes == 0) {
+    b.exp = arena.take<uint16_t>(elements);
+    return;
+  }
+  const int64_t keys = (p.tokens + 31) / 32 * 32;
+  b.keys = arena.take<uint64_t>(std::max(keys + (c.sort_bytes + 7) / 8, (elements + 3) / 4));
+  b.exp = reinterpret_cast<uint16_t*>(b.keys);
+  if (b.keys) b.sort_scratch = reinterpret_cast<char*>(b.keys + keys);
+}
+
+// The passes over the buffer.
 inline void lay_out_wide(const Problem& p, const Config& c, Arena& arena, Buffers& b) {
   b.logits = reinterpret_cast<float*>(b.exp);
   b.least_exponent = arena.take<int>(1);
@@ -70,15 +77,8 @@ inline void lay_out_wide(const Problem& p, const Config& c, Arena& arena, Buffer
 }
 
 inline void lay_out_tiles(const Problem& p, const Config& c, Arena& arena, Buffers& b) {
-  const int64_t n = p.tokens, sums = c.tiles * c.state_rows;
-  if (c.sorts_in_sums()) {
-    const int64_t keys = (n + 31) / 32 * 32;
-    b.keys = arena.take<uint64_t>(std::max(keys + (c.sort_bytes + 7) / 8, (sums + 1) / 2));
-    b.tile_sums = reinterpret_cast<float*>(b.keys);
-    if (b.keys) b.sort_scratch = reinterpret_cast<char*>(b.keys + keys);
-  } else {
-    b.tile_sums = arena.take<float>(sums);
-  }
+  const int64_t sums = c.tiles * c.state_rows;
+  b.tile_sums = arena.take<float>(sums);
   if (p.wants_entropy || p.has_upstream_entropy) b.tile_shifted = arena.take<float>(sums);
   if (p.options.label_smoothing > 0 && !c.sums_weight()) b.tile_classes = arena.take<float>(sums);
   if (c.kept > 0 || c.online) b.tile_peaks = arena.take<float>(sums);
@@ -101,7 +101,7 @@ inline Buffers lay_out(const Problem& p, const Config& c, Arena& arena) {
   Buffers b;
   lay_out_tokens(p, c, arena, b);
   if (!c.x_in_dx) b.x = arena.take<uint16_t>((c.runs_ahead() ? 2 : 1) * c.chunk_rows * d);
-  if (c.exp_stride > 0) b.exp = arena.take<uint16_t>(c.chunk_rows * c.exp_stride);
+  if (c.exp_stride > 0) lay_out_buffer(p, c, arena, b);
   if (c.is_wide())
     lay_out_wide(p, c, arena, b);
   else if (!c.from_saved())

@@ -358,6 +358,28 @@ TEST(Sm90Config, SumsPerTileGiveWayToTheChunk) {
   EXPECT_LE(workspace(p), int64_t{530} << 20);
 }
 
+// The sums per tile lie in dX where it is dense, wide enough for them, and theirs alone.
+TEST(Sm90Config, SumsPerTileLieInDxWhereItHoldsThem) {
+  const Problem p = training(8192, 4096, 128256, 265);
+  EXPECT_TRUE(sm90::config(p, hopper()).sums_in_dx);
+  const auto elsewhere = [&](auto bend) {
+    Problem q = p;
+    bend(q);
+    EXPECT_FALSE(sm90::config(q, hopper()).sums_in_dx);
+    return workspace(q) - workspace(p);
+  };
+  EXPECT_EQ(elsewhere([](Problem& q) { q.dx_row_stride += 8; }), 668 * 1024 * 4);
+  elsewhere([](Problem& q) { q.wants_dx = false; });
+  elsewhere([](Problem& q) { q.wants_entropy = true; });
+  elsewhere([](Problem& q) { q.top_k = 5; });
+  elsewhere([](Problem& q) { q.world = 2; });
+  elsewhere([](Problem& q) { q.options.label_smoothing = 0.1, q.options.softcap = 30; });
+  Problem narrow = training(8192, 2304, 256000, 530);  // 1334 tiles, rows of 4608 bytes
+  EXPECT_FALSE(sm90::config(narrow, hopper()).sums_in_dx);
+  narrow.dx_dtype = DType::f32;
+  EXPECT_TRUE(sm90::config(narrow, hopper()).sums_in_dx);
+}
+
 TEST(Sm90Config, ThePathFollowsTheOptions) {
   const Problem plain = training(8192, 4096, 128256, 530);
   const auto of = [](Problem p, auto bend) {

@@ -46,8 +46,8 @@ LogitsCall logits_call(const Run& r, const Chunk& k) {
   q.weight = r.weight();
   q.chunk = k.rows;
   q.rows = r.b.rows.from(k.begin);
-  q.tile_sums = r.b.tile_sums, q.tile_shifted = r.b.tile_shifted;
-  q.tile_sums_stride = r.c.state_rows;
+  q.tile_sums = r.tile_sums(), q.tile_shifted = r.b.tile_shifted;
+  q.places = r.tile_places();
   q.rule = r.rule();
   q.tile_classes = r.b.tile_classes, q.tile_peaks = r.b.tile_peaks;
   q.class_weight = r.b.class_weight;
@@ -127,10 +127,10 @@ void folded_states(const Run& r, const Chunk& k) {
   if (r.c.kept > 0) best_words(r, k);
   if (r.c.sums_weight()) smoothing_dots(r, k);
   FinishParams f = finish_params(r, k);
-  f.tile_sums = r.b.tile_sums, f.tile_shifted = r.b.tile_shifted;
+  f.tile_sums = r.tile_sums(), f.tile_shifted = r.b.tile_shifted;
   f.tile_classes = r.b.tile_classes;
   if (r.c.online) f.tile_maxima = r.b.tile_peaks;
-  f.tile_sums_stride = r.c.state_rows, f.tiles = static_cast<int>(r.c.tiles);
+  f.places = r.tile_places(), f.tiles = static_cast<int>(r.c.tiles);
   f.row_lse = r.b.row_lse;
   const bool by_slices = r.c.by_slices();
   if (r.c.is_transformed() || by_slices) f.factors = r.b.factors + k.offset;

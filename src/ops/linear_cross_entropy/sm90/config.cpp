@@ -200,7 +200,7 @@ Config by_slices(const Problem& p, const DeviceFacts& device, const Config& c) {
   if (s.path == Path::transformed) s.path = Path::folded;
   if (s.smoothing == Smoothing::rank_one) s.smoothing = Smoothing::by_sums;
   if (p.wants_dw && is_16bit(p.dw_dtype)) s.dw = DwOutput::direct;
-  s.x_in_dx = p.wants_dx && is_16bit(p.dx_dtype);
+  s.x_in_dx = p.wants_dx && is_16bit(p.dx_dtype), s.sums_in_dx = false;
   s.schedule = saved_are_enough(p) ? Schedule::slices_saved : Schedule::slices;
   const int64_t all = round_up(p.vocab_local, 384), least = std::min<int64_t>(all, 1536);
   Config best;
@@ -326,6 +326,13 @@ static int64_t tile_columns(const Problem& p, const Config& c) {
   return time(kWideLogitsTile) < time(kLogitsTile) ? kWideLogitsTile : kLogitsTile;
 }
 
+// A row's sums of tiles take no more than its dX: so the last rows of dX hold those of a chunk.
+static bool dx_holds_sums(const Problem& p, const Config& c) {
+  return p.wants_dx && p.world == 1 && !c.is_wide() && c.kept == 0 && !p.wants_entropy &&
+         !p.has_upstream_entropy && (p.options.label_smoothing == 0 || c.sums_weight()) &&
+         p.dx_row_stride == p.hidden && c.tiles * 4 <= p.hidden * size_of(p.dx_dtype);
+}
+
 static Config decide(const Problem& p, const DeviceFacts& device) {
   Config c;
   const Options& o = p.options;
@@ -360,6 +367,7 @@ static Config decide(const Problem& p, const DeviceFacts& device) {
   };
   const Problem even = planned(p);
   c = sized(even, c);
+  c.sums_in_dx = dx_holds_sums(p, c);
   choose_schedule(even, device, c);
   const double ms = c.ms;
   if (!c.by_slices()) c = sized(p, c);

@@ -180,7 +180,7 @@ __global__ void __launch_bounds__(kRows* kLanes) finish_kernel(FinishParams p) {
 #pragma unroll 4
     for (int tile = lane; tile < p.tiles - mutant(KernelMutant::split_sum_dropped);
          tile += kLanes) {
-      const int64_t at = tile * p.tile_sums_stride + row;
+      const int64_t at = p.places.at(tile, row, rows);
       own.sum += p.tile_sums[at];
       if (p.tile_shifted) own.shifted += p.tile_shifted[at] * kLn2;
       if (p.tile_classes) own.classes += p.tile_classes[at] * kLn2;
@@ -227,7 +227,7 @@ struct OnlineSums {
 #pragma unroll
       for (int i = 0; i < kHeld; ++i) {
         const int tile = first + i * kFewThreads;
-        const int64_t at = tile * p.tile_sums_stride + row;
+        const int64_t at = p.places.at(tile, row, 0);
         const bool exists = tile < p.tiles;
         peak[i] = exists ? p.tile_maxima[at] : -INFINITY;
         sum[i] = exists ? p.tile_sums[at] : 0.f;

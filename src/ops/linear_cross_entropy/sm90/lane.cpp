@@ -73,7 +73,7 @@ void run(const Call& call, const Planned& planned) {
   for (int64_t begin = 0; begin < r.p.tokens; begin += c.chunk_rows)
     run_chunk(r, begin, begin == 0);
   end(r);
-  if (c.x_in_dx) blank(r);
+  if (c.borrows_dx()) blank(r);
   if (mutant(Mutant::workspace_overrun))
     device::check(cudaMemsetAsync(static_cast<char*>(call.workspace.data) + call.workspace.bytes, 1,
                                   1, r.stream),

@@ -78,7 +78,7 @@ inline void lay_out_wide(const Problem& p, const Config& c, Arena& arena, Buffer
 
 inline void lay_out_tiles(const Problem& p, const Config& c, Arena& arena, Buffers& b) {
   const int64_t sums = c.tiles * c.state_rows;
-  b.tile_sums = arena.take<float>(sums);
+  if (!c.sums_in_dx) b.tile_sums = arena.take<float>(sums);
   if (p.wants_entropy || p.has_upstream_entropy) b.tile_shifted = arena.take<float>(sums);
   if (p.options.label_smoothing > 0 && !c.sums_weight()) b.tile_classes = arena.take<float>(sums);
   if (c.kept > 0 || c.online) b.tile_peaks = arena.take<float>(sums);

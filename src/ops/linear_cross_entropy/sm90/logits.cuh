@@ -19,16 +19,16 @@
 namespace talea::lce::sm90 {
 
 struct LogitsParams {
-  CUtensorMap exp_map;         // [rows, vocab] bf16
-  RowBuffers rows;             // at the chunk's first row
-  float* tile_sums = nullptr;  // [tiles][tile_sums_stride]: sum over v != target of exp(z - shift)
+  CUtensorMap exp_map;            // [rows, vocab] bf16
+  RowBuffers rows;                // at the chunk's first row
+  float* tile_sums = nullptr;     // [tiles, row]: sum over v != target of exp(z - shift)
   float* tile_shifted = nullptr;  // the same of exp(x) x, log2 units, or null (general only)
   float* tile_classes =
       nullptr;                  // sum over v != target of c_v z_v, log2 units, or null (full only)
   float* tile_peaks = nullptr;  // maximum over v != target: of z - shift, or null (full only);
                                 // online: of z, what the tile's sums are relative to
   const float* class_weight = nullptr;  // local, or null for ones
-  int64_t tile_sums_stride = 0;
+  TilePlaces places;
   int vocab = 0;
   int pair_rows = 256;  // rows of the two tiles that a pair of blocks takes
   LogitRule rule;
@@ -242,14 +242,15 @@ struct LogitsEpilogue : LogitsTile, ReadsNothing {
     if constexpr (kMode == LogitsMode::shift) {
       p.rows.shift[row] = fabsf(r.peak) < INFINITY ? r.peak : 0.f;
     } else {
-      p.tile_sums[tile * p.tile_sums_stride + row] = r.sum;
-      if (kGeneral && p.tile_shifted) p.tile_shifted[tile * p.tile_sums_stride + row] = r.shifted;
-      if (kFull && p.tile_classes) p.tile_classes[tile * p.tile_sums_stride + row] = r.classes;
+      const int64_t at = p.places.at(tile, row, rows);
+      p.tile_sums[at] = r.sum;
+      if (kGeneral && p.tile_shifted) p.tile_shifted[at] = r.shifted;
+      if (kFull && p.tile_classes) p.tile_classes[at] = r.classes;
       if (kMode == LogitsMode::online) {
-        p.tile_peaks[tile * p.tile_sums_stride + row] = r.shift;
+        p.tile_peaks[at] = r.shift;
         return;
       }
-      if (kFull && p.tile_peaks) p.tile_peaks[tile * p.tile_sums_stride + row] = r.peak;
+      if (kFull && p.tile_peaks) p.tile_peaks[at] = r.peak;
       if (!p.repair && r.peak > kReach2)
         atomicMax(&p.rows.peak[row], encode_peak(r.peak + r.shift));
     }

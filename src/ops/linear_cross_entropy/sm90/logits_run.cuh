@@ -28,7 +28,7 @@ void run_logits(const LogitsCall& c, const Launch& launch) {
   p.tile_classes = c.tile_classes;
   p.tile_peaks = c.tile_peaks;
   p.class_weight = c.class_weight;
-  p.tile_sums_stride = c.tile_sums_stride;
+  p.places = c.places;
   p.vocab = static_cast<int>(c.weight.rows);
   p.rule = c.rule;
   p.repair = c.repair;

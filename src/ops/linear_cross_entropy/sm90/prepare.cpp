@@ -137,7 +137,7 @@ void prepare(const Run& r) {
     if (r.c.gather_tokens) r.call.vocab.join(r.call.stream);  // nothing may run on after an error
     checked_facts(r.call, r.b.facts);
   }
-  if (!r.c.x_in_dx) blank(r);
+  if (!r.c.borrows_dx()) blank(r);
   if (r.c.sums_weight() && !r.c.from_saved()) sum_weights(r);
   if (r.c.gather_tokens) end_gather(r);
 }

@@ -54,7 +54,7 @@ struct LogitsCall {
   float *tile_classes = nullptr, *tile_peaks = nullptr;  // of a full epilogue, where wanted
   const float* class_weight = nullptr;
   bool full = false;
-  int64_t tile_sums_stride = 0;
+  TilePlaces places;
   LogitRule rule;
   bool general = false;  // bias, softcap, per-token scale, entropy or a scale <= 0
   LogitsMode mode = LogitsMode::store;

@@ -127,7 +127,7 @@ struct FinishParams {
   const float* tile_shifted = nullptr;  // for the entropy, or null
   const float* tile_classes = nullptr;  // sums of c z, or null
   const float* tile_maxima = nullptr;   // given: what each tile's sums are relative to, log2 units
-  int64_t tile_sums_stride = 0;
+  TilePlaces places;
   int tiles = 0;
   const RowState<double>* states = nullptr;
   int parts = 0;

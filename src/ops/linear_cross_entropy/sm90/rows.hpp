@@ -69,6 +69,20 @@ struct RowRange {
 #endif
 };
 
+// Where the sums of (tile, row) lie: [tiles, stride], from a pointer on. In dX, of whose last rows
+// no chunk before has written as many as this one has in use, they lie densely and end at the
+// pointer: tiles count from -tiles, and the stride, 0 here, is the number of those rows.
+struct TilePlaces {
+  int64_t stride = 0;
+  int first = 0;
+
+#ifdef __CUDACC__
+  __device__ __forceinline__ int64_t at(int tile, int row, int rows) const {
+    return (first + tile) * (stride > 0 ? stride : int64_t{rows}) + row;
+  }
+#endif
+};
+
 // Where the gradient products of the chunks so far count the tiles whose part of the buffer they
 // have read: dX all of them, dW those of every kWords words. At the counts given here the chunk
 // before is done with them.

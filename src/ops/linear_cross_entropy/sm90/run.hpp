@@ -42,6 +42,16 @@ struct Run {
     if (!c.x_in_dx) return {b.x + turn * c.chunk_rows * p.hidden, c.chunk_rows, p.hidden, p.hidden};
     return {call.out.dx.data, c.chunk_rows, p.hidden, call.out.dx.stride[0]};
   }
+  // The sums per tile of a chunk, in dX at its end.
+  float* tile_sums() const {
+    if (!c.sums_in_dx) return b.tile_sums;
+    return reinterpret_cast<float*>(static_cast<char*>(call.out.dx.data) +
+                                    p.tokens * p.hidden * size_of(p.dx_dtype));
+  }
+  TilePlaces tile_places() const {
+    if (!c.sums_in_dx) return {c.state_rows, 0};
+    return {0, -static_cast<int>(c.tiles)};
+  }
   Matrix weight() const {
     return {call.in.weight.data, p.vocab_local, p.hidden, p.weight_row_stride};
   }
@@ -78,7 +88,7 @@ struct Run {
 
 // prepare.cpp: what the targets say, blanks, vectors in fp32, each row's shift.
 void prepare(const Run& r);
-// What ignored and poisoned rows show; by slices, after dX's memory has served its turn.
+// What ignored and poisoned rows show, after dX's memory has served its turn.
 void blank(const Run& r);
 // chunk.cpp: the three products of one chunk and what lies between them. The sum of the last
 // chunk's dX over the ranks is left running: end() has work beside it.

@@ -184,7 +184,8 @@ __device__ void copy_role(const CUtensorMap& map_a, const CUtensorMap& map_b, co
     for (int i = 0, k = 0, offset = 0; i < work.k_blocks; ++i) {
       barrier_wait(&p.empty[place.stage], place.phase ^ 1);
       barrier_expect(&p.full[place.stage], S::kBytesA + S::kBytesB);
-      load_stage<S>(map_a, map_b, p, place.stage, row, column, k * S::kBlockK, offset, rank);
+      load_stage<S>(map_a, map_b, p, place.stage, work.a_begin + row, column, k * S::kBlockK,
+                    offset, rank);
       place.template next<S>();
       if (++k == work.term_blocks) k = 0, offset += work.term_offset;
     }

@@ -15,6 +15,8 @@ struct Extents {
   const int* rows_in_use = nullptr;
   int rows_begin = 0;
   bool rows_are_k = false;
+  // Of M: A is a matrix of so many rows, and its last ones are those in use. 0: its first ones.
+  int a_rows = 0;
   // A may be a sum of terms that lie `term_offset` elements apart in its rows: K runs over each.
   int terms = 1, term_offset = 0;
   bool raster_along_m = true;
@@ -35,6 +37,7 @@ struct Extents {
 template <class S>
 struct TileOrder {
   int pairs_m, tiles_n, k_blocks, term_blocks, term_offset, rows, band;
+  int a_begin = 0;                           // row of A where those in use begin
   int place = blockIdx.x / 2, early, ahead;  // ahead: tiles taken by the early pairs alone
   bool along_m;
 
@@ -43,6 +46,7 @@ struct TileOrder {
     int m = e.m, k = e.k;
     rows = e.rows_are_k ? k : m;
     if (e.rows_in_use) rows = max(0, min(rows, *e.rows_in_use - e.rows_begin));
+    if (e.a_rows > 0) a_begin = e.a_rows - max(0, min(e.a_rows, *e.rows_in_use - e.rows_begin));
     (e.rows_are_k ? k : m) = rows;
     pairs_m = (m + 2 * S::kBlockM - 1) / (2 * S::kBlockM);
     tiles_n = (e.n + S::kBlockN - 1) / S::kBlockN;

@@ -86,13 +86,13 @@ Problem frozen(int64_t hidden, int64_t vocab, int64_t limit_mib) {
 }
 
 TEST(Sm90Config, DxAloneTakesTheTileThatLeavesFewerIdle) {
-  const auto c = sm90::config(frozen(4096, 128256, 256), hopper());
+  const auto c = sm90::config(frozen(4096, 128256, 200), hopper());
   EXPECT_EQ(c.chunk_rows, 768);
   EXPECT_EQ(c.dx_tile, sm90::DxTile::tall);  // 64 of 66 pairs instead of 48
   EXPECT_EQ(c.dx_blocks, 132);
   // Of the last 512 rows: one wave of 64, not two of 32.
-  EXPECT_EQ(sm90::dx_tiles(frozen(4096, 128256, 256), c, 66, 512).tile, sm90::DxTile::narrow);
-  Problem p = frozen(4096, 128256, 300);
+  EXPECT_EQ(sm90::dx_tiles(frozen(4096, 128256, 200), c, 66, 512).tile, sm90::DxTile::narrow);
+  Problem p = frozen(4096, 128256, 256);
   EXPECT_EQ(sm90::config(p, hopper()).chunk_rows, 1024);
   EXPECT_EQ(sm90::config(p, hopper()).dx_tile, sm90::DxTile::square);  // 64 of 66
   EXPECT_EQ(sm90::config(training(8192, 4096, 128256, 265), hopper()).dx_tile,
@@ -356,6 +356,25 @@ TEST(Sm90Config, SumsPerTileGiveWayToTheChunk) {
   EXPECT_EQ(c.chunk_rows, 2048);
   EXPECT_LT(c.state_rows, c.chunk_rows);
   EXPECT_LE(workspace(p), int64_t{530} << 20);
+}
+
+// Nothing reads a chunk's rows once its logits are formed: they lie in dX, and the chunk is longer.
+TEST(Sm90Config, WithoutDwTheRowsLieInDx) {
+  const Problem p = frozen(4096, 128256, 256);
+  const auto c = sm90::config(p, hopper());
+  EXPECT_TRUE(c.x_ends_dx() && !c.sums_in_dx && c.borrows_dx());
+  EXPECT_LE(workspace(p) + p.tokens * dx_rest_columns(p.hidden), int64_t{256} << 20);
+  const auto elsewhere = [&](auto bend) {
+    Problem q = p;
+    bend(q);
+    EXPECT_FALSE(sm90::config(q, hopper()).x_ends_dx());
+  };
+  elsewhere([](Problem& q) { q.wants_dw = true; });
+  elsewhere([](Problem& q) { q.dx_dtype = DType::f32; });
+  elsewhere([](Problem& q) { q.world = 2; });
+  elsewhere([](Problem& q) { q.top_k = 5; });  // read once more for the best words
+  elsewhere([](Problem& q) { q.options.label_smoothing = 0.1; });  // and for the smoothing's sum
+  elsewhere([](Problem& q) { q.has_bias = q.wants_db = true; });
 }
 
 // The sums per tile lie in dX where it is dense, wide enough for them, and theirs alone.

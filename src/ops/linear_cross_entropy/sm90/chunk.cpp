@@ -42,7 +42,7 @@ void finish_states(const Run& r, FinishParams f) {
 
 LogitsCall logits_call(const Run& r, const Chunk& k) {
   LogitsCall q;
-  q.x = x_of(r, k);
+  q.x = x_of(r, k), q.x_at_end = r.c.x_ends_dx();
   q.weight = r.weight();
   q.chunk = k.rows;
   q.rows = r.b.rows.from(k.begin);
@@ -378,7 +378,7 @@ void dw_of(const Run& r, const Chunk& k, bool first) {
 void gather(const Run& r, const Chunk& k) {
   const Matrix x = r.x(k.begin);
   gather_rows({r.hidden().data, r.hidden().stride, r.p.hidden, r.b.rows.index, k.range, x.data,
-               x.stride, !r.exchanged()},
+               x.stride, r.c.x_ends_dx() ? x.rows : 0, !r.exchanged()},
               r.stream);
 }
 

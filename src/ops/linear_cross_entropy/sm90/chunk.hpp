@@ -33,7 +33,7 @@ inline Chunk rows_of(const Run& r, int64_t begin, int64_t offset, int64_t extent
 inline Matrix x_of(const Run& r, const Chunk& k) {
   Matrix x = r.x(k.begin - k.offset);
   x.data = static_cast<uint16_t*>(x.data) + k.offset * x.stride;
-  x.rows = k.range.rows;
+  x.rows = r.c.x_ends_dx() ? x.rows - k.offset : k.range.rows;
   return x;
 }
 

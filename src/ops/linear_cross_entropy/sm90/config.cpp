@@ -333,6 +333,12 @@ static bool dx_holds_sums(const Problem& p, const Config& c) {
          p.dx_row_stride == p.hidden && c.tiles * 4 <= p.hidden * size_of(p.dx_dtype);
 }
 
+// Without dW a chunk's rows serve its logits alone, which are over before its dX is written.
+static bool dx_holds_x(const Problem& p, const Config& c) {
+  return p.wants_dx && !p.wants_dw && !p.wants_db && p.world == 1 && !c.is_wide() && c.kept == 0 &&
+         !c.sums_weight() && is_16bit(p.dx_dtype);
+}
+
 static Config decide(const Problem& p, const DeviceFacts& device) {
   Config c;
   const Options& o = p.options;
@@ -367,7 +373,8 @@ static Config decide(const Problem& p, const DeviceFacts& device) {
   };
   const Problem even = planned(p);
   c = sized(even, c);
-  c.sums_in_dx = dx_holds_sums(p, c);
+  c.x_in_dx = dx_holds_x(p, c);
+  c.sums_in_dx = !c.x_in_dx && dx_holds_sums(p, c);
   choose_schedule(even, device, c);
   const double ms = c.ms;
   if (!c.by_slices()) c = sized(p, c);

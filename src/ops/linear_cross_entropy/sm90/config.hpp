@@ -62,7 +62,9 @@ struct Config {
   int64_t chunk_rows = 0, chunks = 0;
   int64_t state_rows = 0;   // rows whose states are formed at once: sums per tile need less room
   int64_t slice_words = 0;  // columns of a slice of the vocabulary
-  bool x_in_dx = false;     // by slices: the compacted rows lie in the caller's dX until its end
+  // The compacted rows lie in the caller's dX: by slices, all of them until its end; by chunks, in
+  // its last rows, which are not yet written.
+  bool x_in_dx = false;
   bool sums_in_dx = false;  // by chunks: the sums per tile lie in rows of dX not yet written
   int64_t exp_stride = 0;   // 16-bit elements of a row of the buffer; 0: there is none
   // Small weights, wide: da is kept in two 16-bit terms, since in a gradient of few terms one
@@ -97,6 +99,7 @@ struct Config {
   bool by_slices() const { return schedule == Schedule::slices || from_saved(); }
   bool sums_in_codes() const { return dw == DwOutput::split && rest_bits == Rest::kExponents; }
   bool from_saved() const { return schedule == Schedule::slices_saved; }
+  bool x_ends_dx() const { return x_in_dx && !by_slices(); }
   bool borrows_dx() const { return x_in_dx || sums_in_dx; }
   bool sums_weight() const { return smoothing != Smoothing::per_logit; }
   bool rank_one() const { return smoothing == Smoothing::rank_one; }

@@ -40,6 +40,7 @@ void run_logits(const LogitsCall& c, const Launch& launch) {
   e.k = static_cast<int>(c.x.columns);
   e.rows_in_use = c.chunk.in_use;
   e.rows_begin = c.chunk.begin;
+  if (c.x_at_end) e.a_rows = static_cast<int>(c.x.rows);
   e.early = c.early, e.head_start = c.head_start, e.tickets = c.tickets;
   launch_gemm<S, LogitsEpilogue<kMode, kGeneral, kFull>>(
       {c.x.data, c.x.rows, c.x.columns, c.x.stride},

@@ -19,9 +19,11 @@ __global__ void gather_kernel(GatherParams p) {
   const int64_t row = blockIdx.x, rows = p.range.in_use ? p.range.count() : p.range.rows;
   const bool real = row < rows;
   if (row >= (rows + kTileRows - 1) / kTileRows * kTileRows) return;
+  const int64_t first = p.to_rows > 0 ? p.to_rows - rows : 0;
   const int64_t vectors = p.columns / 8;
-  auto* to = reinterpret_cast<uint4*>(static_cast<uint16_t*>(p.to) + row * p.to_stride);
+  auto* to = reinterpret_cast<uint4*>(static_cast<uint16_t*>(p.to) + (first + row) * p.to_stride);
   if (!real) {
+    if (p.to_rows > 0) return;
     for (int64_t i = threadIdx.x; i < vectors; i += blockDim.x) to[i] = uint4{0, 0, 0, 0};
     return;
   }

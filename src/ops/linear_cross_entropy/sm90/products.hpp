@@ -47,6 +47,7 @@ enum class LogitsMode {
 
 struct LogitsCall {
   Matrix x, weight, exp;  // exp: [rows, vocab] bf16, unused unless stored
+  bool x_at_end = false;  // the rows in use are x's last ones
   ChunkRows chunk;
   RowBuffers rows;
   float* tile_sums = nullptr;

@@ -75,6 +75,7 @@ struct GatherParams {
   RowRange range;
   void* to = nullptr;
   int64_t to_stride = 0;
+  int64_t to_rows = 0;   // given: they are the last of so many, and nothing follows them
   bool follows = false;  // the kernel before it in the stream is one of this lane's
 };
 void gather_rows(const GatherParams& p, cudaStream_t stream);

@@ -36,11 +36,14 @@ struct Run {
     return {call.in.hidden.data, p.tokens, p.hidden, p.hidden_row_stride};
   }
   // The compacted rows of the chunk that begins there; by slices, every row's, in dX until dX
-  // itself is written. Chunks whose logits run ahead take turns in two buffers.
+  // itself is written. Chunks whose logits run ahead take turns in two buffers; where dX's memory
+  // holds them, they are the last of its rows.
   Matrix x(int64_t begin) const {
     const int64_t turn = c.runs_ahead() ? begin / c.chunk_rows % 2 : 0;
     if (!c.x_in_dx) return {b.x + turn * c.chunk_rows * p.hidden, c.chunk_rows, p.hidden, p.hidden};
-    return {call.out.dx.data, c.chunk_rows, p.hidden, call.out.dx.stride[0]};
+    const int64_t rows = std::min(c.chunk_rows, p.tokens - begin), stride = call.out.dx.stride[0];
+    return {static_cast<uint16_t*>(call.out.dx.data) + (p.tokens - rows) * stride, rows, p.hidden,
+            stride};
   }
   // The sums per tile of a chunk, in dX at its end.
   float* tile_sums() const {

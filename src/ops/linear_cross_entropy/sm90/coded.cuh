@@ -22,8 +22,8 @@ struct CodedEpilogue {
   static constexpr int kStagingBytes = kBuffers * kPiece;
   // And beside it: exponents of all its pieces, those that were and those that will be; barriers.
   static constexpr int kOutAt = Rest::kWarpBytes, kBarriersAt = 2 * Rest::kWarpBytes;
-  static constexpr int kAsideBytes = 144;
-  static_assert(kBarriersAt + 16 * kBuffers + 4 <= kAsideBytes && kBarriersAt % 8 == 0);
+  static constexpr int kAsideBytes = 128;
+  static_assert(kBarriersAt + 8 * kBuffers + 4 <= kAsideBytes && kBarriersAt % 8 == 0);
   using S = Shape<192, 128, 4, true, Major::mn, Major::mn, false, kStagingBytes, kAsideBytes>;
   static_assert(S::kParts == kPieces && S::kBlockM == Rest::kTileRows &&
                 S::kBlockN == Rest::kTileColumns);
@@ -34,18 +34,18 @@ struct CodedEpilogue {
 
   struct Place {
     char* aside;
-    uint64_t* barrier;  // one a box
+    uint64_t* barrier;  // one a buffer
     uint32_t* phases;   // a bit each
     __device__ __forceinline__ explicit Place(char* staging)
         : aside(aside_of<S>(staging)),
           barrier(reinterpret_cast<uint64_t*>(aside + kBarriersAt)),
-          phases(reinterpret_cast<uint32_t*>(barrier + 2 * kBuffers)) {}
+          phases(reinterpret_cast<uint32_t*>(barrier + kBuffers)) {}
   };
 
   static __device__ __forceinline__ void start(char* staging) {
     if (threadIdx.x % 32 == 0) {
       const Place place(staging);
-      for (int i = 0; i < 2 * kBuffers; ++i) barrier_init(place.barrier + i, 1);
+      for (int i = 0; i < kBuffers; ++i) barrier_init(place.barrier + i, 1);
       *place.phases = 0;
       barrier_init_fence();
     }
@@ -64,10 +64,9 @@ struct CodedEpilogue {
     const Place place(staging);
     uint64_t* barrier = place.barrier + i % kBuffers;
     char* to = staging + i % kBuffers * kPiece;
-    barrier_expect(barrier, kBox + (i == 0 ? Rest::kWarpBytes : 0));
+    barrier_expect(barrier, kPiece + (i == 0 ? Rest::kWarpBytes : 0));
     load_tile(&p.dw_map, barrier, to, column, row);
-    barrier_expect(barrier + kBuffers, kBox);
-    load_tile(&p.dw_map, barrier + kBuffers, to + kBox, column + 64, row);
+    load_tile(&p.dw_map, barrier, to + kBox, column + 64, row);
     if (i == 0) load_bytes(exponents_at(p, row, column), barrier, place.aside, Rest::kWarpBytes);
   }
 
@@ -147,14 +146,16 @@ struct CodedEpilogue {
     __syncwarp();
   }
 
-  // Of a box. acc: 32 accumulators, four a block of eight columns: two of the upper row, two of the
-  // lower.
-  static __device__ __forceinline__ void add_codes(float* acc, char* box, const uint8_t* had) {
+  // Of a piece. acc: 64 accumulators, four a block of eight columns: two of the upper row, two of
+  // the lower.
+  static __device__ __forceinline__ void add_codes(float* acc, char* piece, const uint8_t* had) {
     const int own = threadIdx.x % 32 / 4;
     const RowCodes rows[2] = {RowCodes(had[own]), RowCodes(had[own + 8])};
-    const uint32_t at = matrix_row(box);
+    const uint32_t at = matrix_row(piece);
 #pragma unroll
-    for (int q = 0; q < 4; ++q) {
+    for (int q = 0; q < 8; ++q) {
+      // Half of the words at a time: more would take registers that the accumulators have.
+      if (q == 4) __syncwarp();
       uint32_t words[4];
       load_matrix_x4(words, columns_at(at, q));
 #pragma unroll
@@ -208,12 +209,11 @@ struct CodedEpilogue {
       if (row >= p.vocab) break;
       char* piece = staging + i % kBuffers * kPiece;
       if constexpr (kAdd) {
+        await(i % kBuffers, staging);
 #pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          await(i % kBuffers + kBuffers * h, staging);
+        for (int h = 0; h < 2; ++h)
           if (inside < 8 * (h + 1)) blank_outside(piece + kBox * h, inside - 8 * h);
-          add_codes(acc[i] + 32 * h, piece + kBox * h, reinterpret_cast<uint8_t*>(aside) + 16 * i);
-        }
+        add_codes(acc[i], piece, reinterpret_cast<uint8_t*>(aside) + 16 * i);
         if (i == 1 && lane == 0) {  // the first piece is on its way out since then
           store_wait_read<0>();
           load(p, first_row, column, 2, staging);

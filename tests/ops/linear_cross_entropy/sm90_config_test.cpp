@@ -347,6 +347,18 @@ TEST(Sm90Config, SavedRowStatesGoBySlicesWhereThatIsFaster) {
   EXPECT_EQ(sm90::config(p, hopper()).slice_words, 0);
 }
 
+// dX and dW of a slice share the waves: the widest slice may leave most of the last one empty.
+TEST(Sm90Config, SlicesFillTheirLastWave) {
+  const auto words = [](int64_t hidden, int64_t vocab, int64_t mib) {
+    Problem p = training(8192, hidden, vocab, mib);
+    p.dw_dtype = DType::bf16, p.wants_loss = false, p.has_saved = true;
+    return sm90::config(p, hopper()).slice_words;
+  };
+  EXPECT_EQ(words(4096, 128256, 256), 8064);   // 1376 tiles of 1386
+  EXPECT_EQ(words(2304, 256000, 265), 11136);  // 396 of dX in 6 waves and 522 of dW in 8
+  EXPECT_EQ(words(2880, 201088, 256), 8064);   // 506 and 483: 15 waves, one tile short
+}
+
 TEST(Sm90Config, SumsPerTileGiveWayToTheChunk) {
   Problem p = training(8192, 4096, 128256, 530);
   p.has_bias = p.has_token_weight = p.wants_entropy = true;

@@ -38,9 +38,9 @@ double bytes_added(const Problem& p, const Config& c, bool first);
 double cost(const Problem& p, const DeviceFacts& device, const Config& c, int64_t rows);
 // Of the same chunks c.ms takes, with the logits of each beside dW of the one before.
 double cost_ahead(const Problem& p, const Config& c);
-// Milliseconds of the gradients by slices of `words`: the logits in waves;
-// dX and dW share the device, so that only dW's last wave is partly filled. Row states known
-// beforehand cost nothing.
+// Milliseconds of the gradients by slices of `words`: the logits in waves; dX and dW in tiles a
+// pair of blocks, of which those that end dX first take one more of dW. Row states known beforehand
+// cost nothing.
 double slice_cost(const Problem& p, const DeviceFacts& device, const Config& c, int64_t words);
 
 }  // namespace talea::lce::sm90

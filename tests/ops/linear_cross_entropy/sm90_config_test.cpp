@@ -222,11 +222,13 @@ TEST(Sm90Config, ChunksOf512RowsRunTheNextLogitsBesideDw) {
   EXPECT_FALSE(sm90::config(training(8192, 4096, 128256, 265), hopper()).runs_ahead());
   EXPECT_LT(sm90::config(training(8192, 4096, 128256, 133), hopper()).chunk_rows, 512);
   EXPECT_FALSE(sm90::config(training(512, 4096, 128256, 135), hopper()).runs_ahead());
-  Problem words = p, ranks = p, bias = p;
+  Problem words = p, ranks = p, bias = p, codes = training(8192, 4096, 128256, 150);
+  codes.dw_dtype = DType::bf16;
+  EXPECT_TRUE(sm90::config(codes, hopper()).sums_in_codes());
   words.top_k = 5;
   ranks.world = 2;
   bias.has_bias = bias.wants_db = true;
-  for (const Problem& other : {words, ranks, bias})
+  for (const Problem& other : {words, ranks, bias, codes})
     EXPECT_FALSE(sm90::config(other, hopper()).runs_ahead());
   // What the test on a device compares: the same chunks, one after the other.
   for (const auto& [hidden, mib] : {std::pair<int64_t, int64_t>{64, 22}, {256, 22}, {1024, 23}}) {

@@ -240,7 +240,6 @@ struct CodedEpilogue {
   static __device__ __forceinline__ void run(Accumulators<S>& acc, const Params& p,
                                              const TileOrder<S>& work, int first_row, int column,
                                              char* staging) {
-    if (p.read && threadIdx.x % 128 == 0) count_up(p.read + first_row / S::kBlockM);
     if (p.add && work.k_blocks == 0 && !p.ends) return;
     if (p.smooth_row) {
 #pragma unroll

@@ -113,13 +113,14 @@ bool within_limit(const Problem& p, const Config& c) {
 
 // Short chunks leave dW waiting for the way out of its multiprocessors while the rest is idle or
 // multiplies for dX: there the logits of the next chunk run beside it. Where every row's buffer is
-// read by these products alone, and where the second buffer of rows fits.
+// read by these products alone, and where the second buffer of rows fits. A dW in codes waits for
+// its arithmetic, not for memory: it is slower so.
 void run_ahead(const Problem& p, Config& c) {
   if (!forced.ahead.value_or(true)) return;
   if (c.is_wide() || c.is_transformed() || c.general || c.full || c.by_slices() ||
-      c.dw == DwOutput::direct || p.world > 1 || !p.wants_dx || !p.wants_dw || p.wants_db ||
-      c.state_rows < c.chunk_rows || c.chunk_rows >= p.tokens || c.chunk_rows > kAheadRows ||
-      c.dx_blocks > c.blocks / 2 ||
+      c.dw == DwOutput::direct || c.sums_in_codes() || p.world > 1 || !p.wants_dx || !p.wants_dw ||
+      p.wants_db || c.state_rows < c.chunk_rows || c.chunk_rows >= p.tokens ||
+      c.chunk_rows > kAheadRows || c.dx_blocks > c.blocks / 2 ||
       (5 * c.dx_blocks < 2 * c.blocks &&
        dx_tiles(p, c, c.blocks / 2.0, c.chunk_rows).wave_ms >
            1))  // a dX of fewer tiles takes longer than all beside it

@@ -351,14 +351,16 @@ TEST(Sm90Config, SavedRowStatesGoBySlicesWhereThatIsFaster) {
 
 // dX and dW of a slice share the waves: the widest slice may leave most of the last one empty.
 TEST(Sm90Config, SlicesFillTheirLastWave) {
-  const auto words = [](int64_t hidden, int64_t vocab, int64_t mib) {
+  const auto of = [](int64_t hidden, int64_t vocab, int64_t mib) {
     Problem p = training(8192, hidden, vocab, mib);
     p.dw_dtype = DType::bf16, p.wants_loss = false, p.has_saved = true;
-    return sm90::config(p, hopper()).slice_words;
+    return sm90::config(p, hopper());
   };
-  EXPECT_EQ(words(4096, 128256, 256), 8064);   // 1376 tiles of 1386
-  EXPECT_EQ(words(2304, 256000, 265), 11136);  // 396 of dX in 6 waves and 522 of dW in 8
-  EXPECT_EQ(words(2880, 201088, 256), 8064);   // 506 and 483: 15 waves, one tile short
+  EXPECT_EQ(of(2304, 256000, 265).slice_words, 11136);  // 396 of dX in 6 waves and 522 of dW in 8
+  EXPECT_EQ(of(2880, 201088, 256).slice_words, 8064);   // 506 and 483: 15 waves, one tile short
+  EXPECT_EQ(of(2880, 201088, 256).dx_tile, sm90::DxTile::tall);
+  EXPECT_EQ(of(4096, 128256, 256).slice_words, 8064);
+  EXPECT_EQ(of(4096, 128256, 256).dx_tile, sm90::DxTile::square);  // no row of 8192 is left over
 }
 
 TEST(Sm90Config, SumsPerTileGiveWayToTheChunk) {

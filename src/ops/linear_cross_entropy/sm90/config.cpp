@@ -208,8 +208,10 @@ Config by_slices(const Problem& p, const DeviceFacts& device, const Config& c) {
   for (int64_t words = least; words <= all; words += 384) {
     s.slice_words = s.exp_stride = words;
     if (words > least && !within_limit(p, s)) break;
-    s.ms = slice_cost(p, device, s, words);
-    if (words == least || s.ms < best.ms) best = s;
+    for (const DxTile tile : {DxTile::tall, DxTile::square}) {
+      s.dx_tile = tile, s.ms = slice_cost(p, device, s, words);
+      if (best.slice_words == 0 || s.ms < best.ms) best = s;
+    }
   }
   return best;
 }
@@ -379,7 +381,7 @@ static Config decide(const Problem& p, const DeviceFacts& device) {
   choose_schedule(even, device, c);
   const double ms = c.ms;
   if (!c.by_slices()) c = sized(p, c);
-  share_device(p, c);
+  if (!c.by_slices()) share_device(p, c);
   run_ahead(p, c);
   part_dx(p, c);
   c.chunks = (p.tokens + c.chunk_rows - 1) / c.chunk_rows;

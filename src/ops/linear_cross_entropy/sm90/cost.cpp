@@ -130,21 +130,22 @@ double slice_cost(const Problem& p, const DeviceFacts& device, const Config& c, 
   const int64_t pairs = device.sm_count / 2;
   const double rate = kRates.flops / static_cast<double>(pairs), d = static_cast<double>(p.hidden);
   const double n = static_cast<double>(p.tokens), v = static_cast<double>(p.vocab_local);
+  const int64_t rows = dx_tile_rows(c.dx_tile), columns = dx_tile_columns(c.dx_tile);
   const auto slice_ms = [&](int64_t w) {
     const int64_t logits = up(up(p.tokens, kPairRows) * up(w, kLogitsTile), pairs);
-    const int64_t columns = up(p.hidden, 128);
-    const int64_t dx = p.wants_dx ? up(p.tokens, 384) * columns : 0;
-    const int64_t dw = p.wants_dw ? up(w, 384) * columns : 0;
+    const int64_t dx = p.wants_dx ? up(p.tokens, rows) * up(p.hidden, columns) : 0;
+    const int64_t dw = p.wants_dw ? up(w, 384) * up(p.hidden, 128) : 0;
     // Where dX ends first, a pair begins its tiles of dW; the first of them have one more.
     const bool dx_late = dx % pairs > 0, dw_late = dw % pairs > pairs - dx % pairs;
     const auto length = [&](int64_t of_dx, int64_t of_dw) {
-      return static_cast<double>(of_dx) * static_cast<double>(w) + static_cast<double>(of_dw) * n;
+      return static_cast<double>(rows * columns * of_dx * w) +
+             384.0 * 128 * static_cast<double>(of_dw) * n;
     };
     const double longest = dw_late ? length(dx / pairs + 1, dw / pairs + 1)
                                    : std::max(length(dx / pairs, up(dw, pairs)),
                                               length(dx / pairs + dx_late, dw / pairs));
     return static_cast<double>(logits) * 2 * kPairRows * kLogitsTile * d / rate +
-           2 * 384.0 * 128.0 / rate * longest + 0.05;
+           2 * longest / rate + 0.05;
   };
   const int64_t full = p.vocab_local / words, rest = p.vocab_local % words;
   const double states = c.from_saved() ? 0 : kBesideProducts + 2 * n * d * v / kRates.flops;

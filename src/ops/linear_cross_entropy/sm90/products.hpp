@@ -110,6 +110,7 @@ void slice_logits_product(const SliceLogitsCall& call, const Launch& launch);
 
 // sum += G W over the words of one slice, fp32 [rows, hidden].
 struct SliceDxCall {
+  DxTile tile = DxTile::tall;  // or square
   Matrix gradient, weight, sum;
   ChunkRows chunk;
   bool add = true;  // false: the first slice overwrites

@@ -11,10 +11,11 @@ namespace {
 // TMA adds, as for dW; the dW product that follows may start beside it.
 struct SliceDxEpilogue : DwEpilogue<false, false, WaitsFirst> {};
 
-}  // namespace
+using Tall = Shape<192, 128, 5, true, Major::k, Major::mn>;
+using Square = Shape<128, 256, 4, false, Major::k, Major::mn, false, 4096>;
 
-void slice_dx_product(const SliceDxCall& c, const Launch& launch) {
-  using S = Shape<192, 128, 5, true, Major::k, Major::mn>;
+template <class S>
+void run(const SliceDxCall& c, const Launch& launch) {
   DwParams p;
   p.dw_map = tensor_map(c.sum.data, Element::f32, c.sum.rows, c.sum.columns, c.sum.stride, 16);
   p.add = c.add;
@@ -25,11 +26,17 @@ void slice_dx_product(const SliceDxCall& c, const Launch& launch) {
   e.k = static_cast<int>(c.weight.rows);
   e.rows_in_use = c.chunk.in_use;
   e.rows_begin = c.chunk.begin;
-  e.band = 4;  // 1536 rows of the gradient stay in the cache
+  e.band = 1536 / (2 * S::kBlockM);  // so many rows of the gradient stay in the cache
   launch_gemm<S, SliceDxEpilogue>(
       {c.gradient.data, c.gradient.rows, c.gradient.columns, c.gradient.stride},
       {c.weight.data, c.weight.rows, c.weight.columns, c.weight.stride}, e, p, launch.blocks, true,
       launch.stream);
+}
+
+}  // namespace
+
+void slice_dx_product(const SliceDxCall& c, const Launch& launch) {
+  c.tile == DxTile::square ? run<Square>(c, launch) : run<Tall>(c, launch);
 }
 
 }  // namespace talea::lce::sm90

@@ -41,6 +41,7 @@ void dx_of(const Run& r, const Slice& s) {
   q.gradient = gradient(r, s), q.weight = weight(r, s), q.chunk = s.rows;
   q.sum = {r.b.dx_part, r.c.chunk_rows, r.p.hidden, r.p.hidden};
   q.add = s.begin > 0;
+  q.tile = r.c.dx_tile;
   slice_dx_product(q, r.launch());
 }
 

@@ -307,24 +307,29 @@ TEST_P(Sm90, LossAndDxDoNotDependOnTheChunk) {
   }
 }
 
-// Logits that run beside dW overwrite what it reads. At the size of the benchmarks the schedule
-// alone keeps the order; with two blocks for dW only the waits do.
-// Of a frozen weight: a short last chunk has tiles of dX of another shape, and no other bits.
+// Of a frozen weight: a short last chunk has tiles of dX of another shape, and no other bits. A
+// chunk's rows lie in rows of dX that are not yet written, wherever the ignored ones are.
 TEST_P(Sm90, AShortLastChunkOfDxAlone) {
   Case c = plain_case({.tokens = 1280, .hidden = 4096, .vocab = 1000, .dtype = DType::bf16});
   c.out = {};
   c.out.loss = Array(DType::f32, {});
   c.out.dx = Array(DType::bf16, {1280, 4096});
   c.options.reduction = Reduction::mean;
-  c.options.workspace_limit_bytes = 0;
-  const Outcome shortest = run(c);
-  EXPECT_EQ(shortest.result.chunk_rows, 256);
-  c.options.workspace_limit_bytes = int64_t{7900} << 10;
-  const Outcome two = run(c);
-  EXPECT_EQ(two.result.chunk_rows, 768);  // 384 x 128, and 256 x 128 for the last 512
-  EXPECT_EQ(same_bits(shortest.out, two.out), "");
+  for (const int64_t ignored : {0, 100, 700}) {
+    for (int64_t t = 0; t < ignored; ++t) c.in.targets.set_integer(t * 7 % 1280, 0, -100);
+    c.options.workspace_limit_bytes = 0;
+    const Outcome shortest = run(c);
+    EXPECT_EQ(shortest.result.chunk_rows, 256);
+    c.options.workspace_limit_bytes = int64_t{1800} << 10;
+    const Outcome two = run(c);
+    EXPECT_EQ(two.result.chunk_rows, 768);  // 384 x 128, and 256 x 128 for the last 512
+    EXPECT_EQ(same_bits(shortest.out, two.out), "") << ignored;
+  }
+  must_be_right(c, "rows in dX");
 }
 
+// Logits that run beside dW overwrite what it reads. At the size of the benchmarks the schedule
+// alone keeps the order; with two blocks for dW only the waits do.
 TEST_P(Sm90, LogitsWaitForASlowDw) {
   const lce::Forced before = lce::forced;
   lce::forced.slow = true, lce::forced.two_terms = false;
@@ -338,11 +343,12 @@ TEST_P(Sm90, LogitsWaitForASlowDw) {
   c.out.loss = Array(DType::f32, {});
   c.out.dx = Array(DType::bf16, {1100, 72}), c.out.dw = Array(DType::f32, {6001, 72});
   c.options.reduction = Reduction::mean;
-  c.options.workspace_limit_bytes = int64_t{15} << 19;  // chunks of up to 512 rows
+  for (int64_t t = 3; t < 1100; t += 7) c.in.targets.set_integer(t, 0, -100);
+  c.options.workspace_limit_bytes = int64_t{13} << 19;  // chunks of up to 512 rows
   EXPECT_TRUE(says(run(c), "beside dW"));
   must_be_right(c, "chunks");
   c.out.dw = Array(DType::bf16, {6001, 72});
-  c.options.workspace_limit_bytes = int64_t{11} << 19;  // slices of 1536 words
+  c.options.workspace_limit_bytes = int64_t{10} << 19;  // slices of 1536 words
   lce::forced.slices = true;
   EXPECT_TRUE(says(run(c), "slices"));
   must_be_right(c, "slices");

@@ -14,12 +14,13 @@ __device__ __forceinline__ uint32_t address_at(uint32_t address, uint32_t rank) 
   return remote;
 }
 
-// `to` and `barrier` are addresses of address_at, in one block.
-__device__ __forceinline__ void store_words_async(uint32_t to, const uint4& x, uint32_t barrier) {
+// `to` and `barrier` are addresses of address_at, in one block; `from` lies in this one.
+__device__ __forceinline__ void send_bytes(uint32_t to, uint32_t from, uint32_t bytes,
+                                           uint32_t barrier) {
   asm volatile(
-      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, "
-      "[%5];" ::"r"(to),
-      "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w), "r"(barrier)
+      "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes"
+      " [%0], [%1], %2, [%3];" ::"r"(to),
+      "r"(from), "r"(bytes), "r"(barrier)
       : "memory");
 }
 __device__ __forceinline__ void store_word_async(uint32_t to, uint32_t x, uint32_t barrier) {

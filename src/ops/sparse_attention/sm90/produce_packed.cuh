@@ -86,8 +86,8 @@ struct PackedPieces {
   uint4 rest[2];
 };
 
-// Eight lanes take a row: what they write at a time is a line of 128 bytes, here and in the other
-// block.
+// Eight lanes take a row: what they write at a time is a line of 128 bytes. In a cluster the lines
+// are then sent to the other block.
 template <bool kShared>
 struct PackedCopier {
   using Unit = PackedUnit<kShared>;
@@ -151,11 +151,10 @@ struct PackedCopier {
           : "l"(bytes(at + packed_rest_at) + piece * 16), "l"(u.half == 1 ? at : int64_t{-1}));
     }
   }
-  __device__ void put(uint32_t at, const uint4& x, uint32_t ready) const {
+  __device__ static void put(uint32_t at, const uint4& x) {
     asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(x.x), "r"(x.y), "r"(x.z),
                  "r"(x.w)
                  : "memory");
-    if constexpr (kShared) talea::sm90::store_words_async(other + at, x, other + ready);
   }
   // The lanes whose numbers may go the quick way. What is loaded after this need not arrive before
   // these numbers are converted: loads have few counters, and would else be waited for together.
@@ -170,9 +169,8 @@ struct PackedCopier {
     }
     return __ballot_sync(~0u, quick & (nans == 0));
   }
-  // tile: its address; ready: that of the barrier of the unit's part.
-  __device__ void put(const PackedPieces& x, bool quick, uint32_t tile, const Unit& u,
-                      uint32_t ready) const {
+  // tile: its address.
+  __device__ void put(const PackedPieces& x, bool quick, uint32_t tile, const Unit& u) const {
     const uint32_t at = tile + to + u.first_row * 2048 + 4 * u.half * chunk_bytes;
     if (quick) {
 #pragma unroll
@@ -180,7 +178,7 @@ struct PackedCopier {
         const uint32_t scales[2] = {grown_twice(x.scale[i].x), grown_twice(x.scale[i].y)};
 #pragma unroll
         for (int c = 0; c < 4; ++c)
-          put(at + i * 2048 + c * chunk_bytes, short_bf16_of(x.e4m3[i][c], scales[c / 2]), ready);
+          put(at + i * 2048 + c * chunk_bytes, short_bf16_of(x.e4m3[i][c], scales[c / 2]));
       }
     } else {
 #pragma unroll
@@ -188,11 +186,19 @@ struct PackedCopier {
 #pragma unroll
         for (int c = 0; c < 4; ++c)
           put(at + i * 2048 + c * chunk_bytes,
-              bf16_of(x.e4m3[i][c].x, x.e4m3[i][c].y, c < 2 ? x.scale[i].x : x.scale[i].y), ready);
+              bf16_of(x.e4m3[i][c].x, x.e4m3[i][c].y, c < 2 ? x.scale[i].x : x.scale[i].y));
     }
     if (u.half != 1) return;
 #pragma unroll
-    for (int i = 0; i < 2; ++i) put(at + i * 2048 + 4 * chunk_bytes, x.rest[i], ready);
+    for (int i = 0; i < 2; ++i) put(at + i * 2048 + 4 * chunk_bytes, x.rest[i]);
+  }
+  // To the other block: the 32 rows of each chunk that this one has filled. ready: address of the
+  // barrier of the unit's part. Called by a warp.
+  __device__ void send(uint32_t tile, const Unit& u, int lane, uint32_t ready) const {
+    constexpr uint32_t bytes = chunk_bytes / 2;
+    if (lane >= 4 + u.half) return;
+    const uint32_t from = tile + (4 * u.half + lane) * chunk_bytes + u.first_row * 2048;
+    talea::sm90::send_bytes(other + from, from, bytes, other + ready);
   }
 };
 
@@ -208,8 +214,28 @@ __device__ void produce_packed(const Forward& f, const Tiles& tiles, Beside& bes
   uint32_t works = 0, pairs_done = 0;
   int pairs = 0, slot = 0;  // of the work ahead
   int64_t next = -1;
+  int2 index = {-1, -1};   // words of that of the slot ahead, on their way since the pair before
   PackedPieces pieces[2];  // of this unit and the next
 
+  const bool wide = f.tables.indices.dtype == DType::i64;
+  const auto read_index = [&] {
+    const int64_t at = ahead.at + slot * ahead.stride;
+    asm volatile(
+        "{\n.reg .pred p, q;\n"
+        "setp.ne.b32 p, %3, 0;\n"
+        "setp.ne.b32 q, %4, 0;\n"
+        "@p ld.global.nc.b32 %0, [%2];\n"
+        "@q ld.global.nc.v2.b32 {%0, %1}, [%2];\n}"
+        : "+r"(index.x), "+r"(index.y)
+        : "l"(static_cast<const char*>(f.tables.indices.data) + at * (wide ? 8 : 4)),
+          "r"(static_cast<int>(slot < ahead.query.slots && !wide)),
+          "r"(static_cast<int>(slot < ahead.query.slots && wide)));
+  };
+  const auto index_read = [&] {
+    return wide ? static_cast<int64_t>(static_cast<uint64_t>(index.y) << 32 |
+                                       static_cast<uint32_t>(index.x))
+                : int64_t{index.x};
+  };
   // The list of a work; all threads see it.
   const auto open = [&](int64_t number) {
     ptx::named_barrier_sync(1, producer_threads);
@@ -233,20 +259,21 @@ __device__ void produce_packed(const Forward& f, const Tiles& tiles, Beside& bes
     ptx::named_barrier_sync(1, producer_threads);
     pairs = ahead.pairs;
     slot = static_cast<int>(ahead.slot) + PackedCopier<kShared>::slot_of(warp, lane, rank);
+    read_index();
   };
   // The rows of the pair after, on their way into the cache. In a cluster lanes repeat each other.
   const auto look_ahead = [&] {
     const bool own = !kShared || lane < 16;
     next = -1;
     if (slot < ahead.query.slots) {
-      const int64_t index = cuda::integer_at(f.tables.indices, ahead.at + slot * ahead.stride);
-      const KeyRow found = find_key(f.tables.rule, ahead.query, slot, index);
+      const KeyRow found = find_key(f.tables.rule, ahead.query, slot, index_read());
       if (ahead.counts && found.kind == SlotKind::foreign && own)
         cuda::count(f.tables, f.counters, ahead.b, ahead.s, ahead.g, slot);
       if (found.kind == SlotKind::valid)
         next = cuda::offset(f.kv, found.outer, found.inner, ahead.g);
     }
     slot += 2 * tile_keys;
+    read_index();
     if (next < 0 || !own) return;
 #pragma unroll
     for (int byte = 0; byte < packed_row_bytes; byte += 128)
@@ -263,7 +290,8 @@ __device__ void produce_packed(const Forward& f, const Tiles& tiles, Beside& bes
       ptx::barrier_wait(&beside.keys_free[u.tile][u.half], (pairs_done & 1) ^ 1);
       if (kShared && thread == 0) ptx::barrier_expect(barrier, bytes_of_half(u.tile, u.half));
     }
-    copier.put(x, quick, copier.first + u.tile * tiles.plan.keys * chunk_bytes, u, ready);
+    const uint32_t tile = copier.first + u.tile * tiles.plan.keys * chunk_bytes;
+    copier.put(x, quick, tile, u);
     if (!u.ends) return;
     // With the half that is scored first: which slots are valid.
     if (u.half == u.tile && lane == 0) {
@@ -276,6 +304,10 @@ __device__ void produce_packed(const Forward& f, const Tiles& tiles, Beside& bes
     }
     ptx::fence_async_shared();
     ptx::barrier_arrive(barrier);
+    if constexpr (kShared) {
+      ptx::named_barrier_sync(1, producer_threads);
+      if (warp == 0) copier.send(tile, u, lane, ready);
+    }
   };
 
   open(blockIdx.x);

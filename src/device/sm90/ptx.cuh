@@ -188,6 +188,11 @@ __device__ __forceinline__ void fence_async_shared() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
+// Ordinary writes to device memory become visible to bulk copies.
+__device__ __forceinline__ void fence_async_global() {
+  asm volatile("fence.proxy.async.global;" ::: "memory");
+}
+
 // ---- warpgroup --------------------------------------------------------------------------------
 
 template <int kRegisters>
@@ -248,7 +253,7 @@ __device__ __forceinline__ void wait_for_count(const int* counter, int least) {
   do {
     asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(count) : "l"(counter) : "memory");
   } while (count < least);
-  asm volatile("fence.proxy.async.global;" ::: "memory");
+  fence_async_global();
 }
 
 // ---- programmatic dependent launch ------------------------------------------------------------

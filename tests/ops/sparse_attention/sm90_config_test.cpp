@@ -88,9 +88,9 @@ TEST(AttentionSm90Config, FewQueriesFormTheirScoresFirst) {
   EXPECT_EQ(c.slices, 16);    // of 2 x 16 columns
   EXPECT_EQ(c.work, 4 * 2 * 16);
   EXPECT_EQ(c.blocks, 128);
-  // Of each head and slot a score and a weight, and of each slot its value.
-  const int64_t scores = 4 * 2 * int64_t{2048} * 64 * 4, values = 4 * int64_t{2048} * 512 * 2;
-  const int64_t least = scores + scores / 2 + values;
+  // Of each head and slot a weight, and of each slot its value.
+  const int64_t weights = 4 * 2 * int64_t{2048} * 64 * 2, values = 4 * int64_t{2048} * 512 * 2;
+  const int64_t least = weights + values;
   EXPECT_GE(bytes_of(c), least);
   EXPECT_LE(bytes_of(c), least + 4 * 2 * 16 * 4096);  // and what lies beside a pair of tiles
   p.options.workspace_limit_bytes = bytes_of(c) - 1;  // the same bits without memory

@@ -14,7 +14,7 @@ namespace {
 
 using Reason = std::optional<std::string>;
 
-// Scores come first where blocks that have a list each would fill no more than an eighth of the
+// Weights come first where blocks that have a list each would fill no more than an eighth of the
 // device, of packed rows a fifth, and a list is long enough to be worth three kernels.
 constexpr int64_t most_share = 8, most_packed_share = 5, least_segments = 4;
 
@@ -72,11 +72,12 @@ Room lay_out(Arena& arena, const Config& c) {
   s.tiles = 2 * c.segments;
   s.slices = c.slices;
   s.half = c.half;
-  s.scores = arena.take<float>(c.lists * c.head_tiles * s.tiles * tile_scores);
+  s.writers =
+      static_cast<int>(c.rows == Rows::packed ? 4 * ((c.head_tiles + 1) / 2) : 2 * c.head_tiles);
+  s.written = arena.take<int>(c.lists);
   s.most = arena.take<float>(c.lists * c.head_tiles * s.tiles * tile_heads);
   s.weighed = arena.take<char>(c.lists * c.head_tiles * c.segments * weighed_bytes);
   s.values = arena.take<char>(c.lists * s.tiles * s.slices * slice_bytes);
-  s.valid = arena.take<uint64_t>(c.lists * s.tiles);
   return room;
 }
 
@@ -108,7 +109,7 @@ Config config(const Problem& p, const DeviceFacts& d) {
                                 slice_columns);
   few.slices = (few.slices + slice_cluster - 1) / slice_cluster * slice_cluster;
   few.work = c.work * few.segments;
-  few.blocks = std::min<int64_t>(few.work, d.sm_count);
+  few.blocks = few.work;
   if (c.rows != Rows::plain) {
     few.rows = Rows::packed;
     few.shared_bytes = packed_scores_bytes;

@@ -16,11 +16,11 @@ struct Config {
   int half = 0;            // columns of the output of one of the two warpgroups: 64, 128 or 256
   int64_t head_tiles = 0;  // of a group
   int64_t work = 0;        // queries x groups x head tiles x segments
-  int64_t blocks = 0;      // persistent; of few queries, of the scores' kernel
+  int64_t blocks = 0;      // persistent; of few queries, of the kernel that weighs
   int64_t shared_bytes = 0;
   bool counts = false;  // foreign indices, in the workspace
   Rows rows = Rows::plain;
-  // Few queries: of a list, a pair of tiles of keys each, whose scores lie in the workspace until
+  // Few queries: of a list, a pair of tiles of keys each, whose weights lie in the workspace until
   // blocks of `slices` of the columns sum values by them. 1: a block has a whole list.
   int64_t segments = 1;
   int slices = 0;

@@ -1,6 +1,7 @@
 // What: the kernel of lane sm90's forward pass, and its launch.
 // Why: a block keeps one query and 64 of its heads at a time: one list of keys, never two a tile.
-// Never: allocates or synchronises; a grid has no more blocks than the device has multiprocessors.
+// Never: allocates or synchronises; a grid of many queries has no more blocks than the device has
+// multiprocessors.
 #pragma once
 
 #include "device/common/cuda_check.hpp"
@@ -43,7 +44,7 @@ __device__ inline void meet() {
 template <int kHalf, bool kF16, int kGroup, Rows kRows, bool kScores>
 __device__ inline void consume(const Forward& f, const Tiles& tiles, Beside& beside, int thread) {
   if constexpr (kScores)
-    ScoreWriter<kHalf, kF16, kGroup, kRows>{{f, tiles, beside, thread}}.run();
+    WeightWriter<kHalf, kF16, kGroup, kRows>{{f, tiles, beside, thread}}.run();
   else
     Consumer<kHalf, kF16, kGroup, kRows>{f, tiles, beside, thread}.run();
 }
@@ -87,12 +88,17 @@ void launch_half(const Forward& f, unsigned blocks, cudaStream_t stream) {
   config.blockDim = threads;
   config.dynamicSmemBytes = bytes;
   config.stream = stream;
-  cudaLaunchAttribute cluster = {};
-  cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim.x = 2;
-  cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
-  config.attrs = &cluster;
-  config.numAttrs = kRows == Rows::shared ? 1 : 0;
+  cudaLaunchAttribute attribute = {};
+  if (kScores) {
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+  } else {
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim.x = 2;
+    attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+  }
+  config.attrs = &attribute;
+  config.numAttrs = kScores || kRows == Rows::shared ? 1 : 0;
   device::check(cudaLaunchKernelEx(&config, kernel, f), "sparse_attention: forward");
 }
 

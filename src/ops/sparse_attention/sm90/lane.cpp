@@ -22,6 +22,7 @@ void launch(const sm90::Forward& f, const sm90::Config& c, bool f16, cudaStream_
   const auto blocks = static_cast<unsigned>(c.blocks);
   if (c.segments == 1)
     return (f16 ? sm90::launch_f16 : sm90::launch_bf16)(f, c.half, blocks, stream);
+  sm90::launch_unknown(f, stream);
   if (c.rows == sm90::Rows::packed)
     sm90::launch_packed_scores_bf16(f, blocks, stream);
   else
@@ -53,14 +54,14 @@ struct Sm90 {
                                 c.shared_bytes, tiles.columns * sm90::chunk_columns,
                                 packed ? " and two tiles of heads" : "",
                                 packed ? "a tile" : "two tiles"));
-    lines.push_back(fmt::format("blocks = {}{}", c.blocks, packed ? "" : ", persistent"));
+    lines.push_back(fmt::format("blocks = {}{}", c.blocks, few ? "" : ", persistent"));
     if (c.rows == sm90::Rows::shared)
       lines.emplace_back("cluster = 2 blocks, each dequantises half of the rows for both");
     if (few)
       lines.push_back(fmt::format(
-          "three kernels: scores of {} tiles of a list side by side, weights of {} pairs of them, "
-          "{} slices of {} value columns, each summed in the order of one block",
-          2 * c.segments, c.segments, c.slices, 2 * sm90::slice_columns));
+          "three kernels: nothing known, weights of {} tiles of a list side by side, {} slices of "
+          "{} value columns, each summed in the order of one block",
+          2 * c.segments, c.slices, 2 * sm90::slice_columns));
     return lines;
   }
   static void run(const Call& c, const Planned& planned);
@@ -108,11 +109,7 @@ void Sm90::run(const Call& c, const Planned& planned) {
   r.scores_tile_rows = sm90::tile_heads;
   r.scores_tile_keys = sm90::tile_keys;
   r.scores_tile_bytes = 4 * sm90::tile_heads * sm90::tile_keys;
-  if (config.segments > 1) {
-    r.scores_home = "tiles in the workspace, fp32";
-    r.scores_tile_bytes = 4 * config.work * 2 * sm90::tile_scores;
-    r.decode_segments = config.segments;
-  }
+  if (config.segments > 1) r.decode_segments = config.segments;
   r.kv_path = f.rows != sm90::Rows::plain
                   ? "selected rows dequantised in fp32 and rounded once, in shared memory, a "
                     "tile of keys at a time"

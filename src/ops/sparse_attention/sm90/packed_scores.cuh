@@ -1,5 +1,5 @@
-// What: the kernel of few queries that scores a tile of packed keys for 128 heads, and leaves the
-// tile's values dequantised for the blocks that sum them.
+// What: the kernel of few queries that scores a tile of packed keys for 128 heads, and leaves its
+// weights, and its values dequantised, for the blocks that sum them.
 // Why: where queries are few, time is the chain of one block: list, rows, numbers, product. Here it
 // is walked once, by small code.
 // Never: scores in an order of columns other than that of consume.cuh.
@@ -115,7 +115,7 @@ struct PackedScores {
 
   __device__ void run(uint64_t* q_ready) const {
     const QueryRule query = cuda::query_rule(f.tables, b, s);
-    if (tile / 2 >= pairs_of(query.slots)) return;
+    if (tile / 2 >= pairs_of(query.slots)) return ptx::wait_for_earlier_kernels();
     const int64_t slot = int64_t{tile} * tile_keys + key();
     const int64_t at = find_row(query, slot, read_index(slot, query.slots));
     const bool scores = heads() > 0, there = at >= 0;
@@ -168,16 +168,19 @@ struct PackedScores {
     put_half(x + 4, 4 - half, scales, quick, values);
     ptx::fence_async_shared();
     ptx::named_barrier_sync(1, consumer_threads);
-    if (!scores) return;
-    ptx::warpgroup_arrive();
-    multiply_scores<false, false>(product, a, k, 4 - half, half == 0 ? packed_columns : middle);
-    ptx::warpgroup_commit();
-    ptx::warpgroup_wait<0>();
-    ptx::hold_registers(product);
-    write(product);
+    if (scores) {
+      ptx::warpgroup_arrive();
+      multiply_scores<false, false>(product, a, k, 4 - half, half == 0 ? packed_columns : middle);
+      ptx::warpgroup_commit();
+      ptx::warpgroup_wait<0>();
+      ptx::hold_registers(product);
+    }
+    ptx::begin_after_earlier_kernels();
+    if (scores) write(product);
+    count_written(f, list, 2 + group, thread);
   }
 
-  // Scores as registers hold them, the largest of each row, and which keys are valid.
+  // Absent keys have no score; then weights.
   __device__ void write(float (&s)[32]) const {
     const uint64_t slots = *reinterpret_cast<const volatile uint64_t*>(valid());
     const int shift = thread % 4 * 2;
@@ -190,25 +193,13 @@ struct PackedScores {
         const bool there = words[n / 4] >> (n % 4 * 8 + e % 2) & 1;
         s[4 * n + e] = there ? s[4 * n + e] * f.scale : -INFINITY;
       }
-    const int64_t at = (list * f.head_tiles + head_tile + group) * f.stored.tiles + tile;
-    auto* to = reinterpret_cast<float4*>(f.stored.scores + at * tile_scores) + thread;
-#pragma unroll
-    for (int i = 0; i < 8; ++i)
-      to[i * 128] = make_float4(s[4 * i], s[4 * i + 1], s[4 * i + 2], s[4 * i + 3]);
-    float most[2];
-    most_of(s, most);
-    if (thread % 4 == 0)
-      reinterpret_cast<float2*>(f.stored.most)[at * 32 + thread / 4] =
-          make_float2(most[0], most[1]);
-    if (threadIdx.x == 0 && head_tile == 0) f.stored.valid[list * f.stored.tiles + tile] = slots;
+    write_weights<false>(f, s, slots != 0, list * f.head_tiles + head_tile + group, tile, thread);
   }
 };
 
-// Registers that leave room for the first blocks of the kernel behind this one.
-static __global__ __launch_bounds__(576, 1) void packed_scores_kernel(
+static __global__ __launch_bounds__(threads, 1) void packed_scores_kernel(
     const __grid_constant__ Forward f) {
   extern __shared__ __align__(1024) char shared[];
-  ptx::let_later_kernels_start();
   auto* q_ready = reinterpret_cast<uint64_t*>(shared + 3 * packed_tile_bytes + 8);
   if (threadIdx.x == 0) {
     ptx::barrier_init(q_ready, producer_threads);
@@ -232,10 +223,9 @@ static __global__ __launch_bounds__(576, 1) void packed_scores_kernel(
 }
 
 inline void launch_packed_scores(const Forward& f, unsigned blocks, cudaStream_t stream) {
-  ptx::launch_following(
-      packed_scores_kernel,
-      {.blocks = blocks, .threads = threads, .follows = false, .shared_bytes = packed_scores_bytes},
-      f, stream, "sparse_attention: scores of packed rows");
+  ptx::launch_following(packed_scores_kernel,
+                        {.blocks = blocks, .threads = threads, .shared_bytes = packed_scores_bytes},
+                        f, stream, "sparse_attention: scores of packed rows");
 }
 
 }  // namespace talea::sparse_attention::sm90

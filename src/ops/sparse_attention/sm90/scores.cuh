@@ -1,25 +1,19 @@
-// What: the two warpgroups that form the scores of a pair of tiles, for blocks that sum values
+// What: the two warpgroups that form the weights of a pair of tiles, for blocks that sum values
 // later, and leave the values of those tiles beside them.
 // Why: few queries fill the chip when their keys lie side by side.
-// Never: rounds a score, or lets one depend on the tiles beside it.
+// Never: sums a value.
 #pragma once
 
 #include "ops/sparse_attention/sm90/consume.cuh"
+#include "ops/sparse_attention/sm90/weigh.cuh"
 
 namespace talea::sparse_attention::sm90 {
 
 template <int kHalf, bool kF16, int kGroup, Rows kRows>
-struct ScoreWriter : Consumer<kHalf, kF16, kGroup, kRows> {
+struct WeightWriter : Consumer<kHalf, kF16, kGroup, kRows> {
   using Base = Consumer<kHalf, kF16, kGroup, kRows>;
   using Base::beside, Base::f, Base::thread, Base::tiles, Base::pairs_done;
 
-  // A thread's registers, 16 bytes of each of 128 threads after another.
-  __device__ void write_scores(const float (&s)[32], int64_t at) const {
-    auto* to = reinterpret_cast<float4*>(f.stored.scores + at * tile_scores) + thread;
-#pragma unroll
-    for (int i = 0; i < 8; ++i)
-      to[i * 128] = make_float4(s[4 * i], s[4 * i + 1], s[4 * i + 2], s[4 * i + 3]);
-  }
   // Slices of the columns of this warpgroup's tile, as narrow_descriptor reads them.
   __device__ void write_values(int64_t list, int64_t tile) const {
     const int row = thread / 2, place = thread % 2 ^ (row / 4 % 2);
@@ -36,7 +30,7 @@ struct ScoreWriter : Consumer<kHalf, kF16, kGroup, kRows> {
   }
   __device__ void run() {
     uint32_t works = 0;
-    ptx::let_later_kernels_start();
+    ptx::begin_after_earlier_kernels();
     for (int64_t number = blockIdx.x; number < f.work; number += gridDim.x, ++works) {
       const Work w = work_of(f, number);
       ptx::barrier_wait(&beside.q_ready, works & 1);
@@ -51,16 +45,10 @@ struct ScoreWriter : Consumer<kHalf, kF16, kGroup, kRows> {
         const uint64_t slots = this->valid();
         scale_and_mask(s, slots, f.scale);
         const int64_t list = (w.b * f.tables.queries + w.s) * f.tables.groups + w.g;
-        const int64_t tile = 2 * (w.segment + pair) + kGroup;
-        write_scores(s, (list * f.head_tiles + w.tile) * f.stored.tiles + tile);
-        float most[2];
-        most_of(s, most);
-        if (thread % 4 == 0)
-          reinterpret_cast<float2*>(
-              f.stored.most)[((list * f.head_tiles + w.tile) * f.stored.tiles + tile) * 32 +
-                             thread / 4] = make_float2(most[0], most[1]);
-        if (w.tile == 0 && thread == 0) f.stored.valid[list * f.stored.tiles + tile] = slots;
+        const int tile = 2 * (w.segment + pair) + kGroup;
         if (f.head_tiles == 1 || w.tile == kGroup) write_values(list, tile);
+        write_weights<kF16>(f, s, slots != 0, list * f.head_tiles + w.tile, tile, thread);
+        count_written(f, list, 2 + kGroup, thread);
         this->free_part(kGroup, 0);
         this->free_part(kGroup, 1);
       }

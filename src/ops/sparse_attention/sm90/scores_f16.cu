@@ -1,4 +1,4 @@
-// What: the kernels of lane sm90 for few queries and tensors of fp16: scores, then values.
+// What: the kernels of lane sm90 for few queries and tensors of fp16: weights, then values.
 // Why: apart from those of many queries: they compile beside each other.
 // Never: chooses a width.
 #include "ops/sparse_attention/sm90/forward.cuh"

@@ -74,21 +74,20 @@ constexpr uint32_t bytes_of_half(int tile, int half) {
   return 2 * chunk_bytes + (half == 1 ? chunk_bytes / 2 : 0) + (half == tile ? 16 : 0);
 }
 
-// Few queries: blocks form the scores of a pair of tiles each; once all maxima are known, others
-// weigh a pair each; then others sum values, each of a slice of the columns, through all tiles in
-// the order in which one block alone would.
-inline constexpr int slice_columns = 16;  // of each warpgroup
-inline constexpr int64_t tile_scores = int64_t{tile_heads} * tile_keys;
+// Few queries: blocks form the weights of a tile each, once the maxima of the tiles before it are
+// known; then others sum values, each of a slice of the columns, through all tiles in the order in
+// which one block alone would.
+inline constexpr int slice_columns = 16;                                   // of each warpgroup
 inline constexpr int64_t slice_bytes = 2 * 2 * slice_columns * tile_keys;  // of a tile
 // A pair's weights as tiles of shared memory, and behind them of both tiles: the sums of the
-// weights that each thread formed of its two rows; what the rows' weights are relative to; flags;
-// and of each row the largest score up to here.
+// weights that each thread formed of its two rows; what the rows' weights are relative to; flags of
+// each warp; and of each row the largest score up to here.
 inline constexpr int weight_parts_at = 2 * chunk_bytes;
 inline constexpr int weight_references_at = weight_parts_at + 2 * 8 * 128;
 inline constexpr int weight_flags_at = weight_references_at + 2 * 4 * tile_heads;
 inline constexpr int weight_top_at = weight_flags_at + 256;
 inline constexpr int weighed_bytes = weight_top_at + 4 * tile_heads;
-inline constexpr uint32_t flag_moved = 1, flag_seen = 2;  // seen: of tile 0; next bit: of tile 1
+inline constexpr uint32_t flag_moved = 1, flag_seen = 2;  // a reference; a valid slot
 // Packed rows: a block scores one tile for two tiles of heads. q of both, the keys, a bit a key.
 inline constexpr int packed_columns = most_columns / chunk_columns;  // chunks
 inline constexpr int packed_tile_bytes = packed_columns * chunk_bytes;
@@ -107,13 +106,13 @@ constexpr int64_t stored_shared_bytes() {
 }
 
 struct Stored {
-  float* scores = nullptr;  // [list, head tile, tile of keys] as registers of a warpgroup hold them
-  float* most = nullptr;    // [list, head tile, tile of keys][32][2]: largest of rows r and r + 8
-  char* weighed = nullptr;  // [list, head tile, pair of tiles]
-  char* values = nullptr;   // [list, slice, tile of keys, warpgroup][64 keys, 16 columns]
-  uint64_t* valid = nullptr;  // [list, tile of keys]: not 0: a slot is valid
-  int64_t tiles = 0;          // of keys, of a list
-  int slices = 0, half = 0;   // columns of a warpgroup: half, and slices of them
+  int* written = nullptr;    // [list]: warpgroups that have written their share of a tile
+  float* most = nullptr;     // [list, head tile, tile of keys][32][2]: largest of rows r and r + 8
+  char* weighed = nullptr;   // [list, head tile, pair of tiles]
+  char* values = nullptr;    // [list, slice, tile of keys, warpgroup][64 keys, 16 columns]
+  int writers = 0;           // of a pair of tiles
+  int64_t tiles = 0;         // of keys, of a list
+  int slices = 0, half = 0;  // columns of a warpgroup: half, and slices of them
 };
 
 struct Forward {
@@ -133,7 +132,8 @@ struct Forward {
 void launch_bf16(const Forward& f, int half, unsigned blocks, cudaStream_t stream);
 void launch_f16(const Forward& f, int half, unsigned blocks, cudaStream_t stream);
 
-// Scores into the workspace, weights, then values: `f.segments` and `f.stored` say how.
+// Nothing known, weights into the workspace, then values: `f.segments` and `f.stored` say how.
+void launch_unknown(const Forward& f, cudaStream_t stream);
 void launch_packed_scores_bf16(const Forward& f, unsigned blocks, cudaStream_t stream);
 void launch_scores_bf16(const Forward& f, int half, unsigned blocks, cudaStream_t stream);
 void launch_scores_f16(const Forward& f, int half, unsigned blocks, cudaStream_t stream);

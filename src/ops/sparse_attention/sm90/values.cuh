@@ -86,9 +86,10 @@ struct SliceSum : Consumer<slice_columns, kF16, kGroup, Rows::stored> {
 #pragma unroll 1
     for (uint32_t pair = 0; pair < pairs; ++pair) {
       ptx::barrier_wait(tiles.full(pair), pair / stored_stages & 1);
-      const uint32_t flags = __shfl_sync(~0u, tiles.flags(pair), 0);
-      seen |= (flags & flag_seen << kGroup) != 0;
-      const bool moved = (flags & flag_moved) != 0;
+      const uint32_t own = __shfl_sync(~0u, tiles.flags(pair, kGroup), 0);
+      const uint32_t others = __shfl_sync(~0u, tiles.flags(pair, 1 - kGroup), 0);
+      seen |= (own & flag_seen) != 0;
+      const bool moved = ((own | others) & flag_moved) != 0;
       if (moved || changed)
         add_changed(pair);
       else
@@ -111,7 +112,7 @@ struct SliceSum : Consumer<slice_columns, kF16, kGroup, Rows::stored> {
 };
 
 // One query, 64 of its heads at most, and a slice. A block loads its values, and for both blocks of
-// a cluster half of the weights.
+// a cluster half of the weights, once all of them are written.
 __device__ inline void load_stored(const Forward& f, const StoredTiles& tiles, int64_t list,
                                    int64_t row_tile, uint32_t pairs) {
   static_assert(slice_cluster == 2 && weighed_bytes % 32 == 0);
@@ -120,6 +121,8 @@ __device__ inline void load_stored(const Forward& f, const StoredTiles& tiles, i
   const char* weighed = f.stored.weighed + row_tile * f.segments * weighed_bytes + own;
   const char* values =
       f.stored.values + (list * f.stored.slices + tiles.slice) * f.stored.tiles * slice_bytes;
+  if (!mutant(Mutant::few_values_do_not_wait))
+    ptx::wait_for_count(f.stored.written + list, static_cast<int>(pairs) * f.stored.writers);
   for (uint32_t pair = 0; pair < pairs; ++pair) {
     uint64_t* full = tiles.full(pair);
     ptx::barrier_wait(tiles.empty(pair), (pair / stored_stages & 1) ^ 1);
@@ -157,7 +160,6 @@ __global__ __launch_bounds__(value_threads,
   w.heads = static_cast<int>(min(f.heads - w.head, int64_t{tile_heads}));
   const int pairs = pairs_of(cuda::query_rule(f.tables, w.b, w.s).slots);
   ptx::cluster_sync();
-  if (!mutant(Mutant::few_values_do_not_wait)) ptx::wait_for_earlier_kernels();
   if (group == 0)
     SliceSum<kF16, 0>{{f, tiles, all.beside, thread}}.run(w, pairs);
   else if (group == 1)
@@ -165,12 +167,12 @@ __global__ __launch_bounds__(value_threads,
   else if (thread == 0)
     load_stored(f, tiles, list, row_tile, static_cast<uint32_t>(pairs));
   __syncwarp();
-  ptx::cluster_sync();  // the other block writes into this one's memory until then
+  ptx::wait_for_earlier_kernels();  // whoever follows this one may take their memory
+  ptx::cluster_sync();              // the other block writes into this one's memory until then
 }
 
 template <bool kF16>
 void launch_values(const Forward& f, cudaStream_t stream) {
-  launch_weigh<kF16>(f, stream);
   ptx::launch_following(values_kernel<kF16>,
                         {.blocks = f.work / f.segments * f.stored.slices,
                          .threads = value_threads,

@@ -1,135 +1,166 @@
-// What: the kernel of few queries that weighs the scores of a pair of tiles, once the maxima of all
-// tiles are known.
+// What: the weights of a tile of few queries, formed where its scores are, once the maxima of the
+// tiles before it are known; and the kernel that says of all tiles that nothing is known yet.
 // Why: weights relative to what one block alone would have taken, formed once for all who sum.
-// Never: rounds a weight but to the 16 bits that are multiplied.
+// Never: rounds a weight but to the 16 bits that are multiplied, or waits for a tile of a later
+// block: earlier ones run already.
 #pragma once
 
-#include "device/common/cuda_check.hpp"
 #include "device/sm90/follow.cuh"
 #include "ops/sparse_attention/sm90/store.cuh"
 
 namespace talea::sparse_attention::sm90 {
 
-// What sums of a row are relative to, pair by pair: see consume.cuh.
+// The bits of a maximum that is not known: a NaN that no operation forms.
+inline constexpr uint32_t unknown = ~0u;
+
+__device__ inline float2 load_relaxed(const float2* from) {
+  float2 x;
+  asm volatile("ld.relaxed.gpu.global.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "l"(from));
+  return x;
+}
+__device__ inline void store_relaxed(float2* to, float2 x) {
+  asm volatile("st.relaxed.gpu.global.v2.f32 [%0], {%1, %2};" ::"l"(to), "f"(x.x), "f"(x.y)
+               : "memory");
+}
+__device__ inline bool is_known(float2 x) {
+  return __float_as_uint(x.x) != unknown && __float_as_uint(x.y) != unknown;
+}
+
+// What sums of a thread's two rows are relative to after the pairs before a tile, pair by pair: see
+// consume.cuh; and the largest score up to the tile.
 struct Chain {
-  float reference = -INFINITY;
-  float to[2] = {-INFINITY, -INFINITY};  // of the tiles of the pair at hand
-  __device__ void meet(float first, float second) {
-    to[0] = reference_of(reference, first);
-    to[1] = reference_of(reference, second);
+  float reference[2] = {-INFINITY, -INFINITY};
+  float top[2] = {-INFINITY, -INFINITY};
+  __device__ void pass(int row, float first, float second) {
+    const float to = reference_of(reference[row], first);
+    const float other = reference_of(reference[row], second);
+    reference[row] = to < other ? other : to;
   }
-  __device__ float of(int tile) const { return tile == 0 ? to[0] : to[1]; }
-  __device__ bool moves() const { return to[0] != reference || to[1] != reference; }
-  __device__ void pass() { reference = to[0] < to[1] ? to[1] : to[0]; }
 };
 
-// As weigh() of rows.cuh, of one of a thread's two rows.
-template <bool kF16>
-__device__ inline float weigh_row(float (&s)[16], float reference, uint32_t (&p)[8]) {
-  const float base = base_of(reference);
-  float of[4] = {};
+// Maxima of so many tiles are read at once, those of a quad's rows by its four lanes.
+inline constexpr int chained_tiles = 32;
+
+// most: of this thread's rows of tile 0; all threads of a warp.
+__device__ inline Chain chain_before(const float2* most, int tile) {
+  const int lane = static_cast<int>(threadIdx.x) % 4,
+            quad = static_cast<int>(threadIdx.x) % 32 - lane;
+  Chain chain;
+#pragma unroll 1
+  for (int first = 0; first < tile; first += chained_tiles) {
+    float2 x[chained_tiles / 4];
 #pragma unroll
-  for (int n = 0; n < 8; ++n) {
-#pragma unroll
-    for (int e = 2 * n; e < 2 * n + 2; ++e) {
-      s[e] = power(s[e] - base);
-      of[n % 4] += s[e];
+    for (int i = 0; i < chained_tiles / 4; ++i) {
+      const int at = first + 4 * i + lane;
+      x[i] = at < tile ? load_relaxed(most + at * 32) : make_float2(-INFINITY, -INFINITY);
     }
-    p[n] = packed<kF16>(s[2 * n], s[2 * n + 1]);
+#pragma unroll
+    for (int i = 0; i < chained_tiles / 4; ++i) {
+      while (!is_known(x[i])) x[i] = load_relaxed(most + (first + 4 * i + lane) * 32);
+      chain.top[0] = fmaxf(chain.top[0], x[i].x);
+      chain.top[1] = fmaxf(chain.top[1], x[i].y);
+    }
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < chained_tiles / 2; ++i) {
+      if (first + 2 * i + 1 >= tile) break;
+      const int from = quad + i % 2 * 2;
+      chain.pass(0, __shfl_sync(~0u, x[i / 2].x, from), __shfl_sync(~0u, x[i / 2].x, from + 1));
+      chain.pass(1, __shfl_sync(~0u, x[i / 2].y, from), __shfl_sync(~0u, x[i / 2].y, from + 1));
+    }
   }
-  return (of[0] + of[1]) + (of[2] + of[3]);
+#pragma unroll
+  for (float& top : chain.top) {
+    top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
+    top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
+  }
+  return chain;
 }
 
 // A row of a 16-bit operand of m64 x k64 from the registers of a quad of lanes to where a tile of
 // shared memory holds it.
-__device__ inline void write_operand_row(char* tile, const uint32_t (&p)[8], int line, int lane) {
+__device__ inline void write_operand_row(char* tile, const uint32_t (&p)[16], int row, int line,
+                                         int lane) {
 #pragma unroll
   for (int n = 0; n < 8; n += 4) {
-    uint32_t piece[4] = {p[n], p[n + 1], p[n + 2], p[n + 3]};
+    uint32_t piece[4] = {p[2 * n + row], p[2 * n + 2 + row], p[2 * n + 4 + row],
+                         p[2 * n + 6 + row]};
     exchange(piece, lane);
     *reinterpret_cast<uint4*>(tile + line * 128 + ((n + lane) ^ (line % 8)) * 16) =
         make_uint4(piece[0], piece[1], piece[2], piece[3]);
   }
 }
 
-// Maxima of so many pairs are read at once: few trips to memory.
-inline constexpr int chained_pairs = 16;
-// A warpgroup has one of a tile's rows r and r + 8 of each thread's two, for both of a pair's
-// tiles.
-inline constexpr int weigh_threads = 512;
-
+// s: a tile's scores as a warpgroup's registers hold them, -Inf where a slot is absent; any: a slot
+// is valid; rows: list and tile of heads; thread: of the warpgroup. Begins after the earlier
+// kernel.
 template <bool kF16>
-__global__ __launch_bounds__(weigh_threads,
-                             2) void weigh_kernel(const __grid_constant__ Forward f) {
-  __shared__ float most[chained_pairs * 128];
-  ptx::let_later_kernels_start();
-  const Stored& stored = f.stored;
-  const Work w = work_of(f, blockIdx.x);
-  const int row = static_cast<int>(threadIdx.x) / 256,
-            tile = static_cast<int>(threadIdx.x) / 128 % 2;
-  const int thread = static_cast<int>(threadIdx.x) % 128, lane = thread % 4;
-  const int own = thread / 4 * 2 + row;  // where this row's numbers lie among a tile's
-  const int pair = w.segment;
-  const bool there = pair < pairs_of(cuda::query_rule(f.tables, w.b, w.s).slots);
-  const int64_t list = w.b * f.tables.queries + w.s, rows = list * f.head_tiles + w.tile;
-  const auto* scores = reinterpret_cast<const float2*>(
-                           stored.scores + (rows * stored.tiles + 2 * pair + tile) * tile_scores) +
-                       thread * 2 + row;
-  const float* all_most = stored.most + rows * stored.tiles * 64;
-  const uint64_t* valid = stored.valid + list * stored.tiles + 2 * pair;
-  char* to = stored.weighed + (rows * f.segments + pair) * weighed_bytes;
-  ptx::wait_for_earlier_kernels();
-  if (!there) return;
-  float s[16];
+__device__ inline void write_weights(const Forward& f, float (&s)[32], bool any, int64_t rows,
+                                     int tile, int thread) {
+  const int lane = thread % 4, half = tile % 2;
+  float2* all_most =
+      reinterpret_cast<float2*>(f.stored.most) + rows * f.stored.tiles * 32 + thread / 4;
+  float most[2];
+  most_of(s, most);
+  if (lane == 0) store_relaxed(all_most + tile * 32, make_float2(most[0], most[1]));
+  const Chain chain = chain_before(all_most, tile);
+  float to[2], part[2];
 #pragma unroll
-  for (int n = 0; n < 8; ++n) {
-    const float2 x = scores[n * 256];
-    s[2 * n] = x.x, s[2 * n + 1] = x.y;
-  }
-  uint32_t flags = 0;
-  if (threadIdx.x == 0)
-    flags = (valid[0] != 0 ? flag_seen : 0) | (valid[1] != 0 ? 2 * flag_seen : 0);
-  Chain chain;
-  float top = -INFINITY;
-  for (int first = 0; first <= pair; first += chained_pairs) {
-    const int count = min(pair + 1 - first, chained_pairs);
-    if (first > 0) __syncthreads();
-    const int at = 4 * static_cast<int>(threadIdx.x);
-    if (at < count * 128)
-      *reinterpret_cast<float4*>(most + at) =
-          *reinterpret_cast<const float4*>(all_most + first * 128 + at);
-    __syncthreads();
-#pragma unroll 4
-    for (int i = 0; i < count; ++i) {
-      const float a = most[i * 128 + own], b = most[i * 128 + 64 + own];
-      chain.pass();
-      chain.meet(a, b);
-      top = fmaxf(top, fmaxf(a, b));
-    }
-  }
-  static_assert(chained_pairs * 128 == 4 * weigh_threads);
-  float reference = chain.of(tile);
-  if (mutant(Mutant::few_own_reference)) {
-    const float* of_pair = most + pair % chained_pairs * 128;
-    reference = of_pair[tile * 64 + own];
-  }
-  uint32_t p[8];
-  const float part = weigh_row<kF16>(s, reference, p);
-  write_operand_row(to + tile * chunk_bytes, p, thread / 32 * 16 + thread % 32 / 4 + 8 * row, lane);
-  reinterpret_cast<float*>(to + weight_parts_at)[(tile * 128 + thread) * 2 + row] = part;
+  for (int i = 0; i < 2; ++i)
+    to[i] = mutant(Mutant::few_own_reference) ? most[i] : reference_of(chain.reference[i], most[i]);
+  const bool moved = __any_sync(~0u, to[0] != chain.reference[0] || to[1] != chain.reference[1]);
+  uint32_t p[16];
+  weigh<kF16>(s, to, part, p);
+  char* pair = f.stored.weighed + (rows * f.segments + tile / 2) * weighed_bytes;
+#pragma unroll
+  for (int i = 0; i < 2; ++i)
+    write_operand_row(pair + half * chunk_bytes, p, i, thread / 32 * 16 + thread % 32 / 4 + 8 * i,
+                      lane);
+  reinterpret_cast<float2*>(pair + weight_parts_at)[half * 128 + thread] =
+      make_float2(part[0], part[1]);
   if (lane == 0) {
-    reinterpret_cast<float*>(to + weight_references_at)[tile * 64 + own] = chain.of(tile);
-    if (tile == 0) reinterpret_cast<float*>(to + weight_top_at)[own] = top;
+    reinterpret_cast<float2*>(pair + weight_references_at)[half * 32 + thread / 4] =
+        make_float2(to[0], to[1]);
+    if (half == 1)
+      reinterpret_cast<float2*>(pair + weight_top_at)[thread / 4] =
+          make_float2(fmaxf(chain.top[0], most[0]), fmaxf(chain.top[1], most[1]));
   }
-  const bool moved = __syncthreads_or(chain.moves());
-  if (threadIdx.x == 0)
-    *reinterpret_cast<uint32_t*>(to + weight_flags_at) = flags | (moved ? flag_moved : 0);
+  if (thread % 32 == 0)
+    reinterpret_cast<uint32_t*>(pair + weight_flags_at)[half * 4 + thread / 32] =
+        (any ? flag_seen : 0) | (moved ? flag_moved : 0);
 }
 
-template <bool kF16>
-void launch_weigh(const Forward& f, cudaStream_t stream) {
-  ptx::launch_following(weigh_kernel<kF16>, {.blocks = f.work, .threads = weigh_threads}, f, stream,
-                        "sparse_attention: weights");
+// What a warpgroup has written of a tile of a list may be read. barrier: of its own threads.
+__device__ inline void count_written(const Forward& f, int64_t list, int barrier, int thread) {
+  talea::sm90::fence_async_global();
+  talea::sm90::named_barrier_sync(barrier, 128);
+  if (thread == 0) talea::sm90::count_up(f.stored.written + list);
+}
+
+struct Unknown {
+  int* written;
+  uint4* most;
+  int64_t lists, words;
+};
+static __global__ void unknown_kernel(const __grid_constant__ Unknown u) {
+  talea::sm90::let_later_kernels_start();
+  const int64_t at = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (at < u.lists) u.written[at] = 0;
+  if (at < u.words) u.most[at] = make_uint4(unknown, unknown, unknown, unknown);
+}
+
+// A multiprocessor keeps the share of shared memory that the next kernel needs.
+inline void mark_unknown(const Forward& f, cudaStream_t stream) {
+  constexpr int each = 256;
+  const int64_t rows = f.work / f.segments, words = rows * f.stored.tiles * tile_heads / 4;
+  device::check(cudaFuncSetAttribute(unknown_kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                     cudaSharedmemCarveoutMaxShared),
+                "sparse_attention: few queries");
+  talea::sm90::launch_following(
+      unknown_kernel, {.blocks = (words + each - 1) / each, .threads = each, .follows = false},
+      Unknown{f.stored.written, reinterpret_cast<uint4*>(f.stored.most), rows / f.head_tiles,
+              words},
+      stream, "sparse_attention: few queries");
 }
 
 }  // namespace talea::sparse_attention::sm90

@@ -93,8 +93,10 @@ struct StoredTiles {
     return reinterpret_cast<const float2*>(stage(pair) +
                                            weight_references_at)[(tile * 128 + thread) / 4];
   }
-  __device__ uint32_t flags(uint32_t pair) const {
-    return *reinterpret_cast<const volatile uint32_t*>(stage(pair) + weight_flags_at);
+  // Of the four warps that weighed a tile.
+  __device__ uint32_t flags(uint32_t pair, int tile) const {
+    const uint4 x = reinterpret_cast<const uint4*>(stage(pair) + weight_flags_at)[tile];
+    return x.x | x.y | x.z | x.w;
   }
   __device__ float2 top(uint32_t pair, int thread) const {
     return reinterpret_cast<const float2*>(stage(pair) + weight_top_at)[thread / 4];

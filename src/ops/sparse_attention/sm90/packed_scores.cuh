@@ -57,16 +57,22 @@ struct PackedScores {
     return x;
   }
 
-  // Two pieces of eight columns, of chunk c: into the tile of keys, and among the values.
-  __device__ void put(int c, const uint4& low, const uint4& high, char* values) const {
+  // Two pieces of eight columns of each of four chunks, the first of them `first`: into the tile of
+  // keys, and among the values.
+  __device__ void put(const uint4 (&x)[8], int first) const {
     const int row = key(), lane = thread % 4;
-    char* to = keys() + c * chunk_bytes + row * 128;
-    *reinterpret_cast<uint4*>(to + (2 * lane ^ row % 8) * 16) = low;
-    *reinterpret_cast<uint4*>(to + ((2 * lane + 1) ^ row % 8) * 16) = high;
+#pragma unroll
+    for (int i = 0; i < 8; ++i)
+      *reinterpret_cast<uint4*>(keys() + (first + i / 2) * chunk_bytes + row * 128 +
+                                ((2 * lane + i % 2) ^ row % 8) * 16) = x[i];
+  }
+  __device__ void leave(const uint4 (&x)[8], int first, char* values) const {
     if (head_tile != 0) return;
-    char* slice = values + c % 4 * 4 * f.stored.tiles * slice_bytes + c / 4 * (slice_bytes / 2);
-    *reinterpret_cast<uint4*>(slice + row / 4 % 2 * 16) = low;
-    *reinterpret_cast<uint4*>(slice + (1 - row / 4 % 2) * 16) = high;
+    char* to = values + first / 4 * (slice_bytes / 2);
+#pragma unroll
+    for (int i = 0; i < 8; ++i)
+      *reinterpret_cast<uint4*>(to + i / 2 * 4 * f.stored.tiles * slice_bytes +
+                                (i % 2 ^ key() / 4 % 2) * 16) = x[i];
   }
 
   __device__ int heads() const {
@@ -94,22 +100,23 @@ struct PackedScores {
     ptx::barrier_arrive(ready);
   }
 
-  // Four chunks of numbers, the first of them `first`, a thread's sixteen columns of each.
-  __device__ void put_half(const uint4* x, int first, const float (&scales)[4], bool quick,
-                           char* values) const {
+  // A thread's sixteen columns of each of four chunks, the first of them `first`.
+  __device__ static void convert(uint4 (&to)[8], const uint4* x, int first,
+                                 const float (&scales)[4], bool quick) {
     const float scale[2] = {first == 0 ? scales[0] : scales[2], first == 0 ? scales[1] : scales[3]};
     if (quick) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const uint32_t grown = grown_twice(scale[i / 2]);
-        put(first + i, short_bf16_of(make_uint2(x[i].x, x[i].y), grown),
-            short_bf16_of(make_uint2(x[i].z, x[i].w), grown), values);
+        to[2 * i] = short_bf16_of(make_uint2(x[i].x, x[i].y), grown);
+        to[2 * i + 1] = short_bf16_of(make_uint2(x[i].z, x[i].w), grown);
       }
     } else {
 #pragma unroll
-      for (int i = 0; i < 4; ++i)
-        put(first + i, bf16_of(x[i].x, x[i].y, scale[i / 2]), bf16_of(x[i].z, x[i].w, scale[i / 2]),
-            values);
+      for (int i = 0; i < 4; ++i) {
+        to[2 * i] = bf16_of(x[i].x, x[i].y, scale[i / 2]);
+        to[2 * i + 1] = bf16_of(x[i].z, x[i].w, scale[i / 2]);
+      }
     }
   }
 
@@ -151,7 +158,10 @@ struct PackedScores {
       nans |= nans_of(x[c].x) | nans_of(x[c].y) | nans_of(x[c].z) | nans_of(x[c].w);
     const bool quick = __all_sync(~0u, is_short(scales[0]) & is_short(scales[1]) &
                                            is_short(scales[2]) & is_short(scales[3]) & (nans == 0));
-    put_half(x, half, scales, quick, values);
+    // Values leave while products run.
+    uint4 numbers[8];
+    convert(numbers, x, half, scales, quick);
+    put(numbers, half);
     asm volatile("cp.async.wait_all;" ::: "memory");
     ptx::fence_async_shared();
     ptx::named_barrier_sync(1, consumer_threads);
@@ -165,13 +175,18 @@ struct PackedScores {
       multiply_scores<false, true>(product, a, k, half, half == 0 ? middle : packed_columns);
       ptx::warpgroup_commit();
     }
-    put_half(x + 4, 4 - half, scales, quick, values);
+    leave(numbers, half, values);
+    convert(numbers, x + 4, 4 - half, scales, quick);
+    put(numbers, 4 - half);
     ptx::fence_async_shared();
     ptx::named_barrier_sync(1, consumer_threads);
     if (scores) {
       ptx::warpgroup_arrive();
       multiply_scores<false, false>(product, a, k, 4 - half, half == 0 ? packed_columns : middle);
       ptx::warpgroup_commit();
+    }
+    leave(numbers, 4 - half, values);
+    if (scores) {
       ptx::warpgroup_wait<0>();
       ptx::hold_registers(product);
     }

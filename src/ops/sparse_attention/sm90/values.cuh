@@ -72,13 +72,14 @@ struct SliceSum : Consumer<slice_columns, kF16, kGroup, Rows::stored> {
     finish_products();
   }
 
+  // Its products are on their way when this returns.
   __device__ void add_unchanged(uint32_t pair) {
     const float2 part = tiles.part(pair, kGroup, thread);
     begin_products();
     add(pair, kGroup);
     add(pair, 1 - kGroup);
+    ptx::warpgroup_commit();
     rows.sum[0] += part.x, rows.sum[1] += part.y;
-    finish_products();
   }
 
   __device__ bool sum(uint32_t pairs) {
@@ -90,13 +91,19 @@ struct SliceSum : Consumer<slice_columns, kF16, kGroup, Rows::stored> {
       const uint32_t others = __shfl_sync(~0u, tiles.flags(pair, 1 - kGroup), 0);
       seen |= (own & flag_seen) != 0;
       const bool moved = ((own | others) & flag_moved) != 0;
-      if (moved || changed)
+      if (moved || changed) {
+        ptx::warpgroup_wait<0>();
+        this->hold();
         add_changed(pair);
-      else
+      } else {
         add_unchanged(pair);
-      if (pair + stored_stages < pairs) release(pair);
+        ptx::warpgroup_wait<1>();
+      }
+      if (pair > 0 && pair - 1 + stored_stages < pairs) release(pair - 1);
       changed = moved;
     }
+    ptx::warpgroup_wait<0>();
+    this->hold();
     if (pairs > 0) {  // the last stage is not filled again
       const float2 top = tiles.top(pairs - 1, thread);
       rows.top[0] = top.x, rows.top[1] = top.y;

@@ -59,8 +59,8 @@ struct Sm90 {
       lines.emplace_back("cluster = 2 blocks, each dequantises half of the rows for both");
     if (few)
       lines.push_back(fmt::format(
-          "three kernels: nothing known, weights of {} tiles of a list side by side, {} slices of "
-          "{} value columns, each summed in the order of one block",
+          "three kernels: maxima marked as unknown, weights of {} tiles of a list side by side, {} "
+          "slices of {} value columns, each summed in the order of one block",
           2 * c.segments, c.slices, 2 * sm90::slice_columns));
     return lines;
   }

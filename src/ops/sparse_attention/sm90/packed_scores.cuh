@@ -57,6 +57,13 @@ struct PackedScores {
     return x;
   }
 
+  // One instruction of all lanes, whatever they store.
+  __device__ static void store_words(char* to, const uint4& x) {
+    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(x.x), "r"(x.y), "r"(x.z),
+                 "r"(x.w)
+                 : "memory");
+  }
+
   // Two pieces of eight columns of each of four chunks, the first of them `first`: into the tile of
   // keys, and among the values.
   __device__ void put(const uint4 (&x)[8], int first) const {
@@ -66,13 +73,21 @@ struct PackedScores {
       *reinterpret_cast<uint4*>(keys() + (first + i / 2) * chunk_bytes + row * 128 +
                                 ((2 * lane + i % 2) ^ row % 8) * 16) = x[i];
   }
+  // Lanes of two rows next to each other exchange pieces: each sector is written as a whole.
   __device__ void leave(const uint4 (&x)[8], int first, char* values) const {
     if (head_tile != 0) return;
+    const bool odd = key() % 2 != 0;
     char* to = values + first / 4 * (slice_bytes / 2);
 #pragma unroll
-    for (int i = 0; i < 8; ++i)
-      *reinterpret_cast<uint4*>(to + i / 2 * 4 * f.stored.tiles * slice_bytes +
-                                (i % 2 ^ key() / 4 % 2) * 16) = x[i];
+    for (int i = 0; i < 4; ++i) {
+      const uint4 own = odd ? x[2 * i + 1] : x[2 * i];
+      uint4 others = odd ? x[2 * i] : x[2 * i + 1];
+      for (uint32_t* word : {&others.x, &others.y, &others.z, &others.w})
+        *word = __shfl_xor_sync(~0u, *word, 4);
+      char* row = to + i * 4 * f.stored.tiles * slice_bytes;
+      store_words(row, odd ? others : own);
+      store_words(row + 32, odd ? own : others);
+    }
   }
 
   __device__ int heads() const {
@@ -146,7 +161,7 @@ struct PackedScores {
     if (threadIdx.x % 32 == 0) valid()[threadIdx.x / 32] = static_cast<uint8_t>(bits);
     char* values = f.stored.values +
                    ((list * f.stored.slices + lane) * f.stored.tiles + tile) * slice_bytes +
-                   row * 32;
+                   row / 2 * 64 + (row ^ row / 4) % 2 * 16;
     float scales[4] = {1, 1, 1, 1};
     if (there) {
       scales[0] = __uint_as_float(scale_words.x), scales[1] = __uint_as_float(scale_words.y);
@@ -158,10 +173,9 @@ struct PackedScores {
       nans |= nans_of(x[c].x) | nans_of(x[c].y) | nans_of(x[c].z) | nans_of(x[c].w);
     const bool quick = __all_sync(~0u, is_short(scales[0]) & is_short(scales[1]) &
                                            is_short(scales[2]) & is_short(scales[3]) & (nans == 0));
-    // Values leave while products run.
-    uint4 numbers[8];
-    convert(numbers, x, half, scales, quick);
-    put(numbers, half);
+    uint4 numbers[2][8];
+    convert(numbers[0], x, half, scales, quick);
+    put(numbers[0], half);
     asm volatile("cp.async.wait_all;" ::: "memory");
     ptx::fence_async_shared();
     ptx::named_barrier_sync(1, consumer_threads);
@@ -175,28 +189,33 @@ struct PackedScores {
       multiply_scores<false, true>(product, a, k, half, half == 0 ? middle : packed_columns);
       ptx::warpgroup_commit();
     }
-    leave(numbers, half, values);
-    convert(numbers, x + 4, 4 - half, scales, quick);
-    put(numbers, 4 - half);
+    convert(numbers[1], x + 4, 4 - half, scales, quick);
+    put(numbers[1], 4 - half);
     ptx::fence_async_shared();
     ptx::named_barrier_sync(1, consumer_threads);
     if (scores) {
       ptx::warpgroup_arrive();
       multiply_scores<false, false>(product, a, k, 4 - half, half == 0 ? packed_columns : middle);
       ptx::warpgroup_commit();
-    }
-    leave(numbers, 4 - half, values);
-    if (scores) {
       ptx::warpgroup_wait<0>();
       ptx::hold_registers(product);
     }
+    // Values leave while maxima are on their way, behind all fences, which would wait for them.
+    const auto leave_values = [&] {
+      leave(numbers[0], half, values);
+      leave(numbers[1], 4 - half, values);
+    };
     ptx::begin_after_earlier_kernels();
-    if (scores) write(product);
+    if (scores)
+      write(product, leave_values);
+    else
+      leave_values();
     count_written(f, list, 2 + group, thread);
   }
 
   // Absent keys have no score; then weights.
-  __device__ void write(float (&s)[32]) const {
+  template <class Meanwhile>
+  __device__ void write(float (&s)[32], const Meanwhile& meanwhile) const {
     const uint64_t slots = *reinterpret_cast<const volatile uint64_t*>(valid());
     const int shift = thread % 4 * 2;
     const unsigned words[2] = {static_cast<unsigned>(slots) >> shift,
@@ -208,7 +227,8 @@ struct PackedScores {
         const bool there = words[n / 4] >> (n % 4 * 8 + e % 2) & 1;
         s[4 * n + e] = there ? s[4 * n + e] * f.scale : -INFINITY;
       }
-    write_weights<false>(f, s, slots != 0, list * f.head_tiles + head_tile + group, tile, thread);
+    write_weights<false>(f, s, slots != 0, list * f.head_tiles + head_tile + group, tile, thread,
+                         meanwhile);
   }
 };
 

@@ -46,8 +46,9 @@ struct WeightWriter : Consumer<kHalf, kF16, kGroup, kRows> {
         scale_and_mask(s, slots, f.scale);
         const int64_t list = (w.b * f.tables.queries + w.s) * f.tables.groups + w.g;
         const int tile = 2 * (w.segment + pair) + kGroup;
-        if (f.head_tiles == 1 || w.tile == kGroup) write_values(list, tile);
-        write_weights<kF16>(f, s, slots != 0, list * f.head_tiles + w.tile, tile, thread);
+        write_weights<kF16>(f, s, slots != 0, list * f.head_tiles + w.tile, tile, thread, [&] {
+          if (f.head_tiles == 1 || w.tile == kGroup) write_values(list, tile);
+        });
         count_written(f, list, 2 + kGroup, thread);
         this->free_part(kGroup, 0);
         this->free_part(kGroup, 1);

@@ -13,10 +13,13 @@ namespace talea::sparse_attention::sm90 {
 // The bits of a maximum that is not known: a NaN that no operation forms.
 inline constexpr uint32_t unknown = ~0u;
 
-__device__ inline float2 load_relaxed(const float2* from) {
-  float2 x;
-  asm volatile("ld.relaxed.gpu.global.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "l"(from));
-  return x;
+__device__ inline void load_relaxed(float2& x, const float2* from, bool wanted) {
+  asm volatile(
+      "{\n.reg .pred p;\n"
+      "setp.ne.b32 p, %3, 0;\n"
+      "@p ld.relaxed.gpu.global.v2.f32 {%0, %1}, [%2];\n}"
+      : "+f"(x.x), "+f"(x.y)
+      : "l"(from), "r"(static_cast<int>(wanted)));
 }
 __device__ inline void store_relaxed(float2* to, float2 x) {
   asm volatile("st.relaxed.gpu.global.v2.f32 [%0], {%1, %2};" ::"l"(to), "f"(x.x), "f"(x.y)
@@ -51,16 +54,24 @@ __device__ inline Chain chain_before(const float2* most, int tile) {
     float2 x[chained_tiles / 4];
 #pragma unroll
     for (int i = 0; i < chained_tiles / 4; ++i) {
-      const int at = first + 4 * i + lane;
-      x[i] = at < tile ? load_relaxed(most + at * 32) : make_float2(-INFINITY, -INFINITY);
+      const float none = first + 4 * i + lane < tile ? __uint_as_float(unknown) : -INFINITY;
+      x[i] = make_float2(none, none);
+    }
+    bool known = false;
+    while (!known) {
+#pragma unroll
+      for (int i = 0; i < chained_tiles / 4; ++i)
+        load_relaxed(x[i], most + (first + 4 * i + lane) * 32, !is_known(x[i]));
+      known = true;
+#pragma unroll
+      for (int i = 0; i < chained_tiles / 4; ++i) known = known && is_known(x[i]);
+      known = __all_sync(~0u, known);
     }
 #pragma unroll
     for (int i = 0; i < chained_tiles / 4; ++i) {
-      while (!is_known(x[i])) x[i] = load_relaxed(most + (first + 4 * i + lane) * 32);
       chain.top[0] = fmaxf(chain.top[0], x[i].x);
       chain.top[1] = fmaxf(chain.top[1], x[i].y);
     }
-    __syncwarp();
 #pragma unroll
     for (int i = 0; i < chained_tiles / 2; ++i) {
       if (first + 2 * i + 1 >= tile) break;
@@ -92,17 +103,18 @@ __device__ inline void write_operand_row(char* tile, const uint32_t (&p)[16], in
 }
 
 // s: a tile's scores as a warpgroup's registers hold them, -Inf where a slot is absent; any: a slot
-// is valid; rows: list and tile of heads; thread: of the warpgroup. Begins after the earlier
-// kernel.
-template <bool kF16>
+// is valid; rows: list and tile of heads; thread: of the warpgroup; meanwhile: what there is to do
+// until the maxima of other blocks are known. Begins after the earlier kernel.
+template <bool kF16, class Meanwhile>
 __device__ inline void write_weights(const Forward& f, float (&s)[32], bool any, int64_t rows,
-                                     int tile, int thread) {
+                                     int tile, int thread, const Meanwhile& meanwhile) {
   const int lane = thread % 4, half = tile % 2;
   float2* all_most =
       reinterpret_cast<float2*>(f.stored.most) + rows * f.stored.tiles * 32 + thread / 4;
   float most[2];
   most_of(s, most);
   if (lane == 0) store_relaxed(all_most + tile * 32, make_float2(most[0], most[1]));
+  meanwhile();
   const Chain chain = chain_before(all_most, tile);
   float to[2], part[2];
 #pragma unroll

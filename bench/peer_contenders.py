@@ -91,11 +91,12 @@ def file_of(package, *path):
 
 def make_trl():
     """Log-probabilities of the tokens, with the width of a tile that its trainers use."""
-    function = file_of("trl", "kernels", "chunked_logprob.py").ChunkedLogProbFunction
+    from trl.kernels import ChunkedLogProbFunction
+
     width = 32768
 
     def loss(x, w, y):
-        logprobs, *_ = function.apply(x, w, None, y, 1.0, width, None, 1.0, ())
+        logprobs, *_ = ChunkedLogProbFunction.apply(x, w, None, y, 1.0, width, None, 1.0, ())
         return -logprobs.mean()
 
     return loss

@@ -5,42 +5,17 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include <cmath>
 #include <tuple>
 
 #include "ops/linear_cross_entropy/forced.hpp"
 #include "ops/linear_cross_entropy/late.hpp"
-#include "ops/linear_cross_entropy/sm90/config.hpp"
 #include "ops/linear_cross_entropy/sm90/cost.hpp"
+#include "ops/linear_cross_entropy/sm90_problems.hpp"
 
 namespace talea::lce {
 namespace {
 
 using sm90::DwOutput;
-
-DeviceFacts hopper() {
-  DeviceFacts d;
-  d.cuda_built = true;
-  d.cuda_devices = 1;
-  d.sm = 90;
-  d.sm_count = 132;
-  return d;
-}
-
-Problem training(int64_t tokens, int64_t hidden, int64_t vocab, int64_t limit_mib) {
-  Problem p;
-  p.device = DeviceKind::cuda;
-  p.tokens = tokens, p.hidden = hidden;
-  p.vocab = p.vocab_local = p.vocab_stored = vocab;
-  p.hidden_dtype = p.weight_dtype = p.dx_dtype = DType::bf16;
-  p.dw_dtype = DType::f32;
-  p.hidden_row_stride = p.weight_row_stride = p.dx_row_stride = p.dw_row_stride = hidden;
-  p.has_targets = p.wants_loss = p.wants_dx = p.wants_dw = true;
-  p.options.workspace_limit_bytes = limit_mib << 20;
-  return p;
-}
-
-int64_t workspace(const Problem& p) { return sm90_lane().plan(p, hopper()).workspace_bytes; }
 
 TEST(Sm90Config, WorkspaceStaysWithinTheLimit) {
   for (int64_t mib : {135, 265, 530, 1050})
@@ -76,13 +51,6 @@ TEST(Sm90Config, ShortChunksShareTheDeviceLongOnesDoNot) {
   const auto large = sm90::config(training(8192, 4096, 128256, 530), hopper());
   EXPECT_EQ(large.dx_blocks, 132);
   EXPECT_EQ(large.dw_early, 4);  // 128 tiles of dX leave 4 of 66 pairs idle in the second wave
-}
-
-// A weight without a gradient: nothing fills the multiprocessors that a wave of dX leaves.
-Problem frozen(int64_t hidden, int64_t vocab, int64_t limit_mib) {
-  Problem p = training(8192, hidden, vocab, limit_mib);
-  p.wants_dw = false, p.late_factor = p.wants_dx_rest = true;
-  return p;
 }
 
 TEST(Sm90Config, DxAloneTakesTheTileThatLeavesFewerIdle) {
@@ -140,26 +108,6 @@ TEST(Sm90Config, AnySumOfDwGoesBySlicesWhereChunksAreShort) {
   p.dw_dtype = p.options.dw_sum = DType::bf16, p.late_factor = p.wants_dx_rest = true;
   EXPECT_TRUE(sm90::config(p, hopper()).by_slices());
   EXPECT_LE(workspace(p) + p.tokens * dx_rest_columns(p.hidden), int64_t{200} << 20);
-}
-
-// A rest of dW is kept where the chunks beside it are worth their time.
-TEST(Sm90Config, NoRestWhereFormingTheLogitsAgainIsFaster) {
-  Problem p = training(8192, 2304, 256000, 400);
-  p.dw_dtype = DType::bf16, p.late_factor = p.wants_dx_rest = p.wants_rest = true;
-  EXPECT_GT(sm90_lane().plan(p, hopper()).kept_bytes, 0);
-  p.options.workspace_limit_bytes = int64_t{200} << 20;  // 256 rows
-  EXPECT_EQ(sm90_lane().plan(p, hopper()).kept_bytes, 0);
-}
-
-// What a late factor multiplies says by its bytes what it is.
-TEST(Sm90Config, ARestIsKnownByItsBytes) {
-  for (const int64_t vocab : {1, 17, 1000, 128256})
-    for (const int64_t hidden : {8, 64, 72, 4096}) {
-      const int64_t eight = Rest::bytes(vocab, hidden, 8), four = Rest::bytes(vocab, hidden, 4),
-                    exponents = Rest::bytes(vocab, hidden, Rest::kExponents);
-      EXPECT_TRUE(eight % 32 == 16 && four % 32 == 0 && exponents % 16 == 4);
-      EXPECT_TRUE(exponents < four && four < eight && exponents % 4 == 0);
-    }
 }
 
 // The least plan of one token cuts the vocabulary into 84 slices; half of its logits are 250 KiB.
@@ -273,67 +221,6 @@ TEST(Sm90Config, FewTokensTakeTilesThatLeaveNoShortLastWave) {
   EXPECT_EQ(sm90::config(training(64, 4096, 128256, 265), hopper()).tile_columns, 192);
 }
 
-TEST(Sm90Config, Bf16DwKeepsMoreBitsBesideItWhereTheyHaveRoom) {
-  for (const int64_t mib : {700, 1100, 2100}) {
-    Problem p = training(8192, 4096, 128256, mib);
-    p.dw_dtype = DType::bf16;
-    const auto c = sm90::config(p, hopper());
-    EXPECT_TRUE(!c.by_slices() && (c.dw == DwOutput::split || c.dw == DwOutput::direct) &&
-                c.dw != DwOutput::workspace)
-        << mib;
-    EXPECT_LE(workspace(p), mib << 20);
-  }
-  Problem scarce = training(8192, 4096, 128256, 265);
-  scarce.dw_dtype = scarce.options.dw_sum = DType::bf16;
-  const auto c = sm90::config(scarce, hopper());
-  EXPECT_TRUE(c.dw == DwOutput::split && c.rest_bits == 0);
-  // In the wide path the targets are in the product: each later chunk would round their share.
-  Problem soft = scarce;
-  soft.has_targets = false, soft.soft_targets = SoftTargets::dense;
-  EXPECT_EQ(sm90::config(soft, hopper()).dw, DwOutput::workspace);
-}
-
-// Codes need no memory of dW's size; a factor that comes later is one more pass over dW.
-TEST(Sm90Config, Bf16DwUnderASmallLimitIsSummedInCodes) {
-  for (const bool late : {false, true})
-    for (const int64_t mib : {135, 200, 265, 530, 700}) {
-      Problem p = training(8192, 4096, 128256, mib);
-      p.dw_dtype = DType::bf16, p.late_factor = p.wants_dx_rest = p.wants_rest = late;
-      const auto c = sm90::config(p, hopper());
-      EXPECT_TRUE(c.sums_in_codes()) << mib;
-      const Planned plan = sm90_lane().plan(p, hopper());
-      EXPECT_LE(plan.workspace_bytes + plan.kept_bytes +
-                    (late ? p.tokens * dx_rest_columns(p.hidden) : 0),
-                mib << 20);
-      EXPECT_EQ(plan.kept_bytes, late ? Rest::bytes(128256, 4096, Rest::kExponents) : 0);
-    }
-  // Not where one chunk takes all rows, nor where there are so many that their roundings would
-  // show.
-  Problem p = training(256, 4096, 128256, 265);
-  p.dw_dtype = DType::bf16;
-  EXPECT_FALSE(sm90::config(p, hopper()).sums_in_codes());
-  p = training(65536, 4096, 128256, 265);
-  p.dw_dtype = DType::bf16;
-  EXPECT_FALSE(sm90::config(p, hopper()).sums_in_codes());
-}
-
-TEST(Sm90Config, Bf16DwUnderTheSmallestLimitsGoesBySlices) {
-  Problem p = training(8192, 2304, 256000, 135);
-  p.dw_dtype = DType::bf16;
-  const auto c = sm90::config(p, hopper());
-  EXPECT_TRUE(c.by_slices() && c.dw == DwOutput::direct && c.x_in_dx &&
-              c.dw != DwOutput::workspace && !c.from_saved());
-  EXPECT_EQ(c.slice_words % 384, 0);
-  EXPECT_LE(workspace(p), int64_t{135} << 20);
-  // Neither among ranks, nor for the best words, nor in fp16: there an fp32 sum is rounded.
-  Problem words = p, ranks = p, half = p;
-  words.top_k = 5;
-  ranks.world = 2;
-  half.hidden_dtype = half.weight_dtype = half.dx_dtype = half.dw_dtype = DType::f16;
-  for (const Problem& other : {words, ranks, half})
-    EXPECT_EQ(sm90::config(other, hopper()).slice_words, 0);
-}
-
 TEST(Sm90Config, SavedRowStatesGoBySlicesWhereThatIsFaster) {
   Problem p = training(8192, 4096, 128256, 256);
   p.wants_loss = false, p.has_saved = true;
@@ -361,58 +248,6 @@ TEST(Sm90Config, SlicesFillTheirLastWave) {
   EXPECT_EQ(of(2880, 201088, 256).dx_tile, sm90::DxTile::tall);
   EXPECT_EQ(of(4096, 128256, 256).slice_words, 8064);
   EXPECT_EQ(of(4096, 128256, 256).dx_tile, sm90::DxTile::square);  // no row of 8192 is left over
-}
-
-TEST(Sm90Config, SumsPerTileGiveWayToTheChunk) {
-  Problem p = training(8192, 4096, 128256, 530);
-  p.has_bias = p.has_token_weight = p.wants_entropy = true;
-  p.options.label_smoothing = 0.1, p.options.softcap = 30, p.options.z_loss = 1e-4;
-  p.top_k = 5;
-  const auto c = sm90::config(p, hopper());
-  EXPECT_EQ(c.chunk_rows, 2048);
-  EXPECT_LT(c.state_rows, c.chunk_rows);
-  EXPECT_LE(workspace(p), int64_t{530} << 20);
-}
-
-// Nothing reads a chunk's rows once its logits are formed: they lie in dX, and the chunk is longer.
-TEST(Sm90Config, WithoutDwTheRowsLieInDx) {
-  const Problem p = frozen(4096, 128256, 256);
-  const auto c = sm90::config(p, hopper());
-  EXPECT_TRUE(c.x_ends_dx() && !c.sums_in_dx && c.borrows_dx());
-  EXPECT_LE(workspace(p) + p.tokens * dx_rest_columns(p.hidden), int64_t{256} << 20);
-  const auto elsewhere = [&](auto bend) {
-    Problem q = p;
-    bend(q);
-    EXPECT_FALSE(sm90::config(q, hopper()).x_ends_dx());
-  };
-  elsewhere([](Problem& q) { q.wants_dw = true; });
-  elsewhere([](Problem& q) { q.dx_dtype = DType::f32; });
-  elsewhere([](Problem& q) { q.world = 2; });
-  elsewhere([](Problem& q) { q.top_k = 5; });  // read once more for the best words
-  elsewhere([](Problem& q) { q.options.label_smoothing = 0.1; });  // and for the smoothing's sum
-  elsewhere([](Problem& q) { q.has_bias = q.wants_db = true; });
-}
-
-// The sums per tile lie in dX where it is dense, wide enough for them, and theirs alone.
-TEST(Sm90Config, SumsPerTileLieInDxWhereItHoldsThem) {
-  const Problem p = training(8192, 4096, 128256, 265);
-  EXPECT_TRUE(sm90::config(p, hopper()).sums_in_dx);
-  const auto elsewhere = [&](auto bend) {
-    Problem q = p;
-    bend(q);
-    EXPECT_FALSE(sm90::config(q, hopper()).sums_in_dx);
-    return workspace(q) - workspace(p);
-  };
-  EXPECT_EQ(elsewhere([](Problem& q) { q.dx_row_stride += 8; }), 668 * 1024 * 4);
-  elsewhere([](Problem& q) { q.wants_dx = false; });
-  elsewhere([](Problem& q) { q.wants_entropy = true; });
-  elsewhere([](Problem& q) { q.top_k = 5; });
-  elsewhere([](Problem& q) { q.world = 2; });
-  elsewhere([](Problem& q) { q.options.label_smoothing = 0.1, q.options.softcap = 30; });
-  Problem narrow = training(8192, 2304, 256000, 530);  // 1334 tiles, rows of 4608 bytes
-  EXPECT_FALSE(sm90::config(narrow, hopper()).sums_in_dx);
-  narrow.dx_dtype = DType::f32;
-  EXPECT_TRUE(sm90::config(narrow, hopper()).sums_in_dx);
 }
 
 TEST(Sm90Config, ThePathFollowsTheOptions) {
@@ -480,90 +315,6 @@ TEST(Sm90Config, YieldsWhereLaneCudaIsFaster) {
   EXPECT_FALSE(sm90::yields(p));  // a loss alone is faster here
   p.options.workspace_limit_bytes = int64_t{120} << 20;
   EXPECT_TRUE(sm90::yields(p));  // unless 256 rows of fp32 logits break the limit
-}
-
-TEST(Sm90Config, RanksCutTheCallAlike) {
-  Problem p = training(8192, 4096, 128256, 135);
-  p.world = 4;
-  p.vocab_local = p.vocab_stored = 32064;
-  const auto even = sm90::config(p, hopper());
-  for (const int64_t local : {int64_t{0}, int64_t{1}, int64_t{100000}}) {
-    p.vocab_local = p.vocab_stored = local;
-    EXPECT_EQ(sm90::config(p, hopper()).chunk_rows, even.chunk_rows) << local << " local words";
-  }
-}
-
-// Worlds larger than any that was there: shards that no tile divides, tokens of every rank in one
-// call; the plan keeps its limit and gives every rank the same chunks.
-TEST(Sm90Config, LargeWorldsKeepTheirLimitAndCutAlike) {
-  struct Shape {
-    int64_t tokens, hidden, vocab;
-  };
-  for (const Shape& s :
-       {Shape{8192, 4096, 128256}, Shape{8192, 2304, 256000}, Shape{16384, 8192, 152064}})
-    for (const int world : {8, 16, 64})
-      for (const bool sequence : {false, true})
-        for (const bool main_grad : {false, true}) {
-          Problem p = training(s.tokens, s.hidden, s.vocab, 530);
-          p.world = world, p.sequence_parallel = sequence;
-          p.dw_dtype = main_grad ? DType::f32 : DType::bf16, p.accumulate_dw = main_grad;
-          const int64_t even = (s.vocab + world - 1) / world;
-          p.vocab_local = p.vocab_stored = even;
-          const auto c = sm90::config(p, hopper());
-          const std::string at =
-              fmt::format("{} ranks, {} x {} x {}, sequence {}, main_grad {}", world, s.tokens,
-                          s.hidden, s.vocab, sequence, main_grad);
-          const int64_t gathered =
-              sequence ? (2 + 4) * s.tokens * s.hidden : 0;  // all tokens, and their fp32 dX
-          if (gathered < p.options.workspace_limit_bytes) {
-            EXPECT_LE(workspace(p), p.options.workspace_limit_bytes) << at;
-            EXPECT_LE(c.chunks, 8) << at;
-          }
-          p.vocab_local = p.vocab_stored =
-              s.vocab - (world - 1) * (even - 1);  // a last, uneven one
-          EXPECT_EQ(sm90::config(p, hopper()).chunk_rows, c.chunk_rows) << at;
-        }
-}
-
-// A rank with a larger shard went another way than the others, and waited for exchanges that never
-// came.
-TEST(Sm90Config, RanksKeepARestOfDwWhereAnEvenShardHasRoom) {
-  for (const int64_t mib : {64, 135, 265, 330, 390, 400, 530, 700, 2100}) {
-    Problem p = training(8192, 4096, 128256, mib);
-    p.world = 2, p.dw_dtype = DType::bf16, p.late_factor = p.wants_rest = true;
-    const auto kept = [&](int64_t words) {
-      p.vocab_local = p.vocab_stored = words, p.rest_bytes = 0;
-      const int64_t bytes = sm90::rest_bytes(p, hopper(), sm90::config(p, hopper()));
-      p.rest_bytes = bytes;
-      if (bytes > 0) {
-        EXPECT_EQ(sm90::config(p, hopper()).dw, DwOutput::split) << mib;
-      }
-      return bytes;
-    };
-    const int64_t even = kept(64128), more = kept(80160), less = kept(48096);
-    EXPECT_EQ(even > 0, more > 0) << mib;
-    EXPECT_EQ(even > 0, less > 0) << mib;
-    EXPECT_LE(less, even);
-    EXPECT_LE(even, more);
-  }
-}
-
-TEST(Sm90Config, RanksSumDxInHalvesWhereTheProductsTakeNoMoreWaves) {
-  const auto over = [](int world, int64_t tokens, int64_t hidden) {
-    Problem p = training(tokens, hidden, 128256, 730);
-    p.world = world;
-    p.vocab_local = p.vocab_stored = (128256 + world - 1) / world;
-    return sm90::config(p, hopper());
-  };
-  const auto four = over(4, 8192, 4096);  // 512 tiles: 8 waves of 66 pairs, and of 64
-  EXPECT_EQ(four.chunk_rows, 8192);
-  EXPECT_EQ(four.dx_part_rows, 4096);
-  EXPECT_EQ(four.dx_part_blocks, 128);
-  EXPECT_EQ(over(2, 8192, 4096).dx_part_rows, 2048);
-  EXPECT_EQ(over(1, 8192, 4096).dx_part_rows, over(1, 8192, 4096).chunk_rows);
-  const auto narrow = over(4, 256, 4096);  // one wave either way
-  EXPECT_EQ(narrow.dx_part_rows, narrow.chunk_rows);
-  EXPECT_EQ(narrow.dx_part_blocks, 132);
 }
 
 TEST(Sm90Config, DeclinesByName) {

@@ -17,7 +17,8 @@ from mamba3_peers import eager
 # batch, tokens, heads, groups, rank, N, P
 PROBLEMS = {
     "M1": (2, 4096, 112, 8, 4, 128, 64), "M2": (8, 2048, 32, 1, 4, 128, 64),
-    "M3": (1, 65536, 64, 1, 4, 128, 64), "M4 R8": (2, 4096, 64, 8, 8, 128, 64),
+    "M3": (1, 65536, 64, 1, 4, 128, 64), "M3 half": (1, 32768, 64, 1, 4, 128, 64),
+    "M3 quarter": (1, 16384, 64, 1, 4, 128, 64), "M4 R8": (2, 4096, 64, 8, 8, 128, 64),
     "M4 R2": (2, 4096, 64, 8, 2, 128, 64), "M4 N256": (2, 4096, 64, 1, 4, 256, 64),
     "M4 P128": (2, 4096, 64, 1, 4, 128, 128), "S1": (4, 4096, 64, 1, 1, 128, 64),
     "S2": (1, 4096, 32, 1, 1, 128, 64), "S3": (8, 4096, 128, 8, 1, 128, 64),
@@ -51,8 +52,18 @@ def draw(problem, dtype, device="cuda"):
 
 
 def useful_flops(problem):
+    """Of forward and of backward, whose states and outputs are formed again."""
     batch, tokens, heads, _, rank, cols, head_dim = problem
-    return batch * tokens * heads * (128 * rank * (cols + head_dim) + 4 * rank * cols * head_dim)
+    one = batch * tokens * heads * (128 * rank * (cols + head_dim) + 4 * rank * cols * head_dim)
+    return one, 3 * one
+
+
+def useful_bytes(problem):
+    """Of forward and of backward, in bf16 with fp32 steps and shared angles of a quarter of the columns."""
+    batch, tokens, heads, groups, rank, cols, head_dim = problem
+    row, value = rank * groups * cols, heads * head_dim
+    forward = 4 * row + 6 * value + 10 * heads + cols
+    return batch * tokens * forward, batch * tokens * (8 * row + 10 * value + 20 * heads + 2 * cols)
 
 
 def ms_of(call, repeats):
@@ -94,8 +105,8 @@ def of_problem(problem, dtype, repeats, lane="auto"):
 
     made = {"forward": ms_of(forward, repeats), "backward": ms_of(backward, repeats)}
     flops = useful_flops(problem)
-    print(f"{made['forward']:.3f} ms, {flops / made['forward'] / 1e9:.0f} TFLOP/s; backward "
-          f"{made['backward']:.3f} ms, {3 * flops / made['backward'] / 1e9:.0f} TFLOP/s; beside them "
+    print(f"{made['forward']:.3f} ms, {flops[0] / made['forward'] / 1e9:.0f} TFLOP/s; backward "
+          f"{made['backward']:.3f} ms, {flops[1] / made['backward'] / 1e9:.0f} TFLOP/s; beside them "
           f"{extra_bytes(forward) / 2**20:.0f} and {extra_bytes(backward) / 2**20:.0f} MiB")  # fmt: skip
 
 

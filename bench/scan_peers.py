@@ -1,13 +1,17 @@
 """What: the scan of Mamba-3 on a GPU beside the libraries people use there: mamba_ssm's SISO kernels in Triton
-and, as a second mark, Mamba-2's SSD; forward, backward and both, in turn in one process, as a receipt.
+and, as a second mark, Mamba-2's SSD; forward, backward and both, packed, steps, first calls; as a receipt.
 Why: a time is worth something beside what else runs the same problem, on the same chip, sustained.
 Never: hides a peer that refuses: its words are a row; takes a time without every output's error beside fp64.
 
-usage: scan_peers.py RECEIPT [--source mamba_ssm-2.3.2.post1] [--rows S1,S2] [--seconds S] [--configs all|few] [--ssd]
+usage: scan_peers.py RECEIPT [--source mamba_ssm-2.3.2.post1] [--rows S1,M3,V,D1,T] [--brief M3,V]
+       [--seconds S] [--configs all|few] [--ssd S1]
 
 --source: the unpacked source distribution; its package asks for a compiled extension at import, its kernels of
 Mamba-3 do not. Each Triton kernel is tuned over its own list, compiled by many processes at once; `few` keeps
-those configurations that leave the number of registers free, and the receipt says so.
+those configurations that leave the number of registers free, and the receipt says so. M3 and M4 stand for all
+their sizes, V for M2's and S1's tokens as packed sequences, T for first calls of lengths not seen before.
+--brief: of these rows the default call and the peer's alone, forward and backward without both in one.
+The receipt is written anew behind each row: a run that is cut has those before.
 """
 
 from __future__ import annotations
@@ -17,128 +21,29 @@ import os
 import subprocess
 import sys
 import time
-import types
 
 import public
-import talea
+import scan_contenders as who
 import torch
 from attention_peers import reason, stepping
-from mamba3_device import PROBLEMS, STEP, draw, step_of, useful_flops
-from mamba3_peers import eager
-from peer_contenders import median_of_calls
+from mamba3_device import PROBLEMS, STEP, draw, step_of, useful_bytes, useful_flops
 from public import Meter, sustained
-from talea import _receipt
+from scan_truth import errors_of, few_of, names_of, relative, ssd_truth, step_truth, truth
+from talea import _receipt, mamba3_step
 
-ORDER = ("q", "k", "v", "adt", "dt", "trap", "q_bias", "k_bias", "angles", "d", "z")
-SMALL = (4, 1024, 64, 1, 1, 128, 64)  # compiles what the problems need: sizes divide alike
-CHUNK = 64
-
-
-def import_peer(source, configs, with_ssd, part=0, parts=1):
-    """mamba_ssm without its __init__; of each kernel's configurations every parts-th, timed over few calls."""
-    import triton
-
-    package = types.ModuleType("mamba_ssm")
-    package.__path__ = [os.path.join(source, "mamba_ssm")]
-    sys.modules["mamba_ssm"] = package
-    tuned, kept = triton.autotune, [0, 0]
-
-    def autotune(configs=(), key=(), **more):
-        wanted = [c for c in configs if mode == "all" or not getattr(c, "maxnreg", None)]
-        kept[0], kept[1] = kept[0] + len(wanted), kept[1] + len(configs)
-        mine = wanted[part::parts] or wanted[:1]
-        more.pop("do_bench", None)
-        return tuned(configs=mine, key=key, do_bench=median_of_calls, **more)
-
-    mode, triton.autotune = configs, autotune
-    from mamba_ssm.ops.triton.mamba3.mamba3_siso_combined import mamba3_siso_combined
-
-    found = {"siso": mamba3_siso_combined}
-    if not with_ssd:
-        triton.autotune = tuned
-        return found, kept
-    try:
-        from mamba_ssm.ops.triton.ssd_combined import mamba_chunk_scan_combined
-
-        found["ssd"] = mamba_chunk_scan_combined
-    except Exception as error:
-        found["ssd_missing"] = reason(error)
-    triton.autotune = tuned
-    return found, kept
+SEQUENCES, SIDE = 64, 8192
+PACKED = {"V M2": "M2", "V S1": "S1"}
+STEPS = {"D1": STEP, "D1 SISO": (*STEP[:4], 1, *STEP[5:])}
+LENGTHS = (3003, 3001)  # of row T: no length that another row has
+SSD = "Mamba-2's SSD, another recurrence"
+MIMO_MISSING = "MIMO: its kernels are in TileLang, which is not here"
+PASSES = ("forward", "backward", "forward and backward")
 
 
-def siso(peer, t, heads):
-    """Angles of all heads at once, as upstream's module gives them."""
-    angles = t["angles"].expand(-1, -1, heads, -1)
-    return peer(*(angles if n == "angles" else t[n] for n in ORDER), chunk_size=CHUNK)
-
-
-def ssd(peer, t):
-    """Another recurrence, without turns and trapezoids; x, dt, A, B, C of the same sizes."""
-    a = -torch.ones(t["v"].shape[2], device="cuda")
-    return peer(t["v"], t["dt"].mT.contiguous(), a, t["k"], t["q"], 256, D=t["d"], z=t["z"])
-
-
-def ours(t):
-    return talea.mamba3(**t)
-
-
-def names_of(t):
-    return tuple(n for n in (*ORDER, "mimo_v", "mimo_z", "mimo_out") if n in t)
-
-
-def in_fp64(form, chunk):
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
-        with form["q"].device:
-            return eager(form, chunk)
-    finally:
-        torch.set_default_dtype(before)
-
-
-def truth(t):
-    """out in fp64, by tensor operations of one sequence and one group, and what it is made of."""
-    wide = {n: x.detach().double().requires_grad_() for n, x in t.items()}
-    heads, head_dim = t["v"].shape[2:]
-    if "mimo_z" in t:
-        gate = torch.nn.functional.silu(wide["z"][:, :, :, None] * wide["mimo_z"])
-        outs = (wide["mimo_out"] * gate).transpose(2, 3).transpose(0, 1)  # as eager takes it
-        return in_fp64(
-            wide | {"mimo_out": outs}, min(CHUNK // t["q"].shape[2], t["q"].shape[1])
-        ), wide
-    form = {n: wide[n] for n in ("v", "adt", "dt", "trap", "angles", "d")}
-    # SISO turns neighbours; the eager form turns columns half a row apart: the same under one order of both.
-    columns = t["q"].shape[-1]
-    order = [*range(0, columns, 2), *range(1, columns, 2)]
-    form |= {n: wide[n][..., order].unsqueeze(2) for n in ("q", "k")}
-    form |= {n: wide[n][..., order].unsqueeze(1) for n in ("q_bias", "k_bias")}
-    ones = torch.ones(heads, 1, head_dim, dtype=torch.float64, device=t["q"].device)
-    out = in_fp64(form | {"mimo_v": ones, "mimo_out": ones}, CHUNK)
-    return out * torch.nn.functional.silu(wide["z"]), wide
-
-
-def relative(found, right):
-    return float(((found.detach().double() - right).norm() / right.norm()).detach())
-
-
-def errors_of(call, t, up, right):
-    """Of each output beside fp64; t: one sequence."""
-    leaves = {n: x.detach().requires_grad_() for n, x in t.items()}
-    out, names = call(leaves), names_of(t)
-    grads = torch.autograd.grad(out, [leaves[n] for n in names], up)
-    named = {"out": out, **{f"d_{n}": g for n, g in zip(names, grads, strict=True)}}
-    return {n: relative(x, right[n]) for n, x in named.items()}
-
-
-def one_sequence(t):
-    """The first of the batch, of few heads of one group: what fp64 can hold."""
-    heads = slice(0, 8)
-    cut = {n: t[n][:1, ..., :1, :] for n in ("q", "k")} | {"angles": t["angles"][:1]}
-    cut |= {n: t[n][:1, :, heads] for n in ("v", "z")}
-    cut |= {n: t[n][:1, heads] for n in ("adt", "dt", "trap")}
-    return {n: x.detach().contiguous() for n, x in
-            {**cut, **{n: t[n][heads] for n in names_of(t) if n not in cut}}.items()}  # fmt: skip
+def names_in(word):
+    """M3 stands for M3, M3 half and M3 quarter, and so on."""
+    known = (*PROBLEMS, *PACKED, *STEPS, "T")
+    return [n for n in known if n == word or n.startswith(word + " ")] or [word]
 
 
 def peak(call):
@@ -151,9 +56,11 @@ def peak(call):
     return max(above - sum(x.numel() * x.element_size() for x in kept), 0)
 
 
-def passes_of(call, t, up, names):
+def passes_of(call, t, up, names, wanted):
     """forward, backward of a kept forward, and both: as a training step makes them."""
-    leaves, kept = {n: x.detach().requires_grad_() for n, x in t.items()}, []
+    leaves, kept = {n: x.detach() for n, x in t.items()}, []
+    for n in names:
+        leaves[n].requires_grad_()
 
     def forward(_):
         with torch.no_grad():
@@ -168,183 +75,288 @@ def passes_of(call, t, up, names):
             kept.append(call(leaves))
         return torch.autograd.grad(kept[0], [leaves[n] for n in names], up, retain_graph=True)
 
-    return {"forward": forward, "backward": backward, "forward and backward": both}
+    return {n: f for n, f in zip(PASSES, (forward, backward, both), strict=True) if n in wanted}
 
 
-PASSES = {"forward": 1, "backward": 3, "forward and backward": 4}  # useful products, in forwards
+class Limit:
+    """A plain product and a plain copy of this process: what the chip takes for the useful work."""
+
+    def __init__(self, meter, seconds):
+        a, b = (torch.randn(SIDE, SIDE, device="cuda").bfloat16() for _ in range(2))
+        c, wide = torch.empty_like(a), torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
+        source = torch.empty_like(wide)
+        self.product = lambda: torch.mm(a, b, out=c)
+        copied = sustained(lambda: wide.copy_(source), meter, seconds)
+        self.copy_rate = 2 * wide.numel() / copied["ms"]
+
+    def ms(self, flops, size, product_ms):
+        return max(flops * product_ms / (2 * SIDE**3), size / self.copy_rate)
 
 
-def row_runs(row, peers, meter, seconds, product, not_run):
-    problem = PROBLEMS[row]
+def described(case, name, rounds, facts):
+    ms = sorted(r["ms"] for r in rounds)
+    return {"case": case, "name": name, "sustained_ms": [r["ms"] for r in rounds],
+            "joules": [r["joules"] for r in rounds], "sm_mhz": rounds[-1]["sm_mhz"],
+            "time": {"median_ms": sum(ms) / len(ms), "p20_ms": ms[0], "p80_ms": ms[-1],
+                     "n": len(ms)}, **facts}  # fmt: skip
+
+
+def shown(run):
+    errors = {n: float(f"{e:.1e}") for n, e in run.get("errors", {}).items()}
+    worst = max(errors, key=errors.get) if errors else ""
+    print(f"{run['case']:28} {run['name']:36} {run['time']['median_ms']:9.4f} ms "
+          f"{run.get('ratio', 0):6.2f} x {sum(run['joules']) / 2:7.4f} J "
+          f"{run.get('extra_bytes', 0) / 2**20:6.0f} MiB  out {errors.get('out', '')} "
+          f"{worst} {errors.get(worst, '')}", flush=True)  # fmt: skip
+    return run
+
+
+def contenders(row, peers, brief, with_ssd, rank):
+    calls = {"Talea": (who.ours, names_of)}
+    if not brief:
+        calls["Talea, save_states"] = (who.ours_with_states, names_of)
+    if rank == 1 and "siso" in peers:
+        siso = lambda t: who.siso(peers["siso"], t)  # noqa: E731
+        calls[f"{peers['version']}, SISO in Triton"] = (siso, names_of)
+    if with_ssd and "ssd" in peers:
+        second = lambda t: who.ssd(peers["ssd"], t)  # noqa: E731
+        calls[SSD] = (second, lambda _: who.SSD_NAMES)
+    return calls
+
+
+def drawn(row):
+    """Of a packed row all tokens are one pack."""
+    dense = PROBLEMS[PACKED.get(row, row)]
+    if row not in PACKED:
+        return draw(dense, torch.bfloat16)
+    tokens = dense[0] * dense[1]
+    t = draw((1, tokens, *dense[2:]), torch.bfloat16)
+    return t | {"cu_seqlens": who.packed_ends(SEQUENCES, tokens, "cuda")}
+
+
+def row_runs(row, peers, o, limit, not_run):
+    problem = PROBLEMS[PACKED.get(row, row)]
+    brief, packed = row in o.brief or row in PACKED, row in PACKED
+    wanted = PASSES[:2] if brief else PASSES
     if problem[4] != 1:
-        not_run[f"{row}: mamba_ssm"] = "MIMO: its kernels are in TileLang, which is not here"
-    t = draw(problem, torch.bfloat16)
+        not_run[f"{row}: mamba_ssm"] = MIMO_MISSING
+    if packed:
+        not_run[f"{row}: mamba_ssm"] = "packed sequences: not asked of it"
+    t = drawn(row)
     up = torch.randn_like(t["v"])
-    calls = {"Talea": (ours, names_of(t)),
-             "Talea, save_states": (lambda t: talea.mamba3(**t, save_states=True), names_of(t))}  # fmt: skip
-    if problem[4] == 1:
-        calls[f"{peers['version']}, SISO in Triton"] = (
-            lambda t: siso(peers["siso"], t, problem[2]), ORDER)  # fmt: skip
-    if "ssd" in peers and problem[4] == 1:
-        calls["Mamba-2's SSD, another recurrence"] = (
-            lambda t: ssd(peers["ssd"], t), ("q", "k", "v", "dt", "d", "z"))  # fmt: skip
+    with_peers = {} if packed else peers
+    calls = contenders(row, with_peers, brief, row in o.ssd, problem[4])
+    few, up_few = few_of(t, up)
+    right = truth(few, up_few)
+    lane = who.lane_of(few)
+    of_ssd = ssd_truth(few, up_few) if SSD in calls else None
     there, facts = {}, {}
-    for name, (call, names) in calls.items():
+
+    def enter(name, call, names, t, up, right):
         try:
-            there[name] = passes_of(call, t, up, names)
-            facts[name] = {p: {"extra_bytes": peak(run)} for p, run in there[name].items()}
-            facts[name] = {
-                p: {"extra_bytes": peak(run)} for p, run in there[name].items()
-            }  # tuned now
+            passes = passes_of(call, t, up, names(t), wanted)
+            for _ in range(2):  # tuned by the second
+                taken = {p: {"extra_bytes": peak(run)} for p, run in passes.items()}
+            if name.startswith("Talea"):
+                for one in taken.values():
+                    one["lane"] = lane
+            if right:
+                errors = errors_of(call, few, up_few, right, names(t))
+                for one in taken.values():
+                    one |= {"errors": errors, "relative_l2": max(errors.values())}
+            there[name], facts[name] = passes, taken
         except Exception as error:
-            there.pop(name, None)
             not_run[f"{row}: {name}"] = reason(error)
             print(f"{row} {name}: not run: {reason(error)}", flush=True)
-    few = one_sequence(t)
-    up_few = up[:1, :, :8].contiguous()
-    out, wide = truth(few)
-    right = dict(zip((f"d_{n}" for n in names_of(t)),
-                     torch.autograd.grad(out, [wide[n] for n in names_of(t)], up_few.double()),
-                     strict=True)) | {"out": out.detach()}  # fmt: skip
-    for name, (call, _) in calls.items():
-        if name not in there or "SSD" in name:
-            continue
-        of_few = (lambda t: siso(peers["siso"], t, 8)) if "SISO" in name else call
-        errors = errors_of(of_few, few, up_few, right)
-        for one in facts[name].values():
-            one["errors"] = errors
-            one["relative_l2"] = max(errors.values())
-    del out, wide, right
-    flops = useful_flops(problem)
-    for which, times in PASSES.items():
-        each = {name: [] for name in there}
-        for order in (list(there), list(there)[::-1]):
-            before = sustained(product, meter, seconds)
-            for name in order:
-                each[name].append(sustained(stepping(there[name][which]), meter, seconds))
-            after = sustained(product, meter, seconds)
-        rate = 2 * 8192**3 / ((before["ms"] + after["ms"]) / 2)
-        for name, rounds in each.items():
-            ms = sorted(r["ms"] for r in rounds)
-            run = {"case": f"{row}, {which}", "name": name, "sustained_ms": [r["ms"] for r in rounds],
-                   "joules": [r["joules"] for r in rounds], "sm_mhz": rounds[-1]["sm_mhz"],
-                   "time": {"median_ms": sum(ms) / len(ms), "p20_ms": ms[0], "p80_ms": ms[-1],
-                            "n": len(ms)}, **facts[name][which]}  # fmt: skip
-            if "SSD" not in name:
-                run["ratio"] = run["time"]["median_ms"] * rate / (flops * times)
-            print(f"{run['case']:26} {name:44} {run['time']['median_ms']:8.3f} ms "
-                  f"{run['extra_bytes'] / 2**20:8.0f} MiB {run.get('errors', '')}", flush=True)  # fmt: skip
-            yield run
+
+    for name, (call, names) in calls.items():
+        enter(name, call, names, t, up, of_ssd if name == SSD else right)
+    if packed:  # beside it the same tokens, dense
+        dense = draw(problem, torch.bfloat16)
+        enter("Talea, dense", who.ours, names_of, dense, torch.randn_like(dense["v"]), None)
+    yield from timed_rounds(row, problem, there, facts, wanted, o, limit)
 
 
-def step_runs(meter, seconds):
+def timed_rounds(row, problem, there, facts, wanted, o, limit):
+    """Two rounds, the second in reverse; the plain product before and after each."""
+    each = {(p, name): [] for p in wanted for name in there}
+    plain = []
+    for order in (list(each), list(each)[::-1]):
+        plain.append(sustained(limit.product, o.meter, o.seconds))
+        for which, name in order:
+            run = stepping(there[name][which])
+            each[which, name].append(sustained(run, o.meter, o.seconds))
+        plain.append(sustained(limit.product, o.meter, o.seconds))
+    product_ms = sum(r["ms"] for r in plain) / len(plain)
+    least = [limit.ms(f, b, product_ms) for f, b in
+             zip(useful_flops(problem), useful_bytes(problem), strict=True)]  # fmt: skip
+    least = dict(zip(PASSES, (*least, sum(least)), strict=True))
+    yield described(f"{row}, limit", f"a plain product of {SIDE} cubed", plain, {})
+    for (which, name), rounds in each.items():
+        run = described(f"{row}, {which}", name, rounds, facts[name][which])
+        if name != SSD:
+            run |= {"limit_ms": least[which], "ratio": run["time"]["median_ms"] / least[which]}
+        yield shown(run)
+
+
+def step_runs(row, peers, o, not_run):
     """One token of every sequence beside a copy of the states, the least that it has to move twice."""
-    t = draw(STEP, torch.bfloat16)
-    one, state = step_of(t)
-    few = one_sequence(t)
-    right = truth(few)[0][0, 0]
-    error = relative(talea.mamba3_step(state, **one)[0, :8], right)
-    copy = torch.empty_like(state.ssm)
-    graph = torch.cuda.CUDAGraph()
+    one, state = step_of(draw(STEPS[row], torch.bfloat16))
+    for tensor in (state.angle, state.ssm, state.k, state.v):
+        tensor.normal_()
+    siso = STEPS[row][4] == 1
+    right, errors = step_truth(one, state), {}
+    name = f"{peers.get('version')}, step in Triton"
+    if siso and "step" in peers:
+        try:
+            out, (_, ssm, k, _) = who.siso_step(peers["step"], one, state)
+            found = {"out": out, "ssm": ssm, "k": k[:, None]}
+            errors[name] = {n: relative(x, right[n]) for n, x in found.items()}
+        except Exception as error:
+            not_run[f"{row}: mamba_ssm"] = reason(error)
+    else:
+        not_run[f"{row}: mamba_ssm"] = peers.get(
+            "step_missing", "its step of MIMO is CuTe's, which is not here"
+        )
+    copy, graph = torch.empty_like(state.ssm), torch.cuda.CUDAGraph()
+    found = {"out": mamba3_step(state, **one), "ssm": state.ssm, "k": state.k}
+    errors["Talea"] = {n: relative(x, right[n]) for n, x in found.items()}
     with torch.cuda.graph(graph):
-        talea.mamba3_step(state, **one)
-    calls = {"Talea": lambda: talea.mamba3_step(state, **one),
-             "Talea, in a graph": graph.replay,
+        found["out"] = mamba3_step(state, **one)
+    right = step_truth(one, state)
+    graph.replay()
+    errors["Talea, in a graph"] = {n: relative(x, right[n]) for n, x in found.items()}
+    calls = {"Talea": lambda: mamba3_step(state, **one), "Talea, in a graph": graph.replay,
              "a copy of the states": lambda: copy.copy_(state.ssm)}  # fmt: skip
+    if name in errors:
+        calls[name] = lambda: who.siso_step(peers["step"], one, state)
     each = {name: [] for name in calls}
     for order in (list(calls), list(calls)[::-1]):
         for name in order:
-            each[name].append(sustained(calls[name], meter, seconds))
+            each[name].append(sustained(calls[name], o.meter, o.seconds))
+    copied = sum(r["ms"] for r in each["a copy of the states"]) / 2
     for name, rounds in each.items():
-        ms = sorted(r["ms"] for r in rounds)
-        run = {"case": "D1, step", "name": name, "sustained_ms": [r["ms"] for r in rounds],
-               "joules": [r["joules"] for r in rounds], "sm_mhz": rounds[-1]["sm_mhz"],
-               "time": {"median_ms": sum(ms) / len(ms), "p20_ms": ms[0], "p80_ms": ms[-1], "n": len(ms)}}  # fmt: skip
-        if name.startswith("Talea"):
-            run |= {"errors": {"out": error}, "relative_l2": error}
-        print(f"{run['case']:26} {name:44} {run['time']['median_ms']:8.3f} ms {run.get('errors', '')}",
-              flush=True)  # fmt: skip
-        yield run
+        of = errors.get(name)
+        facts = {"errors": of, "relative_l2": max(of.values())} if of else {}
+        run = described(f"{row}, step", name, rounds, facts)
+        if of:
+            run |= {"limit_ms": copied, "ratio": run["time"]["median_ms"] / copied}
+        yield shown(run)
 
 
-def compile_part(args):
+def first_calls(peers, o, not_run):
+    """Forward and backward of a length that this process has not seen, and the same once more."""
+    for row in ("M1", "S1"):
+        problem = PROBLEMS[row]
+        for name, (call, names) in contenders(row, peers, True, False, problem[4]).items():
+            for tokens in LENGTHS:
+                t = draw((problem[0], tokens, *problem[2:]), torch.bfloat16)
+                run = passes_of(call, t, torch.randn_like(t["v"]), names(t), PASSES[2:])[PASSES[2]]
+                times = []
+                try:
+                    for _ in range(2):
+                        torch.cuda.synchronize()
+                        began = time.perf_counter()
+                        run(0)
+                        torch.cuda.synchronize()
+                        times.append((time.perf_counter() - began) * 1e3)
+                except Exception as error:
+                    not_run[f"T {row}, {tokens}: {name}"] = reason(error)
+                    continue
+                took = {"median_ms": times[0], "p20_ms": times[0], "p80_ms": times[0], "n": 1}
+                print(f"T, {row}, S {tokens:5} {name:36} first {times[0]:.1f} ms, again {times[1]:.1f}",
+                      flush=True)  # fmt: skip
+                yield {"case": f"T, first call, {row} with S {tokens}", "name": name, "time": took,
+                       "again_ms": times[1]}  # fmt: skip
+
+
+def compile_part(o):
     """One of many processes: compiles its share of the configurations, which the cache keeps."""
-    part = args.part
-    peers, _ = import_peer(args.source, args.configs, args.ssd, part, args.processes)
-    t = draw(SMALL, torch.bfloat16)
-    up = torch.randn_like(t["v"])
-    calls = [(lambda t: siso(peers["siso"], t, SMALL[2]), ORDER)]
-    if "ssd" in peers:
-        calls.append((lambda t: ssd(peers["ssd"], t), ("q", "k", "v", "dt", "d", "z")))
-    for call, names in calls:
-        try:
-            for run in passes_of(call, t, up, names).values():
-                run(0)
-        except Exception as error:
-            print(f"part {part}: {reason(error)}", file=sys.stderr)
+    os.nice(19)
+    tuning = who.Tuning(o.configs, o.part, o.processes)
+    peers = who.import_peers(o.source, tuning, bool(o.ssd))
+    rows = [r for r in o.rows if r in PROBLEMS and PROBLEMS[r][4] == 1]
+    step = step_of(draw(STEPS["D1 SISO"], torch.bfloat16)) if "D1 SISO" in o.rows else None
+    who.compile_for([(PROBLEMS[r], r in o.ssd) for r in rows], peers, draw, step)
 
 
-def main():
+def compiled_beside(o):
+    """Processes that fill Triton's cache while rows without a peer are measured."""
+    words = [sys.executable, __file__, o.receipt, "--source", o.source, "--configs", o.configs,
+             "--rows", ",".join(o.rows), "--processes", str(o.processes),
+             *(["--ssd", ",".join(o.ssd)] if o.ssd else []), "--part"]  # fmt: skip
+    return [subprocess.Popen([*words, str(i)]) for i in range(o.processes)]
+
+
+def parsed():
+    many = lambda words: [n for w in words.split(",") if w for n in names_in(w)]  # noqa: E731
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("receipt")
     parser.add_argument("--source", default="mamba_ssm-2.3.2.post1")
-    parser.add_argument("--rows", default="S1")
+    parser.add_argument("--rows", default="S1", type=many)
+    parser.add_argument("--brief", default="", type=many)
     parser.add_argument("--seconds", type=float, default=0.6)
     parser.add_argument("--configs", choices=("all", "few"), default="all")
-    parser.add_argument("--ssd", action="store_true", help="Mamba-2's SSD, too")
+    parser.add_argument("--ssd", default="", type=many, help="rows that Mamba-2's SSD runs, too")
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     parser.add_argument("--part", type=int, help="one of the compiling processes")
     parser.add_argument("--only-compile", action="store_true", help="fills Triton's cache and ends")
-    args = parser.parse_args()
+    return parser.parse_args()
+
+
+def main():
+    o = parsed()
     if not torch.cuda.is_available():
         print("unavailable: no CUDA device", file=sys.stderr)
         return 3
-    if args.part is not None:
-        compile_part(args)
+    if o.part is not None:
+        compile_part(o)
         return 0
     start, began, not_run, runs = _receipt.now(), time.monotonic(), {}, []
-    words = [sys.executable, __file__, args.receipt, "--source", args.source, "--configs", args.configs,
-             "--processes", str(args.processes), *(["--ssd"] if args.ssd else []), "--part"]  # fmt: skip
-    if args.processes > 1:
-        parts = [subprocess.Popen([*words, str(i)]) for i in range(args.processes)]
-        for one in parts:
-            one.wait()
-        print(f"compiled in {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
-    if args.only_compile:
-        return 0
-    meter, peers, tuned = Meter(), {}, [0, 0]
-    public.WARM_SECONDS = args.seconds / 2
+    parts = compiled_beside(o) if o.processes > 1 else []
+    if o.only_compile:
+        return max([p.wait() for p in parts], default=0)
+    public.WARM_SECONDS, o.meter = o.seconds / 2, Meter()
+    tuning, peers = who.Tuning(o.configs), {}
     try:
-        peers, tuned = import_peer(args.source, args.configs, args.ssd)
+        peers = who.import_peers(o.source, tuning, bool(o.ssd))
     except Exception as error:
         not_run["mamba_ssm"] = reason(error)
-        peers = {}
     if "ssd_missing" in peers:
         not_run["Mamba-2's SSD"] = peers["ssd_missing"]
-    peers["version"] = os.path.basename(os.path.normpath(args.source)).replace("-", " ")
-    a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-    c = torch.empty_like(a)
-    for row in args.rows.split(","):
+    limit = Limit(o.meter, o.seconds)
+    words = (f"useful products at the rate of a plain product of {SIDE} cubed, sustained for {o.seconds} s before "
+             "and after each round, or useful bytes at that of a plain copy, whichever is more")  # fmt: skip
+    notes = ["two rounds, the second in reverse; errors of one sequence or pack, of some heads of one group, beside fp64",
+             f"peers' kernels tuned over {tuning.wanted} of their {tuning.listed} configurations, few calls each"]  # fmt: skip
+    if parts:
+        notes.append(
+            "rows of MIMO before the first SISO row: beside processes that compile on the CPU"
+        )
+    for row in o.rows:
+        if parts and (row not in PROBLEMS or PROBLEMS[row][4] == 1):
+            for one in parts:
+                one.wait()
+            print(f"compiled in {time.monotonic() - began:.0f} s", flush=True)
+            parts = []
         try:
-            if row == "D1":
-                runs += step_runs(meter, args.seconds)
-                continue
-            runs += row_runs(
-                row, peers, meter, args.seconds, lambda: torch.mm(a, b, out=c), not_run
-            )
+            if row in STEPS:
+                found = step_runs(row, peers, o, not_run)
+            elif row == "T":
+                found = first_calls(peers, o, not_run)
+            else:
+                found = row_runs(row, peers, o, limit, not_run)
+            runs += found
         except Exception as error:
             not_run[row] = reason(error)
             print(f"{row}: {reason(error)}", flush=True)
         torch.cuda.empty_cache()
-    words = (f"useful products at the rate of a plain product of 8192 cubed in this process, sustained for "
-             f"{args.seconds} s before and after each round")  # fmt: skip
-    notes = ["two rounds, the second in reverse; errors of one sequence and eight heads beside fp64",
-             f"peer's kernels tuned over {tuned[0]} of their {tuned[1]} configurations, few calls each"]  # fmt: skip
-    _receipt.write_receipt(
-        args.receipt, "bench", "the scan of Mamba-3 beside its peers on a GPU, bf16", None,
-        {"bench": {"limit": words, "runs": runs, "not_run": not_run}, "notes": notes}, start,
-        ["python", "bench/scan_peers.py", *sys.argv[1:]],
-    )  # fmt: skip
+        _receipt.write_receipt(
+            o.receipt, "bench", "the scan of Mamba-3 beside its peers on a GPU, bf16", None,
+            {"bench": {"limit": words, "runs": runs, "not_run": not_run}, "notes": notes}, start,
+            ["python", "bench/scan_peers.py", *sys.argv[1:]],
+        )  # fmt: skip
+        print(f"-- {row}: {time.monotonic() - began:.0f} s", flush=True)
     return 0
 
 

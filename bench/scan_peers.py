@@ -301,6 +301,9 @@ def parsed():
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     parser.add_argument("--part", type=int, help="one of the compiling processes")
     parser.add_argument("--only-compile", action="store_true", help="fills Triton's cache and ends")
+    parser.add_argument(
+        "--note", action="append", default=[], help="what else the receipt must say"
+    )
     return parser.parse_args()
 
 
@@ -328,7 +331,7 @@ def main():
     words = (f"useful products at the rate of a plain product of {SIDE} cubed, sustained for {o.seconds} s before "
              "and after each round, or useful bytes at that of a plain copy, whichever is more")  # fmt: skip
     notes = ["two rounds, the second in reverse; errors of one sequence or pack, of some heads of one group, beside fp64",
-             f"peers' kernels tuned over {tuning.wanted} of their {tuning.listed} configurations, few calls each"]  # fmt: skip
+             f"peers' kernels tuned over {tuning.wanted} of their {tuning.listed} configurations, few calls each", *o.note]  # fmt: skip
     if parts:
         notes.append(
             "rows of MIMO before the first SISO row: beside processes that compile on the CPU"

@@ -83,6 +83,7 @@ def main():
     p.add_argument("--receipt", required=True)
     p.add_argument("--seconds", type=float, default=0.3)
     p.add_argument("--longest", type=int, default=LENGTHS[-1])
+    p.add_argument("--note", action="append", default=[], help="what else the receipt must say")
     o = p.parse_args()
     if not torch.cuda.is_available():
         print("unavailable: no CUDA device", file=sys.stderr)

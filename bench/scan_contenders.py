@@ -48,9 +48,10 @@ def siso(peer, t):
 
 
 def siso_step(peer, one, state):
-    """States are new tensors there, not those of before."""
-    given = {**one, "angles": one["angles"].expand(-1, one["v"].shape[1], -1)}
-    return peer(*(given[n] for n in ORDER), (state.angle, state.ssm, state.k[:, 0], state.v))
+    """A call without arguments. States are new tensors there, not those of before."""
+    given = {**one, "angles": one["angles"].expand(-1, one["v"].shape[1], -1).contiguous()}
+    rows, states = [given[n] for n in ORDER], (state.angle, state.ssm, state.k[:, 0], state.v)
+    return lambda: peer(*rows, Input_States=states)
 
 
 def ssd(peer, t):
@@ -170,7 +171,7 @@ def compile_for(problems, peers, draw, step):
         except Exception as error:
             print(f"{problem}: {reason(error)}", file=sys.stderr)
     if step and "step" in peers:
-        siso_step(peers["step"], *step)
+        siso_step(peers["step"], *step)()
 
 
 def packed_ends(sequences, tokens, device):

@@ -28,12 +28,13 @@ import torch
 from attention_peers import reason, stepping
 from mamba3_device import PROBLEMS, STEP, draw, step_of, useful_bytes, useful_flops
 from public import Meter, sustained
-from scan_truth import errors_of, few_of, names_of, relative, ssd_truth, step_truth, truth
+from scan_truth import errors_of, few_of, kept_of, names_of, relative, ssd_truth, step_truth, truth
 from talea import _receipt, mamba3_step
 
 SEQUENCES, SIDE = 64, 8192
 PACKED = {"V M2": "M2", "V S1": "S1"}
 STEPS = {"D1": STEP, "D1 SISO": (*STEP[:4], 1, *STEP[5:])}
+FIRST = ("T ours", "T peer")
 LENGTHS = (3003, 3001)  # of row T: no length that another row has
 SSD = "Mamba-2's SSD, another recurrence"
 MIMO_MISSING = "MIMO: its kernels are in TileLang, which is not here"
@@ -42,7 +43,7 @@ PASSES = ("forward", "backward", "forward and backward")
 
 def names_in(word):
     """M3 stands for M3, M3 half and M3 quarter, and so on."""
-    known = (*PROBLEMS, *PACKED, *STEPS, "T")
+    known = (*PROBLEMS, *PACKED, *STEPS, *FIRST)
     return [n for n in known if n == word or n.startswith(word + " ")] or [word]
 
 
@@ -146,10 +147,8 @@ def row_runs(row, peers, o, limit, not_run):
     up = torch.randn_like(t["v"])
     with_peers = {} if packed else peers
     calls = contenders(row, with_peers, brief, row in o.ssd, problem[4])
-    few, up_few = few_of(t, up)
-    right = truth(few, up_few)
-    lane = who.lane_of(few)
-    of_ssd = ssd_truth(few, up_few) if SSD in calls else None
+    right, lane = truth(t, up), who.lane_of(few_of(t, kept_of(t)))
+    of_ssd = ssd_truth(t, up) if SSD in calls else None
     there, facts = {}, {}
 
     def enter(name, call, names, t, up, right):
@@ -161,7 +160,7 @@ def row_runs(row, peers, o, limit, not_run):
                 for one in taken.values():
                     one["lane"] = lane
             if right:
-                errors = errors_of(call, few, up_few, right, names(t))
+                errors = errors_of(call, t, up, right, names(t))
                 for one in taken.values():
                     one |= {"errors": errors, "relative_l2": max(errors.values())}
             there[name], facts[name] = passes, taken
@@ -209,7 +208,8 @@ def step_runs(row, peers, o, not_run):
     name = f"{peers.get('version')}, step in Triton"
     if siso and "step" in peers:
         try:
-            out, (_, ssm, k, _) = who.siso_step(peers["step"], one, state)
+            step = who.siso_step(peers["step"], one, state)
+            out, (_, ssm, k, _) = step()
             found = {"out": out, "ssm": ssm, "k": k[:, None]}
             errors[name] = {n: relative(x, right[n]) for n, x in found.items()}
         except Exception as error:
@@ -229,7 +229,7 @@ def step_runs(row, peers, o, not_run):
     calls = {"Talea": lambda: mamba3_step(state, **one), "Talea, in a graph": graph.replay,
              "a copy of the states": lambda: copy.copy_(state.ssm)}  # fmt: skip
     if name in errors:
-        calls[name] = lambda: who.siso_step(peers["step"], one, state)
+        calls[name] = step
     each = {name: [] for name in calls}
     for order in (list(calls), list(calls)[::-1]):
         for name in order:
@@ -244,12 +244,12 @@ def step_runs(row, peers, o, not_run):
         yield shown(run)
 
 
-def first_calls(peers, o, not_run):
+def first_calls(row, peers, not_run):
     """Forward and backward of a length that this process has not seen, and the same once more."""
-    for row in ("M1", "S1"):
-        problem = PROBLEMS[row]
-        for name, (call, names) in contenders(row, peers, True, False, problem[4]).items():
-            for tokens in LENGTHS:
+    for of in ("M1", "S1"):
+        problem = PROBLEMS[of]
+        for name, (call, names) in contenders(of, peers, True, False, problem[4]).items():
+            for tokens in LENGTHS if name.startswith("Talea") == (row == FIRST[0]) else ():
                 t = draw((problem[0], tokens, *problem[2:]), torch.bfloat16)
                 run = passes_of(call, t, torch.randn_like(t["v"]), names(t), PASSES[2:])[PASSES[2]]
                 times = []
@@ -261,12 +261,12 @@ def first_calls(peers, o, not_run):
                         torch.cuda.synchronize()
                         times.append((time.perf_counter() - began) * 1e3)
                 except Exception as error:
-                    not_run[f"T {row}, {tokens}: {name}"] = reason(error)
+                    not_run[f"T {of}, {tokens}: {name}"] = reason(error)
                     continue
                 took = {"median_ms": times[0], "p20_ms": times[0], "p80_ms": times[0], "n": 1}
-                print(f"T, {row}, S {tokens:5} {name:36} first {times[0]:.1f} ms, again {times[1]:.1f}",
+                print(f"T, {of}, S {tokens:5} {name:36} first {times[0]:.1f} ms, again {times[1]:.1f}",
                       flush=True)  # fmt: skip
-                yield {"case": f"T, first call, {row} with S {tokens}", "name": name, "time": took,
+                yield {"case": f"T, first call, {of} with S {tokens}", "name": name, "time": took,
                        "again_ms": times[1]}  # fmt: skip
 
 
@@ -330,7 +330,7 @@ def main():
     limit = Limit(o.meter, o.seconds)
     words = (f"useful products at the rate of a plain product of {SIDE} cubed, sustained for {o.seconds} s before "
              "and after each round, or useful bytes at that of a plain copy, whichever is more")  # fmt: skip
-    notes = ["two rounds, the second in reverse; errors of one sequence or pack, of some heads of one group, beside fp64",
+    notes = ["two rounds, the second in reverse; errors of the full call, of one sequence or pack and some heads, beside fp64",
              f"peers' kernels tuned over {tuning.wanted} of their {tuning.listed} configurations, few calls each", *o.note]  # fmt: skip
     if parts:
         notes.append(
@@ -345,8 +345,8 @@ def main():
         try:
             if row in STEPS:
                 found = step_runs(row, peers, o, not_run)
-            elif row == "T":
-                found = first_calls(peers, o, not_run)
+            elif row in FIRST:
+                found = first_calls(row, peers, not_run)
             else:
                 found = row_runs(row, peers, o, limit, not_run)
             runs += found

@@ -21,7 +21,7 @@ from mamba3_device import draw
 from public import Meter, sustained
 from scan_contenders import lane_of, ours
 from scan_peers import PASSES, passes_of, peak
-from scan_truth import errors_of, few_of, names_of, truth
+from scan_truth import errors_of, few_of, kept_of, names_of, truth
 from talea import _receipt
 
 HEADS, COLUMNS, VALUES = 32, 128, 64
@@ -38,10 +38,13 @@ SETTLED = 64
 def measured(problem, meter, seconds):
     t = draw(problem, torch.bfloat16)
     up = torch.randn_like(t["v"])
-    few, up_few = few_of(t, up)
-    errors = errors_of(ours, few, up_few, truth(few, up_few), names_of(t))
+    errors = errors_of(ours, t, up, truth(t, up), names_of(t))
     passes = passes_of(ours, t, up, names_of(t), PASSES[:2])
-    found = {"errors": errors, "relative_l2": max(errors.values()), "lane": lane_of(few)}
+    found = {
+        "errors": errors,
+        "relative_l2": max(errors.values()),
+        "lane": lane_of(few_of(t, kept_of(t))),
+    }
     for which, run in passes.items():
         peak(run)
         extra = peak(run)

@@ -70,7 +70,9 @@ def sequence(wide):
 
 
 def truth(t, up):
-    """out and every gradient in fp64; t: one sequence, or a pack of them with its cu_seqlens."""
+    """out and every gradient in fp64 of what is kept of t: dense sequences, or a pack with its cu_seqlens."""
+    kept = kept_of(t)
+    t, up = few_of(t, kept), few_of({"out": up}, kept)["out"]
     wide = {n: t[n].detach().double().requires_grad_() for n in names_of(t)}
     ends = t["cu_seqlens"].tolist() if "cu_seqlens" in t else [0, t["v"].shape[1]]
     pieces = zip(ends[:-1], ends[1:], strict=True)
@@ -92,30 +94,47 @@ def ssd_truth(t, up):
     return right | {"d_dt": right["d_dt"] - right["d_adt"]}
 
 
-def errors_of(call, t, up, right, names):
-    """Of out and of the gradients of `names` beside fp64."""
-    leaves = {n: x.detach() for n, x in t.items()}
-    leaves |= {n: t[n].detach().requires_grad_() for n in names}
-    out = call(leaves)
-    grads = torch.autograd.grad(out, [leaves[n] for n in names], up)
-    named = {"out": out, **{f"d_{n}": g for n, g in zip(names, grads, strict=True)}}
-    return {n: relative(x, right[n]) for n, x in named.items()}
-
-
-def few_of(t, up):
-    """What fp64 can hold: the first sequence, or the pack, of some heads of one group; of a short
-    sequence all heads and groups."""
+def kept_of(t):
+    """(heads, groups) that fp64 can hold of the first sequence or the pack: some heads of one group, or
+    whole groups where there is room."""
     tokens, heads = t["v"].shape[1:3]
     share = heads // t["q"].shape[-2]
     most = max(min(TOKEN_HEADS // tokens, heads), 1)
     most = most // share * share if most >= share else most
-    kept, groups = slice(0, most), slice(0, max(most // share, 1))
-    cut = {n: t[n][:1, ..., groups, :] for n in ("q", "k")} | {"angles": t["angles"][:1]}
-    cut |= {n: t[n][:1, :, kept] for n in ("v", "z")}
-    cut |= {n: t[n][:1, kept] for n in ("adt", "dt", "trap")}
-    cut |= {n: t[n][kept] for n in names_of(t) if n not in cut}
-    cut |= {n: t[n] for n in ("cu_seqlens",) if n in t}
-    return {n: x.detach().contiguous() for n, x in cut.items()}, up[:1, :, kept].contiguous()
+    return slice(0, most), slice(0, max(most // share, 1))
+
+
+def few_of(named, kept):
+    """Tensors, or gradients d_.. of them, cut to the first sequence and what is kept of it."""
+    (heads, groups), made = kept, {}
+    for name, x in named.items():
+        n = name.removeprefix("d_") if name != "d" else name
+        if n in ("q", "k"):
+            x = x[:1, ..., groups, :]
+        elif n == "angles":
+            x = x[:1]
+        elif n in ("v", "z", "out"):
+            x = x[:1, :, heads]
+        elif n in ("adt", "dt", "trap"):
+            x = x[:1, heads]
+        elif n != "cu_seqlens":
+            x = x[heads]
+        made[name] = x.detach().contiguous()
+    return made
+
+
+def errors_of(call, t, up, right, names):
+    """Of out and of the gradients of `names` beside fp64, of the call at its full size: upstream is
+    zero but for what is kept, and so is what everything else adds to sums."""
+    kept = kept_of(t)
+    alone = torch.zeros_like(up)
+    alone[:1, :, kept[0]] = up[:1, :, kept[0]]
+    leaves = {n: x.detach() for n, x in t.items()}
+    leaves |= {n: t[n].detach().requires_grad_() for n in names}
+    out = call(leaves)
+    grads = torch.autograd.grad(out, [leaves[n] for n in names], alone)
+    named = {"out": out, **{f"d_{n}": g for n, g in zip(names, grads, strict=True)}}
+    return {n: relative(x, right[n]) for n, x in few_of(named, kept).items()}
 
 
 def turned(x, bias, theta, neighbours):

@@ -57,7 +57,7 @@ def peak(call):
     return max(above - sum(x.numel() * x.element_size() for x in kept), 0)
 
 
-def passes_of(call, t, up, names, wanted):
+def passes_of(call, t, up, names):
     """forward, backward of a kept forward, and both: as a training step makes them."""
     leaves, kept = {n: x.detach() for n, x in t.items()}, []
     for n in names:
@@ -76,7 +76,7 @@ def passes_of(call, t, up, names, wanted):
             kept.append(call(leaves))
         return torch.autograd.grad(kept[0], [leaves[n] for n in names], up, retain_graph=True)
 
-    return {n: f for n, f in zip(PASSES, (forward, backward, both), strict=True) if n in wanted}
+    return dict(zip(PASSES, (forward, backward, both), strict=True))
 
 
 class Limit:
@@ -153,9 +153,10 @@ def row_runs(row, peers, o, limit, not_run):
 
     def enter(name, call, names, t, up, right):
         try:
-            passes = passes_of(call, t, up, names(t), wanted)
+            passes = passes_of(call, t, up, names(t))
             for _ in range(2):  # tuned by the second
                 taken = {p: {"extra_bytes": peak(run)} for p, run in passes.items()}
+            taken[PASSES[1]]["extra_bytes_of_both"] = taken[PASSES[2]]["extra_bytes"]
             if name.startswith("Talea"):
                 for one in taken.values():
                     one["lane"] = lane
@@ -251,7 +252,7 @@ def first_calls(row, peers, not_run):
         for name, (call, names) in contenders(of, peers, True, False, problem[4]).items():
             for tokens in LENGTHS if name.startswith("Talea") == (row == FIRST[0]) else ():
                 t = draw((problem[0], tokens, *problem[2:]), torch.bfloat16)
-                run = passes_of(call, t, torch.randn_like(t["v"]), names(t), PASSES[2:])[PASSES[2]]
+                run = passes_of(call, t, torch.randn_like(t["v"]), names(t))[PASSES[2]]
                 times = []
                 try:
                     for _ in range(2):

@@ -167,7 +167,7 @@ def graphed(call):
     with torch.cuda.graph(graph), torch.no_grad():
         kept = call(0)
 
-    def replay(_, kept=kept):
+    def replay(_, kept=(call, kept)):  # what the graph reads may belong to the call alone
         graph.replay()
 
     return replay

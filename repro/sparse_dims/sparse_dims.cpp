@@ -39,12 +39,12 @@ void run_all(Report& r) {
     r.ours(fmt::format("dkv, 128/64 at {} heads", heads), sparse(relative_l2(good.dkv, truth.dkv)),
            1e-5);
   }
-  SparseData large = make_sparse(512, 2048, 8, 128, 64, 32, 93);
+  SparseData large = make_sparse(512, 4096, 8, 128, 64, 32, 93);
   large.options.threads = 1;  // measured in a forked child, which has no thread pool
   const Peak dense = measure_peak([&] { dispatched(large); });
   const Peak ours =
       measure_peak([&] { r.fix_disabled() ? dispatched(large) : attend(large, "auto"); });
-  r.figure("bytes of dense fp32 scores, 512 queries, 2048 keys, 8 heads", 4.0 * 512 * 2048 * 8);
+  r.figure("bytes of dense fp32 scores, 512 queries, 4096 keys, 8 heads", 4.0 * 512 * 4096 * 8);
   r.figure("measured peak of the dense path, bytes", dense.bytes);
   r.figure("measured peak of the sparse path, bytes", ours.bytes);
   r.memory("forward and backward, measured peak against the dense path",

@@ -75,6 +75,12 @@ def forward_mode() -> bool:
     return getattr(forward_ad, "_current_level", 0) >= 0
 
 
+def saved_by_hooks() -> bool:
+    """Whether what autograd saves goes to somebody's hooks, a checkpoint's say; not told: always."""
+    return _hooks is None or _hooks(True) is not None
+
+
+_hooks = _private("_autograd._top_saved_tensors_default_hooks")
 # None: not told. Function.apply refuses grad, vmap, vjp and jvp of torch.func by itself.
 transforms_active = _private("_are_functorch_transforms_active")
 # Of the current device; memory comes from and goes back to PyTorch's allocator, in stream order.

@@ -74,6 +74,20 @@ def test_checkpoint(device):
         assert close(mine, other, 5e-6)
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("reentrant", (False, True))
+def test_checkpoints_of_equal_steps(device, reentrant):
+    """The second step knows the call when it runs forward again: what it saves must not differ."""
+    x, w, y, _ = problem(n=12, device=device)
+    x, y = x.detach().view(3, 4, -1).requires_grad_(), y.view(3, 4)
+    want = gradients(eager(x.flatten(0, 1), w, y.flatten()), x, w)
+    for _ in range(5):
+        x.grad = w.grad = None
+        loss = checkpoint(lambda a: talea.linear_cross_entropy(a, w, y), x, use_reentrant=reentrant)
+        loss.backward()
+        assert all(close(a, b, 5e-6) for a, b in zip((x.grad, w.grad), want, strict=True))
+
+
 def test_functional_call():
     layer = talea.LinearCrossEntropy(24, 101, label_smoothing=0.1)
     x, w, y, _ = problem()
@@ -162,11 +176,13 @@ def test_a_torch_without_inductors_allocator(device, monkeypatch):
 def test_a_torch_without_private_names(monkeypatch):
     """Each has a public way beside it, and what comes out is the same."""
     assert _fast.transforms_active is not None and _fast.empty_strided(), "all are there today"
+    assert not _fast.saved_by_hooks(), "this, too"
     spec = importlib.util.spec_from_file_location("talea._fast_public", _fast.__file__)
     public = importlib.util.module_from_spec(spec)
     source = pathlib.Path(_fast.__file__).read_text().replace("found = torch._C\n", "return None\n")
     exec(compile(source, _fast.__file__, "exec"), public.__dict__)
     assert public.empty_strided() == {} and public.transforms_active is None
+    assert public.saved_by_hooks()
     assert public.allocate is public._public_allocate
     assert public.current_device is torch.cuda.current_device
     assert public.stream_of(0).func is public._public_stream

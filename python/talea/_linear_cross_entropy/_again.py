@@ -79,6 +79,9 @@ def find(settings: tuple, x, w, y):
     ):
         return None
     if entry.grad:
+        # A checkpoint holds what forward saved to what its second run saves: rows, the long way.
+        if not entry.flat and _fast.saved_by_hooks():
+            return None
         return _apply(x, w, None, entry, addresses, y)
     return run(described, None, None, addresses, None, entry.fresh)[0]
 

@@ -140,6 +140,19 @@ class Small(unittest.TestCase):
         self.receipt(bench__runs__0__time__p20_ms=99, bench__runs__0__time__p80_ms=101)
         self.assertEqual(self.run_tool("check_receipts")[0], 0)
 
+    def test_a_mean_or_a_ratio_that_its_rounds_do_not_bear(self):
+        """Of two rounds and what they are divided by; each figure wrong once."""
+        run = {"name": "cpu", "sustained_ms": [90, 110], "time": {"median_ms": 100, "n": 2},
+               "limit_ms": 50, "ratio": 2, "sustained_ratio": 1.5, "sustained_ratios": [1.4, 1.6]}  # fmt: skip
+        self.receipt(bench__runs=[run])
+        self.assertEqual(self.run_tool("check_receipts")[0], 0)
+        for wrong in (
+            {"time": {"median_ms": 101, "n": 2}, "ratio": 2.02},
+            {"ratio": 1.9},
+            {"sustained_ratio": 1.4},
+        ):
+            self.fails_by("rounds", bench__runs=[run | wrong])
+
     def test_a_device_that_nobody_names(self):
         self.fails_by("device", bench__runs__0__lane="sm90")
         self.receipt()
@@ -201,6 +214,37 @@ class Small(unittest.TestCase):
         self.assertEqual(self.run_tool("stale_receipts", "--check")[0], 0)
         self.write("src/algebra/row_state.hpp", "int a;\n")
         self.commit()
+        self.assertEqual(self.run_tool("stale_receipts", "--check")[0], 1)
+
+    def test_the_operator_is_known_by_what_a_receipt_is_called(self):
+        names = {
+            "scan_peers": "mamba3",
+            "attention_peers": "sparse_attention",
+            "peers": "linear_cross_entropy",
+        }
+        for changed in names.values():
+            self.write(f"src/ops/{changed}/op.cpp", "int a;\n")
+        self.first = self.commit()
+        for changed in names.values():
+            self.write(f"src/ops/{changed}/op.cpp", "int b;\n")
+            self.commit()
+            for name in (*names, "h200/tests"):
+                self.receipt()
+                file = self.root / f"receipts/cpu/{name}.json"
+                file.parent.mkdir(exist_ok=True)
+                (self.root / "receipts/cpu/a.json").rename(file)
+                status, said = self.run_tool("stale_receipts", "--check")
+                file.unlink()
+                self.assertEqual(status, names.get(name, changed) == changed, (name, changed, said))
+            self.git("revert", "--no-edit", "HEAD")
+
+    def test_a_script_that_is_newer_than_its_library(self):
+        library = {"version": "1", "git_revision": self.first, "git_dirty": False}
+        self.write("src/device/cpu/a.cpp", "int b;\n")
+        self.first = self.commit()
+        self.receipt()
+        self.assertEqual(self.run_tool("stale_receipts", "--check")[0], 0)
+        self.receipt(provenance__library=library)
         self.assertEqual(self.run_tool("stale_receipts", "--check")[0], 1)
 
     def test_code_that_moved_and_changed(self):

@@ -105,7 +105,8 @@ def main():
         torch.cuda.empty_cache()
         growth = grown(runs)
         notes = [
-            f"each back to back for {o.seconds} s after half of that; errors of what fp64 can hold"
+            f"each back to back for {o.seconds} s after half of that; errors of what fp64 can hold",
+            *o.note,
         ]
         if growth:
             notes.append(

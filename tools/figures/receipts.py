@@ -25,6 +25,13 @@ COARSE, COARSE_SMALL = Decimal("0.0151"), Decimal("0.05")
 NAMES = ("name", "id")
 
 
+def tree_of(provenance):
+    """What ran: the library's revision where a script names the one it loaded, and then its own."""
+    script = (provenance.get("git_revision") or "no revision")[:7]
+    library = ((provenance.get("library") or {}).get("git_revision") or script)[:7]
+    return library if library == script else f"{library} (scripts of {script})"
+
+
 class Wrong(Exception):
     """A citation that does not hold, with the words that say why."""
 

@@ -111,7 +111,7 @@ def measured(receipts):
         device = device if isinstance(device, str) else device.get("name")
         device = device or at.get("host", {}).get("cpu") or "a CPU"
         day = str(at.get("start_time") or at.get("start") or "")[:10] or "day unknown"
-        tree = (at.get("git_revision") or "no revision")[:7]
+        tree = values.tree_of(at)
         tree += ", with local changes" if at.get("git_dirty") else ""
         groups.setdefault((day, tree, device), []).append(path.removeprefix("receipts/"))
     said = []

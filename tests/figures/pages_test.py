@@ -1,0 +1,208 @@
+"""What: tools/attention_page, scan_page and peer_page over receipts in which no two figures are equal.
+Why: a page that is drawn wrong is what its program says, so the check of figures passes it: a row left out, two
+columns that change places.
+Never: reads the real receipts.
+
+usage: pages_test.py
+"""
+
+import importlib.machinery
+import importlib.util
+import sys
+import unittest
+from pathlib import Path
+
+TOOLS = Path(__file__).resolve().parents[2] / "tools"
+sys.path.insert(0, str(TOOLS))
+sys.dont_write_bytecode = True
+
+
+def tool(name):
+    loader = importlib.machinery.SourceFileLoader(f"page_{name}", str(TOOLS / name))
+    module = importlib.util.module_from_spec(
+        importlib.util.spec_from_loader(loader.name, loader, origin=str(TOOLS / name))
+    )
+    module.__file__ = str(TOOLS / name)
+    loader.exec_module(module)
+    return module
+
+
+class Used:
+    """What tools/check_figures hands to a program of tools/."""
+
+    def __init__(self, **documents):
+        self.documents = {f"receipts/h200/{name}.json": made for name, made in documents.items()}
+
+    def load(self, path):
+        return self.documents[path]
+
+
+def rows_of(text):
+    """Of each table of a text: header -> cell, a row; a header that comes twice has its number behind it."""
+    tables, heads = [], None
+    for line in text.split("\n"):
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if not line.startswith("|"):
+            heads = None
+        elif set(line) <= set("|-"):
+            continue
+        elif heads is None:
+            heads = [h if h not in cells[:i] else f"{h} {i}" for i, h in enumerate(cells)]
+            tables.append([])
+        else:
+            assert len(cells) == len(heads), line
+            tables[-1].append(dict(zip(heads, cells, strict=True)))
+    return tables
+
+
+def timed(case, name, ms, **more):
+    return {"case": case, "name": name, "time": {"median_ms": ms, "n": 2}, **more}
+
+
+class AttentionPage(unittest.TestCase):
+    def setUp(self):
+        same, other = {"repeats_bit_for_bit": True}, {"repeats_bit_for_bit": False}
+        self.bench = {
+            "runs": [
+                timed("f1", "ours", 4.5, ratio=1.25, extra_bytes=700 << 20, relative_l2=2.5e-3,
+                      sustained_ms=[4.4, 4.6], **same),
+                timed("f1", "theirs", 3.25, ratio=1.5, extra_bytes=900 << 20, relative_l2=3.5e-3,
+                      sustained_ms=[3.0, 3.5], **other),
+                timed("b1", "ours", 15.5, ratio=2.75, extra_bytes=11 << 20, relative_l2=5e-3,
+                      dq_relative_l2=5e-3, dkv_relative_l2=4e-3),
+                timed("d2", "theirs", 0.025, ratio=6.5, extra_bytes=0, relative_l2=6e-3, **same),
+                timed("i2", "ours", 0.5, recall=0.9875, relative_l2=0.0125, **same),
+            ],
+            "not_run": {"f1: another": "refused | so", "i3": "ended"},
+        }  # fmt: skip
+
+    def tables(self):
+        return tool("attention_page").tables(Used(attention_peers={"bench": self.bench}))
+
+    def test_each_cell_stands_under_its_head(self):
+        made = self.tables()
+        heads = ("row", "who", "ms", "x its products", "extra MiB", "o, relative L2", "repeats")
+        wanted = [("f1", "theirs", "3.250", "1.50", "900", "3.50e-03", "differs between runs"),
+                  ("f1", "ours", "4.500", "1.25", "700", "2.50e-03", "bit for bit")]  # fmt: skip
+        wanted = [dict(zip(heads, row, strict=True)) for row in wanted]
+        self.assertEqual(rows_of(made["forward"]), [wanted])
+        (row,) = rows_of(made["backward"])[0]
+        self.assertEqual(row["dq, dkv, relative L2"], "5.00e-03, 4.00e-03")
+        self.assertEqual((row["x its products"], row["repeats"]), ("2.75", "not seen"))
+        (row,) = rows_of(made["decode"])[0]
+        self.assertEqual((row["row"], row["ms"], row["extra MiB"]), ("d2", "0.0250", "0"))
+        (row,) = rows_of(made["index"])[0]
+        self.assertEqual(
+            (row["error"], row["x its products"], row["extra MiB"]), ("recall 0.9875", "", "")
+        )
+        self.assertEqual(
+            [tuple(r.values()) for r in rows_of(made["refused"])[0]],
+            [("f1", "another", "refused / so"), ("i3", "the whole row", "ended")],
+        )
+        self.assertIn("up to 17 %", made["spread"])
+
+    def test_rows_that_have_not_run_and_rows_that_no_table_has(self):
+        del self.bench["runs"][2]
+        self.assertEqual(rows_of(self.tables()["backward"]), [])
+        self.assertIn("None of these rows has run", self.tables()["backward"])
+        self.bench["runs"].append(timed("f9", "ours", 1.0))
+        with self.assertRaisesRegex(ValueError, "f9"):
+            self.tables()
+
+
+class ScanPage(unittest.TestCase):
+    PEER, SSD = "mamba_ssm 1, SISO in Triton", "Mamba-2's SSD, another recurrence"
+
+    def setUp(self):
+        def of(which, name, ms, **more):
+            return timed(f"S1, {which}", name, ms, **more)
+
+        limit, errors = {"limit_ms": 1}, {"errors": {"out": 1.5e-3, "d_q": 2.5e-3}}
+        self.runs = [
+            of("limit", "a plain product", 9.0),
+            of("forward", "Talea", 1.5, ratio=2.5, extra_bytes=300 << 20, **limit, **errors),
+            of("forward", "Talea, save_states", 1.75, **errors),
+            of("forward", "Talea, dense", 0.75),
+            of("forward", self.PEER, 4.5, errors={"out": 7e-3}),
+            of("forward", self.SSD, 5.5),
+            of("backward", "Talea", 6.5, ratio=7.5, extra_bytes_of_both=800 << 20, **limit),
+            of("backward", "Talea, save_states", 9.5),
+            of("backward", self.PEER, 10.5, extra_bytes_of_both=1100 << 20),
+            of("backward", self.SSD, 12.5),
+            of("forward and backward", "Talea", 13.5),
+            timed("D1, step", "Talea", 0.5, relative_l2=4e-3),
+            timed("D1, step", "a copy of the states", 0.25),
+            timed("T, first call, S1 with S 3003", "Talea", 14.5, again_ms=15.5),
+        ]
+        self.notes = ["two rounds", "rows before D1: beside others"]
+        of_size = {"errors": {"out": 1.5e-3, "d_k": 3.5e-3, "d_q": 2.5e-3}}
+        self.sweep = {
+            "bench": {"runs": [timed("length 16", "SISO, forward", 0.5, **of_size),
+                               timed("length 16", "SISO, backward", 1.5)]},
+            "notes": ["largest growth of all: 2 x"],
+            "provenance": {"argv": ["bench", "--note", "processes ran beside it"]},
+        }  # fmt: skip
+
+    def tables(self):
+        bench = {"runs": self.runs, "not_run": {"S2: ours": "no time", "S3: ours": "no time"}}
+        peers = {"bench": bench, "notes": self.notes, "provenance": {"argv": ["bench"]}}
+        return tool("scan_page").tables(Used(scan_peers=peers, scan_sweep=self.sweep))
+
+    def test_each_cell_stands_under_its_head(self):
+        made = self.tables()
+        (row,) = rows_of(made["scan_h200"])[0]
+        self.assertTrue(row.pop("problem").startswith("S1: SISO"))
+        self.assertEqual(row, {
+            "forward, ms": "1.50 (2.5 x)", "backward, ms": "6.50 (7.5 x)", "with `save_states`, ms": "9.50",
+            "extra MiB of both passes": "800", "mamba_ssm: forward, ms": "4.50", "its backward, ms": "10.50",
+            "its MiB": "1100", "SSD: forward, ms": "5.50", "its backward, ms 9": "12.50",
+        })  # fmt: skip
+        for said in (
+            "S1, forward: 2.00 of the dense time.",
+            "Not run, ours, S2, S3: no time.",
+            "Beside it: rows before D1: beside others (measured in the order S1, D1, T).",
+        ):
+            self.assertIn(said, made["scan_h200"])
+        steps, first = rows_of(made["scan_steps"])
+        self.assertEqual([list(row.values())[1:] for row in steps],
+                         [["0.500", "2.00", "4.0e-3"], ["0.250", "1.00", ""]])  # fmt: skip
+        self.assertEqual(list(first[0].values()), ["S1 with S 3003, Talea", "14.5", "15.5"])
+        errors = [(r["by"], r["out"], r["d_q"], r["d_k"]) for r in rows_of(made["scan_errors"])[0]]
+        self.assertEqual(errors, [("Talea", "1.5e-3", "2.5e-3", ""), (self.PEER, "7.0e-3", "", "")])
+        (row,) = rows_of(made["scan_sizes"])[0]
+        self.assertEqual(
+            list(row.values()), ["length 16", "0.500", "1.50", "1.5e-3", "3.5e-3 (d_k)"]
+        )
+        self.assertEqual(list(row)[1:4], ["SISO: forward, ms", "backward, ms", "out"])
+        self.assertIn("Largest growth of all: 2 x.", made["scan_sizes"])
+        self.assertIn("Beside it: processes ran beside it.", made["scan_sizes"])
+
+    def test_a_run_that_no_table_has(self):
+        for strange in (timed("S9, forward", "Talea", 1.0), timed("S1, forward", "another", 1.0)):
+            self.runs.append(strange)
+            with self.assertRaisesRegex(ValueError, strange["case"]):
+                self.tables()
+            self.runs.pop()
+
+
+class PeerPage(unittest.TestCase):
+    def test_each_cell_stands_under_its_head(self):
+        def run(name, at):
+            return {"name": name, "version": "1", "extra_mib": at + 2, "total_mib": at + 3,
+                    "sustained_ratio": at, "ratio": at + 1, "dx_relative_l2": at * 1e-3,
+                    "dw_relative_l2": at * 1e-4, "confident_dx_median": at * 1e-2,
+                    "confident_dx_worst": at * 1e-1}  # fmt: skip
+
+        bench = {"runs": [run("slow", 5), run("fast", 2)], "not_run": {"none": "a | b"}}
+        *rows, none = rows_of(tool("peer_page").table({"bench": bench}))[0]
+        self.assertEqual([row["who"] for row in rows], ["fast (1)", "slow (1)"])
+        self.assertEqual(list(rows[0].items())[1:], [
+            ("x products, sustained", "2.000"), ("single calls", "3.000"), ("extra MiB", "4"),
+            ("with gradients", "5"), ("dX, dW relative L2", "2.00e-03, 2.00e-04"),
+            ("dX where p > 0.999: median, worst", "2.0e-02, 2.0e-01"),
+        ])  # fmt: skip
+        self.assertEqual(none["x products, sustained"], "not run: a / b")
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -153,7 +153,7 @@ class ScanPage(unittest.TestCase):
         (row,) = rows_of(made["scan_h200"])[0]
         self.assertTrue(row.pop("problem").startswith("S1: SISO"))
         self.assertEqual(row, {
-            "forward, ms": "1.50 (2.5 x)", "backward, ms": "6.50 (7.5 x)", "with `save_states`, ms": "9.50",
+            "forward, ms": "1.50 (2.5 x)", "backward, ms": "6.50 (7.5 x)", "backward with `save_states`, ms": "9.50",
             "extra MiB of both passes": "800", "mamba_ssm: forward, ms": "4.50", "its backward, ms": "10.50",
             "its MiB": "1100", "SSD: forward, ms": "5.50", "its backward, ms 9": "12.50",
         })  # fmt: skip

@@ -79,6 +79,6 @@ if [ $peers = yes ] && python3 -c 'import torch' 2>/dev/null; then
   TALEA_LIBRARY=$(dirname "$talea")/../lib/libtalea.so PYTHONPATH=python \
     python3 bench/peers.py --samples 5 --receipt "$out/peers.json"
   if [ -n "$keep" ]; then cp "$out/peers.json" "$keep"; fi
-  python3 tools/peer_page "$out/peers.json"
+  python3 tools/peer_page
 fi
-python3 tools/h200_page
+tools/check_figures --write docs/h200.md docs/peers.md

@@ -302,7 +302,8 @@ def megatron_index(t, backend):
     at = "megatron.core.transformer.experimental_attention_variant.dsa_"
     hook = importlib.import_module(f"{at}{backend}_kernels").run_fused_qk_topk
     return lambda _: given(
-        hook(t.q[:, None], t.k[:, None], t.w[:, None], t.top_k, t.begin, t.end, 8192), "tilelang"
+        hook(t.q[:, None], t.k[:, None], t.w[:, None], t.top_k, t.begin, t.end, 8192),
+        f"its {backend} backend",
     )[0][0]
 
 

@@ -160,7 +160,7 @@ class ScanPage(unittest.TestCase):
         for said in (
             "S1, forward: 2.00 of the dense time.",
             "Not run, ours, S2, S3: no time.",
-            "Beside it: rows before D1: beside others (measured in the order S1, D1, T).",
+            "Note: rows before D1: beside others (measured in the order S1, D1, T).",
         ):
             self.assertIn(said, made["scan_h200"])
         steps, first = rows_of(made["scan_steps"])
@@ -175,7 +175,7 @@ class ScanPage(unittest.TestCase):
         )
         self.assertEqual(list(row)[1:4], ["SISO: forward, ms", "backward, ms", "out"])
         self.assertIn("Largest growth of all: 2 x.", made["scan_sizes"])
-        self.assertIn("Beside it: processes ran beside it.", made["scan_sizes"])
+        self.assertIn("Note: processes ran beside it.", made["scan_sizes"])
 
     def test_a_run_that_no_table_has(self):
         for strange in (timed("S9, forward", "Talea", 1.0), timed("S1, forward", "another", 1.0)):

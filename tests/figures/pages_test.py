@@ -73,7 +73,7 @@ class AttentionPage(unittest.TestCase):
                 timed("d2", "theirs", 0.025, ratio=6.5, extra_bytes=0, relative_l2=6e-3, **same),
                 timed("i2", "ours", 0.5, recall=0.9875, relative_l2=0.0125, **same),
             ],
-            "not_run": {"f1: another": "refused | so", "i3": "ended"},
+            "not_run": {"f1: another": "refused | so", "i1": "ended", "i3": "ended", "i1_fp8": "late"},
         }  # fmt: skip
 
     def tables(self):
@@ -97,7 +97,11 @@ class AttentionPage(unittest.TestCase):
         )
         self.assertEqual(
             [tuple(r.values()) for r in rows_of(made["refused"])[0]],
-            [("f1", "another", "refused / so"), ("i3", "the whole row", "ended")],
+            [
+                ("f1", "another", "refused / so"),
+                ("i1, i3", "all of the row", "ended"),
+                ("i1_fp8", "all of the row", "late"),
+            ],
         )
         self.assertIn("up to 17 %", made["spread"])
 

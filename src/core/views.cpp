@@ -24,7 +24,10 @@ void for_present(std::span<const NamedTensor> list, F f) {
 struct Extent {
   uintptr_t first;
   uintptr_t last;
-  bool crosses(const Extent& other) const { return first < other.last && other.first < last; }
+  // Nothing crosses an empty one, wherever it points.
+  bool crosses(const Extent& other) const {
+    return std::max(first, other.first) < std::min(last, other.last);
+  }
 };
 
 Extent extent_of(const Tensor& t) {

@@ -203,6 +203,16 @@ TEST_F(Sum, MemoryIsCheckedBeforeAnyWork) {
                         [&] { run(in, out, options, workspace); });
 }
 
+TEST_F(Sum, NothingOverlapsAnEmptyTensor) {
+  in.a.shape[0] = in.b.shape[0] = out.sum.shape[0] = 0;
+  in.a.data = room + 8;  // inside the workspace
+  run(in, out, options, workspace);
+  const Tensor full = make_tensor(b, DType::f32, {2}), empty = make_tensor(b + 1, DType::f32, {0});
+  const NamedTensor whole[] = {{"b", &full}}, none[] = {{"none", &empty}};
+  check_overlap(whole, none);
+  check_overlap(none, whole);
+}
+
 TEST_F(Sum, ExplainSaysTheSameDecision) {
   const LaneChoice choice = explain<Add>(describe(in, out, options));
   EXPECT_EQ(choice.lane, "plain");

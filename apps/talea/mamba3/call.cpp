@@ -128,7 +128,7 @@ Piece make_piece(const mamba3::Inputs& in, const mamba3::Outputs& out, const Wor
   piece.ranks.heads = &ranks;
   piece.ranks.head_begin = piece.fact.head_begin;
   piece.ranks.total_heads = heads;
-  piece.ranks.total_groups = groups;
+  piece.ranks.total_groups = heads > 0 ? groups : 0;  // no heads have one group, or none
   cut_heads(piece, piece.fact.head_begin, piece.fact.head_end, heads_per_group, by_groups);
   return piece;
 }
@@ -301,6 +301,7 @@ Tensor begin_state(Tensor wanted, const Tensor& initial, std::vector<int64_t> sh
 Ran run_steps(const mamba3::Inputs& in, const mamba3::Outputs& out,
               const mamba3::Options& options) {
   require(!in.cu_seqlens, ErrorKind::usage, "--step: --cu-seqlens has no steps; B sequences have");
+  if (in.v.shape[1] == 0) return run_pass(mamba3::Pass::forward, in, out, options, {});
   Ran ran;
   ran.problem = describe(mamba3::Pass::forward, in, out, options);  // of the whole: its checks
   const MemoryWatch watch;

@@ -64,7 +64,9 @@ Device open_device(const std::string& device, const std::string& lane) {
   if (on_host) return found;
   std::string why;
   found.session = DeviceSession::open(found.index, why);
-  require(found.session != nullptr, ErrorKind::unavailable, "--device {}: {}", word, why);
+  const std::string asked =
+      device == "auto" ? fmt::format("--lane {}", lane) : fmt::format("--device {}", word);
+  require(found.session != nullptr, ErrorKind::unavailable, "{}: {}", asked, why);
   return found;
 }
 

@@ -487,10 +487,6 @@ class Index(SparseCase):
             ("--coeff", ["--top-k", "3", "--coeff", "2"]),
             ("--value-dim", ["--top-k", "3", "--value-dim", "2"]),
             ("--denominator-scope", ["--top-k", "3", "--denominator-scope", "global"]),
-            (
-                "--denominator-scope global: needs --ranks",
-                [*loss, "--top-k", "3", "--denominator-scope", "global"],
-            ),
             ("--cut heads", ["--top-k", "3", "--ranks", "2", "--cut", "heads"]),
             ("--cut sequence: needs --ranks", ["--top-k", "3", "--cut", "sequence"]),
             ("--topk-length i.npy", [*loss, "--top-k", "3", "--topk-length", "i.npy"]),
@@ -498,6 +494,24 @@ class Index(SparseCase):
             ("--key-stride 2", [*loss, "--causal", "--indices", "i.npy", "--key-stride", "2"]),
         ):
             self.assertIn(words, self.index(*flags, code=2).stderr)
+
+    def test_one_process_is_all_ranks(self):
+        """Its rows are those of the world: a global scope is the local one, and says so."""
+        loss = ["--q", "q.npy", "--kv", "kv.npy", "--value-dim", "2", "--loss", "sparse"]
+        said = {}
+        for scope in ("local", "global"):
+            more = [*loss, "--top-k", "3", "--denominator-scope", scope, "--json"]
+            call = json.loads(self.index(*more).stdout)["calls"][-1]["indexer"]
+            self.assertEqual(call["denominator"].pop("scope"), scope)
+            said[scope] = call
+        self.assertEqual(said["local"], said["global"])
+
+    def test_no_slot_selects_no_key(self):
+        names = "indices,topk_length,scores"
+        self.index("--top-k", "0", "--outputs", names, "--out", "o.safetensors")
+        made = self.read_any("o.safetensors")
+        self.assertEqual((made["indices"], made["scores"]), ([], []))
+        self.assertEqual(set(made["topk_length"]), {0})
 
     def test_slots_without_a_selection_are_noted(self):
         self.index("--top-k", "3", "--out", "i.safetensors")

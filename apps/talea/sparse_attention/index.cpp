@@ -40,7 +40,8 @@ constexpr const char* loss_only[] = {"index_loss", "dindex_q", "dindex_k", "dind
 struct Flags {
   FileFlags<In, std::size(file_flags)> files{file_flags};
   CutFlags cut;
-  int64_t top_k = 0, q_position_base = 0, key_stride = 1, value_dim = 0;
+  int64_t top_k = -1;  // below 0: not given
+  int64_t q_position_base = 0, key_stride = 1, value_dim = 0;
   std::string act = "relu", loss, scale, denominator = "valid", scope = "local", lane = "auto";
   std::string workspace_limit = "256MiB", outputs, out, receipt;
   double coeff = 1;
@@ -75,7 +76,7 @@ Wanted wanted_of(const Flags& f) {
           "--loss {}: needs index_loss or a gradient among --outputs", f.loss);
   w.select = has(w.names, "indices") || has(w.names, "topk_length") || has(w.names, "scores") ||
              (f.loss == "sparse" && !f.given(&In::indices));
-  require(!w.select || f.top_k > 0, ErrorKind::usage, "--top-k: needed for a selection");
+  require(!w.select || f.top_k >= 0, ErrorKind::usage, "--top-k: needed for a selection");
   return w;
 }
 
@@ -126,9 +127,6 @@ void check_flags(const Flags& f, bool selects) {
   require_causal(f.causal, {{"q-positions", f.given(&In::q_positions)},
                             {"q-position-base", f.q_position_base != 0},
                             {"key-stride", f.key_stride != 1}});
-  require(f.scope == "local" || f.cut.cut == "sequence", ErrorKind::usage,
-          "--denominator-scope {}: needs --ranks with --cut sequence, which share the rows",
-          f.scope);
   check_selection_flags(f, selects);
   f.cut.check();
   require(
@@ -292,7 +290,7 @@ std::vector<PassDone> run_passes(const Flags& f, const Wanted& w, In in, const M
   if (w.select) passes.push_back(run_pass(select, f.cut.cut, world));
   check_interrupt();
   if (loses) passes.push_back(run_pass(loss, f.cut.cut, world));
-  if (f.top_k > 0 && !w.select)
+  if (f.top_k >= 0 && !w.select)
     passes.front().result.notes.push_back(
         fmt::format("--top-k {}: no output asks for a selection", f.top_k));
   return passes;
@@ -314,6 +312,7 @@ void run(Context& context, const Flags& f) {
       f.loss.empty() || f.value_dim <= in.q.shape[static_cast<size_t>(std::max(in.q.rank - 1, 0))],
       ErrorKind::usage, "--value-dim {}: --q {} has {} columns", f.value_dim,
       f.files.argument(&In::q), in.q.shape[static_cast<size_t>(std::max(in.q.rank - 1, 0))]);
+  log_inputs(context, files.facts());
   const Made made = allocate(f, wanted, in);
   const std::vector<PassDone> passes = run_passes(f, wanted, in, made, files, world);
   check_interrupt();

@@ -1,6 +1,6 @@
 // What: the shared flags, sizes, signals and provenance of the command line.
 // Why: every subcommand parses, stops and signs its receipts in the same way.
-// Never: prints.
+// Never: prints a result.
 #include "context.hpp"
 
 #include <algorithm>
@@ -11,6 +11,7 @@
 #include <filesystem>
 
 #include "core/fail.hpp"
+#include "core/receipt.hpp"
 #include "device/cpu/isa.hpp"
 
 namespace talea::cli {
@@ -60,6 +61,16 @@ void add_isa(CLI::App& sub) {
          },
          "ceiling on the instruction sets of lanes and plain products: best (default), avx2")
       ->check(CLI::IsMember({"best", "avx2"}));
+}
+
+void log(const Context& context, const std::string& line) {
+  if (context.verbose && !context.quiet) fmt::print(stderr, "talea: {}\n", line);
+}
+
+void log_inputs(const Context& context, const std::vector<InputFact>& inputs) {
+  for (const InputFact& i : inputs)
+    log(context, fmt::format("{} is {}: {} [{}]", i.name, i.source, name_of(i.dtype),
+                             fmt::join(i.shape, ", ")));
 }
 
 void check_interrupt() {
@@ -151,12 +162,18 @@ void blame_flags(const std::function<void()>& run) {
 
 namespace {
 
-void refuse(const CLI::Option& option, const std::string& why) {
-  if (option.count() == 0) return;
+// "--flag value" where it says something else than its default; else "".
+std::string said(const CLI::Option& option) {
+  if (option.count() == 0) return "";
   const bool flag = option.get_items_expected_max() == 0;
   const std::string value = flag ? "" : option.results().front();
-  if (!flag && option.results().size() == 1 && value == option.get_default_str()) return;
-  fail(ErrorKind::usage, "{}{}{}: {}", option.get_name(), flag ? "" : " ", value, why);
+  if (!flag && option.results().size() == 1 && value == option.get_default_str()) return "";
+  return fmt::format("{}{}{}", option.get_name(), flag ? "" : " ", value);
+}
+
+void refuse(const CLI::Option& option, const std::string& why) {
+  const std::string words = said(option);
+  require(words.empty(), ErrorKind::usage, "{}: {}", words, why);
 }
 
 }  // namespace
@@ -165,6 +182,16 @@ void refuse_unread(const CLI::App& sub, std::initializer_list<const char*> flags
                    const std::string& why) {
   for (const char* flag : flags)
     if (const CLI::Option* option = sub.get_option_no_throw(flag)) refuse(*option, why);
+}
+
+void note_unread(const Context& context, const CLI::App& sub,
+                 std::initializer_list<const char*> flags, const std::string& why) {
+  for (const char* flag : flags) {
+    const CLI::Option* option = sub.get_option_no_throw(flag);
+    const std::string words = option ? said(*option) : "";
+    if (!words.empty() && !context.quiet)
+      fmt::print(stderr, "talea: {}: not read: {}\n", words, why);
+  }
 }
 
 void refuse_others(const CLI::App& sub, std::initializer_list<const char*> flags,

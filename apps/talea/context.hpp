@@ -12,11 +12,15 @@
 #include "talea/error.hpp"
 #include "talea/tensor.hpp"
 
+namespace talea {
+struct InputFact;
+}
+
 namespace talea::cli {
 
 struct Context {
   std::vector<std::string> argv;
-  bool json = false, jsonl = false, quiet = false;
+  bool json = false, jsonl = false, quiet = false, verbose = false;
   std::string progress = "auto";       // auto, plain, json, none
   std::string start_time = utc_now();  // of the process: a receipt's start is not its end
   int exit_code = 0;                   // set by the subcommand that ran
@@ -37,6 +41,10 @@ CLI::App* add_subcommand(CLI::App& app, Context& context, const SubcommandHelp& 
 
 // --isa: a ceiling on the instruction sets, applied as the flag is read.
 void add_isa(CLI::App& sub);
+
+// A line on stderr under -v; --quiet keeps it back. What was read, a line a file.
+void log(const Context& context, const std::string& line);
+void log_inputs(const Context& context, const std::vector<InputFact>& inputs);
 
 // Throws Interrupted once SIGINT or SIGTERM has come. Call between units of work.
 void check_interrupt();
@@ -74,6 +82,10 @@ void blame_flags(const std::function<void()>& run);
 // the first but `flags`, that says something else than its default.
 void refuse_unread(const CLI::App& sub, std::initializer_list<const char*> flags,
                    const std::string& why);
+// What describes the problem and a call or a pass of it does not read is a note on stderr, a line
+// a flag: the same words serve all of them.
+void note_unread(const Context& context, const CLI::App& sub,
+                 std::initializer_list<const char*> flags, const std::string& why);
 void refuse_others(const CLI::App& sub, std::initializer_list<const char*> flags,
                    const std::string& why);
 // Numbers of an INT or UINT flag as they are written: no wrapping, no octal, no clamping.

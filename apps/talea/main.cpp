@@ -1,8 +1,11 @@
 // What: the command line tool: the table of subcommands, and exceptions as exit codes.
 // Why: exit codes are a contract (docs/cli.md); they are decided in one place.
 // Never: does a subcommand's work.
+#include <sys/resource.h>
+
 #include <cctype>
 #include <cerrno>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
@@ -16,6 +19,7 @@
 #include "mamba3/register.hpp"
 #include "ranks.hpp"
 #include "sparse_attention/register.hpp"
+#include "table.hpp"
 
 namespace talea::cli {
 namespace {
@@ -97,12 +101,34 @@ std::string unknown_flag(const CLI::App& app) {
   return "";
 }
 
+// What -v says first, and last: on failures, too.
+void log_start(const Context& context) {
+  const BuildInfo& build = build_info();
+  log(context, fmt::format("{} of {}, {}; this is {}", build.version, build.git_revision,
+                           build.type, provenance_of(context).isa));
+}
+struct LogEnd {
+  const Context& context;
+  std::chrono::steady_clock::time_point begin = std::chrono::steady_clock::now();
+  ~LogEnd() {
+    const std::chrono::duration<double, std::milli> ms = std::chrono::steady_clock::now() - begin;
+    rusage used{};
+    ::getrusage(RUSAGE_SELF, &used);
+    log(context, fmt::format("took {}, at most {} resident", human_ms(ms.count()),
+                             human_bytes(int64_t{1024} * used.ru_maxrss)));
+  }
+};
+
 int run(int argc, char** argv) {
   CLI::App app{"Exact fused output projection and cross-entropy, with receipts.", "talea"};
   Context context;
+  const LogEnd log_end{context};
   app.set_version_flag("--version", std::string("talea ") + build_info().version);
   app.require_subcommand(1);
   app.add_flag("-q", context.quiet, "no progress and no notes on stderr; before or after COMMAND");
+  app.add_flag("-v", context.verbose,
+               "say more on stderr: the build, files read, what it took; before or after COMMAND");
+  app.parse_complete_callback([&context] { log_start(context); });
   context.argv.assign(argv, argv + argc);
   // Where the tool lies on this machine is nobody's business in a receipt.
   if (argc > 0) context.argv[0] = std::filesystem::path(argv[0]).filename();

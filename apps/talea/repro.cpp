@@ -44,8 +44,7 @@ void list(const Context& context) {
     auto names = nlohmann::json::array();
     for (const auto& r : repro::all())
       names.push_back({{"name", r.name}, {"museum", r.museum}, {"summary", r.summary}});
-    fmt::print("{}\n", names.dump());
-    return;
+    return print_list(names, context.jsonl);
   }
   Table table({"reproducer", "museum", "what it shows"});
   for (const auto& r : repro::all()) table.row({r.name, r.museum, r.summary});
@@ -68,6 +67,14 @@ nlohmann::json to_json(const Ran& ran) {
   return {{"id", ran.which->name},       {"title", ran.which->summary},
           {"museum", ran.which->museum}, {"markers", markers},
           {"findings", findings},        {"passed", ran.report.complete()}};
+}
+
+// With --json: the reproducer that was named, or what ran of all of them.
+void print_document(const std::vector<Ran>& ran, bool all) {
+  if (!all) return fmt::print("{}\n", to_json(ran.front()).dump());
+  auto list = nlohmann::json::array();
+  for (const Ran& one : ran) list.push_back(to_json(one));
+  print_list(list, false);
 }
 
 void print(const Ran& ran) {
@@ -112,21 +119,27 @@ void run(Context& context, const Flags& f) {
   for (const auto& r : repro::all()) {
     if (!f.all && f.name != r.name) continue;
     known = true;
-    check_interrupt();
+    try {
+      check_interrupt();
+    } catch (const Interrupted&) {
+      if (context.json && f.all) print_document(ran, true);
+      throw;
+    }
     const auto begin = std::chrono::steady_clock::now();
     ran.push_back({&r, repro::Report(f.without_fix), 0});
     r.run(ran.back().report);
     ran.back().seconds =
         std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     passed = passed && ran.back().report.complete();
-    if (context.machine())
+    if (context.jsonl)
       fmt::print("{}\n", to_json(ran.back()).dump());
-    else
+    else if (!context.json)
       print(ran.back());
   }
   repro::run_on(nullptr);
   require(known, ErrorKind::usage, "repro {}: no such reproducer; `talea repro list` names them",
           f.name);
+  if (context.json) print_document(ran, f.all);
   if (!f.receipt.empty()) write(context, f.receipt, f.device, ran, passed);
   if (!passed) context.exit_code = static_cast<int>(ErrorKind::check_failed);
   if (!context.machine())

@@ -10,6 +10,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <nlohmann/json.hpp>
 
 namespace talea::cli {
 namespace {
@@ -86,6 +87,11 @@ std::string human_bytes(int64_t bytes) {
     ++unit;
   }
   return fmt::format("{:.{}f} {}", value, value < 10 ? 2 : value < 100 ? 1 : 0, units[unit]);
+}
+
+void print_list(const nlohmann::json& list, bool lines) {
+  if (!lines) return fmt::print("{}\n", list.dump());
+  for (const nlohmann::json& one : list) fmt::print("{}\n", one.dump());
 }
 
 std::string human_ms(double ms) {

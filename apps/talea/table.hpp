@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
@@ -30,6 +31,9 @@ class Facts {
  private:
   std::vector<std::pair<std::string, std::string>> rows_;
 };
+
+// An array of objects as JSON: one document, or an object a line.
+void print_list(const nlohmann::json& list, bool lines);
 
 void heading(const std::string& text);
 // The last line: what came of it, in green or red on a terminal.

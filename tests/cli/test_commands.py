@@ -58,6 +58,16 @@ class Checks(Case):
         self.assertIn("everything/bf16/17x13x67", names)
         self.assertEqual(len(names), len(set(names)))
 
+    def test_lists_are_json_too(self):
+        for line in ("check --list", "check --list --operator sparse_attention",
+                     "check --list --operator mamba3", "repro list"):  # fmt: skip
+            whole = json.loads(self.talea(*line.split(), "--json").stdout)
+            lines = self.talea(*line.split(), "--jsonl").stdout.splitlines()
+            self.assertEqual([json.loads(one) for one in lines], whole)
+            self.assertTrue(all(one["name"] for one in whole))
+        one = self.talea("repro", "none_backward", "--json").stdout
+        self.assertEqual(json.loads(one)["id"], "none_backward")
+
     def test_jsonl_is_one_object_a_case(self):
         out = self.talea("check", "--case", "sum/fp32/17x13x67", "--jsonl").stdout
         lanes = [json.loads(line)["lane"] for line in out.splitlines()]
@@ -235,6 +245,24 @@ class Others(Case):
             long = set(re.findall(r"^ +(?:-\w,)?--([a-z])\b(?![-\w])", text, re.M))
             self.assertFalse((short - {"q"}) & long, name)
             self.assertNotIn("-q,", text, name)
+            self.assertNotIn("-v,", text, name)
+
+    def test_verbose_is_a_letter_of_every_subcommand(self):
+        line = ["loss", "--hidden", "x.npy", "--weight", "w.npy", "--targets", "y.npy", "--json"]
+        said = self.talea("-v", *line).stderr
+        self.assertEqual(re.findall(r"(\w+) is (\w\.npy): (\w+) \[(.*?)\]", said),
+                         [("hidden", "x.npy", "fp32", "2, 1"), ("weight", "w.npy", "fp32", "2, 1"),
+                          ("targets", "y.npy", "int64", "2")])  # fmt: skip
+        self.assertRegex(said, r"(?m)^talea: \d.* of ")
+        self.assertRegex(said, r"(?m)^talea: took .* resident$")
+        after = self.talea(*line, "-v")
+        self.assertEqual(len(after.stderr.splitlines()), len(said.splitlines()))
+        json.loads(after.stdout)
+        self.assertEqual(self.talea("-v", *line, "-q").stderr, "")
+        self.assertEqual(self.talea(*line).stderr, "")
+        self.assertIn(
+            "took", self.talea("-v", "loss", "--hidden", "none.npy", *line[3:], code=5).stderr
+        )
 
     def test_quiet_is_a_letter_of_every_subcommand(self):
         line = ["check", "--case", "mean/fp32/17x13x67"]

@@ -98,21 +98,16 @@ class Failures(Case):
         """In the words `FLAG [VALUE]: why`, before a file is read."""
         floats(self.at("c.npy"), (2,), [1, 3])
         for flags in (
-            "--denominator 3 | --reduction none", "--denominator weighted | --reduction sum",
-            "--on-empty zero | --reduction sum", "--label-smoothing 0.1 | --outputs lse",
-            "--reduction sum | --outputs entropy,topk:1", "--z-loss 1e-4 | --outputs argmax",
-            "--class-weight c.npy | --outputs lse", "--dw-sum bf16 | --outputs loss,dx",
-            "--dx-sum bf16 | --outputs loss,dw --ranks 2",
+            "--dw-sum bf16 | --outputs loss,dx", "--dx-sum bf16 | --outputs loss,dw --ranks 2",
         ):  # fmt: skip
             idle, more = flags.split(" | ")
             self.expect(2, [f"{idle}: "], *idle.split(), *more.split())
         for line in (
-            "loss --hidden x.npy --weight w.npy --outputs lse | --ignore-index 1",
             "bench --runs-from r.json | --tokens 5", "bench --lanes sm90 | --ranks 2",
             "bench --lanes sm90 --limits 1MiB | --workspace-limit 2MiB",
-            "bench --lanes sm90 --outputs loss | --dw fp32", "bench --reduction sum | --on-empty zero",
+            "bench --lanes sm90 --outputs loss | --dw fp32",
             "check --results-from r.json | --lane cpu", "check --list | --ranks 2",
-            "check --case x | --preset full", "explain --outputs lse | --z-loss 1",
+            "check --case x | --preset full",
             "explain --ranks 4 | --lane cpu", "explain --ranks 4 | --node-gb 5",
             "explain --ranks 1 | --link-gb 5", "repro list | --device cuda",
             "train --text t | --quick", "train --text t --gate drift_smoke | --lr 1",
@@ -122,18 +117,47 @@ class Failures(Case):
             "train --text t --mixer running-mean | --heads 2",
             "check --operator mamba3 --list | --lane cpu",
             "check --operator mamba3 --tokens 3 | --preset full",
-            "check --operator mamba3 --pass step | --chunk 4",
-            "bench --operator mamba3 --pass step | --schedule parallel",
-            "explain --operator mamba3 --pass step | --chunk 4",
             "check --operator sparse_attention --list | --lane cpu",
             "check --operator sparse_attention --case 1 | --preset full",
-            "check --operator sparse_attention --pass select | --heads 2",
-            "bench --operator sparse_attention | --index-dim 8",
-            "explain --operator sparse_attention --pass index_loss | --value-dim 8",
         ):  # fmt: skip
             command, idle = line.split(" | ")
             said = self.talea(*command.split(), *idle.split(), code=2).stderr
             self.assertIn(f"talea: {idle}: ", said)
+
+    def test_one_description_serves_every_pass_and_reduction(self):
+        """What this one does not read of it is a note, and changes nothing."""
+        floats(self.at("c.npy"), (2,), [1, 3])
+        base = "loss --hidden x.npy --weight w.npy --targets y.npy"
+        small = "--tokens 5 --repeats 1"
+        scan = f"--operator mamba3 {small} --heads 2 --state-dim 8 --head-dim 8 --pass step"
+        keys = f"--operator sparse_attention {small} --keys 9 --dim 16 --value-dim 8 --top-k 3"
+        for line in (
+            f"{base} --reduction none | --denominator 3",
+            f"{base} --reduction sum | --denominator weighted",
+            f"{base} --reduction sum | --on-empty zero",
+            f"{base} --outputs lse | --label-smoothing 0.1",
+            f"{base} --outputs entropy,topk:1 | --reduction sum",
+            f"{base} --outputs argmax | --z-loss 1e-4", f"{base} --outputs lse | --class-weight c.npy",
+            "loss --hidden x.npy --weight w.npy --outputs lse | --ignore-index 1",
+            f"bench --hidden 8 --vocab 30 {small} --reduction sum | --on-empty zero",
+            "explain --outputs lse | --z-loss 1", f"check {scan} | --chunk 4",
+            f"bench {scan} | --schedule parallel", f"explain {scan} | --chunk 4",
+            f"check {keys} --pass select --index-heads 2 --index-dim 4 | --heads 2",
+            f"bench {keys} --heads 2 | --index-dim 8",
+            f"explain {keys} --pass select | --heads 4",
+        ):  # fmt: skip
+            command, idle = line.split(" | ")
+            words = command.split()
+            if words[0] != "bench":
+                words = [w for w in words if w not in ("--repeats", "1")]
+            made = self.talea(*words, *idle.split())
+            self.assertIn(f"talea: {idle}: not read: ", made.stderr)
+            self.assertNotIn("not read", self.talea(*words, *idle.split(), "-q").stderr)
+            if words[0] == "loss":
+                self.talea(*words, "--out", "a.safetensors")
+                self.talea(*words, *idle.split(), "--out", "b.safetensors")
+                a, b = (pathlib.Path(self.at(f"{n}.safetensors")).read_bytes() for n in "ab")
+                self.assertEqual(a, b, line)
 
     def test_no_output_takes_the_place_of_an_input(self):
         raw = pathlib.Path(self.at("x.npy")).read_bytes()
@@ -194,6 +218,7 @@ class Failures(Case):
         lanes = json.loads(self.talea("doctor", "--json").stdout)["lanes"]
         if not next(x["state"] for x in lanes if x["subject"] == "cuda").startswith("on"):
             self.assertIn("--device cuda", self.loss("--device", "cuda", code=3).stderr)
+            self.assertIn("--lane sm90: ", self.loss("--lane", "sm90", code=3).stderr)
             return
         self.assertIn("--ranks 2", self.loss("--device", "cuda", "--ranks", "2", code=2).stderr)
         wanted = ["--outputs", "loss,lse,argmax,dx,dw,db", "--json", "--out"]

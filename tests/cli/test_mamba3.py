@@ -246,6 +246,18 @@ def made_v(problem, token):
     return problem.x["v"][token * H * P : (token + 1) * H * P]
 
 
+class Defaults(ScanCase):
+    def test_an_upstream_asks_for_backward(self):
+        self.assertEqual(set(self.tensors()), {"out"})
+        made = self.tensors("--upstream", "upstream.npy")
+        asked = ["out", *("d_" + name.replace("-", "_") for name in ALL)]
+        self.assertEqual(set(made), set(asked))
+        self.assertEqual(
+            made, self.tensors("--upstream", "upstream.npy", "--outputs", ",".join(asked))
+        )
+        self.assertIn("--step", self.scan("--upstream", "upstream.npy", "--step", code=2).stderr)
+
+
 class Steps(ScanCase):
     def test_steps_are_the_prefill(self):
         names = "out,final_angle,final_ssm,final_k,final_v"
@@ -258,6 +270,24 @@ class Steps(ScanCase):
             call = json.loads(pathlib.Path(self.at("r.json")).read_text())["calls"][0]
             self.assertEqual((call["ran"]["pass"], call["ran"]["lane"]), ("step", lane))
         self.close(self.tensors("--step")["out"][1], whole["out"][1])
+
+    def test_no_token_takes_no_step(self):
+        for name, shape in SHAPES.items():
+            if (B, S) == shape[:2] or (B, H, S) == shape:
+                tool.floats(self.at(name + ".npy"), [n * (n != S) for n in shape], [])
+        ssm = [float(i) for i in range(B * H * P * N)]
+        tool.floats(self.at("ssm.npy"), (B, H, P, N), ssm)
+        flags = ["--initial-ssm", "ssm.npy", "--outputs", "out,final_ssm", "--receipt", "r.json"]
+        for more in ([], ["--step"]):
+            made = self.tensors(*flags, *more)
+            self.assertEqual(made["out"][0], [B, 0, H, P])
+            self.assertEqual(made["final_ssm"][1], ssm)
+
+    def test_a_step_reads_no_chunk(self):
+        wanted = self.tensors("--step")
+        for more in (["--chunk", "2"], ["--schedule", "parallel"]):
+            self.assertIn(": not read: a step has no chunks", self.scan("--step", *more).stderr)
+            self.assertEqual(self.tensors("--step", *more), wanted)
 
     def test_steps_go_on_from_states(self):
         names = "out,final_angle,final_ssm,final_k,final_v"
@@ -277,8 +307,6 @@ class Steps(ScanCase):
         for more, words in (
             (["--outputs", "d_q", "--upstream", "upstream.npy"], "--step"),
             (["--ranks", "2", "--cut", "heads"], "--step"),
-            (["--chunk", "2"], "a step has no chunks"),
-            (["--schedule", "parallel"], "a step has no chunks"),
         ):
             self.assertIn(words, self.scan("--step", *more, code=2).stderr)
 
@@ -288,6 +316,28 @@ class Ranks(ScanCase):
 
     def both(self, *more):
         return self.tensors("--upstream", "upstream.npy", "--outputs", self.NAMES, *more)
+
+    def test_nothing_to_share(self):
+        """No sequence, and no head: outputs without an element, gradients of parameters 0."""
+        for name, shape in SHAPES.items():
+            if shape[0] == B:
+                tool.floats(self.at(name + ".npy"), (1, *shape[1:]), self.problem.x[name][::B])
+        tool.npy(self.at("cu.npy"), "<i4", (1,), bytes(4))
+        cut = ("--ranks", "2", "--cut", "heads")
+        made = self.both("--cu-seqlens", "cu.npy", *cut)
+        self.assertEqual(made["final_ssm"][0], [0, H, P, N])
+        self.assertEqual(set(made["d_q_bias"][1]), {0.0})
+        for name, shape in SHAPES.items():
+            if name in ("q", "k"):
+                extents = [B, S, R, 1, N]
+            elif name in ("adt", "dt", "trap"):
+                extents = [B, 0, S]
+            elif shape[0] == B:
+                extents = [B, S, 0, shape[3]]
+            else:
+                extents = [0, *shape[1:]]
+            tool.floats(self.at(name + ".npy"), extents, [0.0] * math.prod(extents))
+        self.assertEqual(self.both(*cut)["out"][0], [B, S, 0, P])
 
     def test_threads(self):
         one = self.both()
@@ -357,14 +407,15 @@ class Commands(ScanCase):
         flags = [w for n in ("q", "k", "v", "adt", "dt", "trap") for w in (f"--{n}", f"{n}.npy")]
         for more, words in (
             (
-                ["--upstream", "upstream.npy"],
+                ["--upstream", "upstream.npy", "--outputs", "out"],
                 "--upstream upstream.npy: needs a d_* among --outputs",
             ),
             (["--norm-eps", "1e-3"], "--norm-eps 1e-3: needs --head-norm"),
             (["--rank-timeout", "5"], "--rank-timeout 5: needs --ranks"),
-            (["--rotary-pairs", "halves"], "--rotary-pairs halves: needs --angles"),
         ):
             self.assertIn(words, self.talea("scan", *flags, *more, code=2).stderr)
+        done = self.talea("scan", *flags, "--rotary-pairs", "halves")
+        self.assertIn("--rotary-pairs halves: not read: needs --angles", done.stderr)
 
     def test_sizes_that_no_scan_has_are_named(self):
         groups = ["--heads", "3", "--groups", "2"], "G = 2 groups do not divide H = 3 heads"

@@ -314,7 +314,7 @@ void run_on_device(Context& context, const Flags& f, const std::vector<std::stri
   run_device_bench(context, b);
 }
 
-void refuse_unread_of(const CLI::App& sub, const Flags& f) {
+void refuse_unread_of(const Context& context, const CLI::App& sub, const Flags& f) {
   if (!f.runs_from.empty())
     return refuse_others(sub, {"--runs-from", "--receipt"}, "--runs-from times nothing");
   Wanted all;  // of any run
@@ -322,7 +322,7 @@ void refuse_unread_of(const CLI::App& sub, const Flags& f) {
     const Wanted w = parse_outputs(outputs);
     all.loss |= w.loss, all.dx |= w.dx, all.dw |= w.dw, all.db |= w.db;
   }
-  refuse_unread_options(sub, all, f.options.values.reduction);
+  check_unread_options(context, sub, all, f.options.values.reduction);
   if (!is_device_lane(split(f.lanes, ',').front())) return;
   refuse_unread(
       sub, {"--ranks", "--sequence-parallel", "--dx-sum", "--rank-timeout", "--threads", "--isa"},
@@ -410,7 +410,7 @@ void register_bench(CLI::App& app, Context& context) {
   f->ranks.add(*sub);
   f->ranks.add_dx_sum(*sub);
   sub->callback([f, sub, &context] {
-    refuse_unread_of(*sub, *f);
+    refuse_unread_of(context, *sub, *f);
     run(context, *f);
   });
 }

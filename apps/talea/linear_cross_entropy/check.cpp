@@ -269,6 +269,9 @@ void execute(Context& context, const Flags& f) {
     return record(context, ReceiptKind::check, f.results_from, f.receipt);
   auto cases = chosen_cases(f);
   if (f.list) {
+    auto names = nlohmann::json::array();
+    for (const CheckCase& c : cases) names.push_back({{"name", c.name}});
+    if (context.machine()) return print_list(names, context.jsonl);
     for (const CheckCase& c : cases) fmt::print("{}\n", c.name);
     return;
   }

@@ -106,7 +106,7 @@ void register_explain(CLI::App& app, Context& context) {
   f->options.add(*sub, false);
   f->plan.add(*sub);
   sub->callback([f, sub, &context] {
-    refuse_unread_options(*sub, parse_outputs(f->outputs), f->options.values.reduction);
+    check_unread_options(context, *sub, parse_outputs(f->outputs), f->options.values.reduction);
     f->plan.refuse_unread_rates(*sub);
     blame_flags([&] { run(context, *f); });
   });

@@ -248,6 +248,7 @@ void run(Context& context, const Flags& f) {
           named(read, read.in.hidden.rank == 2 ? "weight" : "hidden"),
           io::shape_text(read.in.hidden.rank == 2 ? read.in.weight : read.in.hidden));
   wanted.main_grad = read_main_grad(f, wanted, read);
+  log_inputs(context, read.facts);
   const HostOutputs out = allocate_outputs(wanted, read.in, options);
   const MeasuredCall call = call_with_files(
       read, {read.in, out.views, options, f.ranks.sequence_parallel}, world, device);
@@ -305,9 +306,9 @@ void register_loss(CLI::App& app, Context& context) {
   sub->add_option("--out", f->out, "write the outputs, .safetensors");
   sub->add_option("--receipt", f->receipt, "write the receipt, .json");
   sub->callback([f, sub, &context] {
-    refuse_unread_options(*sub, parse_outputs(f->outputs), f->options.values.reduction);
+    check_unread_options(context, *sub, parse_outputs(f->outputs), f->options.values.reduction);
     if (f->targets.empty())
-      refuse_unread(*sub, {"--ignore-index", "--target-check"}, "needs --targets");
+      note_unread(context, *sub, {"--ignore-index", "--target-check"}, "needs --targets");
     run(context, *f);
   });
 }

@@ -76,14 +76,15 @@ LinearCrossEntropyOptions OptionFlags::options() const {
   return o;
 }
 
-void refuse_unread_options(const CLI::App& sub, const Wanted& wanted, Reduction reduction) {
+void check_unread_options(const Context& context, const CLI::App& sub, const Wanted& wanted,
+                          Reduction reduction) {
   if (!wanted.loss && !wanted.dx && !wanted.dw && !wanted.db)
-    refuse_unread(sub,
-                  {"--reduction", "--denominator", "--on-empty", "--label-smoothing", "--z-loss",
-                   "--class-weight", "--token-weight"},
-                  "of the loss; needs loss or a gradient among --outputs");
-  if (reduction != Reduction::mean)
-    refuse_unread(sub, {"--denominator", "--on-empty"}, "of --reduction mean");
+    note_unread(context, sub,
+                {"--reduction", "--denominator", "--on-empty", "--label-smoothing", "--z-loss",
+                 "--class-weight", "--token-weight"},
+                "of the loss; needs loss or a gradient among --outputs");
+  else if (reduction != Reduction::mean)
+    note_unread(context, sub, {"--denominator", "--on-empty"}, "of --reduction mean");
   if (!wanted.dx) refuse_unread(sub, {"--dx-sum"}, "needs dx among --outputs");
   if (!wanted.dw) refuse_unread(sub, {"--dw-sum"}, "needs dw among --outputs");
 }

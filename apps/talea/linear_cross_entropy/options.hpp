@@ -23,8 +23,10 @@ struct OptionFlags {
 };
 
 struct Wanted;
-// Error(usage) for what a call with these outputs and this reduction would not read.
-void refuse_unread_options(const CLI::App& sub, const Wanted& wanted, Reduction reduction);
+// A note of what a call with these outputs and this reduction does not read; Error(usage) for how a
+// gradient is summed that is not asked for.
+void check_unread_options(const Context& context, const CLI::App& sub, const Wanted& wanted,
+                          Reduction reduction);
 
 // "loss,lse,topk:5,dx" as a value. Error(usage) naming an unknown output.
 struct Wanted {

@@ -269,7 +269,7 @@ void register_scan_bench(CLI::App& app, Context& context) {
   sub->add_option("--receipt", f->receipt, "write the receipt, .json");
   f->options.add(*sub, false);
   sub->callback([f, sub, &context] {
-    if (f->pass == "step") refuse_unread_of_step(*sub);
+    if (f->pass == "step") f->options.drop_unread_of_step(context, *sub);
     blame_flags([&] { run(context, *f); });
   });
 }

@@ -24,6 +24,8 @@ struct Outputs {
   bool forward = false, backward = false;
 };
 
+// What a scan without --outputs gives: out and, with an upstream, every gradient there is.
+std::vector<std::string> all_outputs(const mamba3::Inputs& in);
 // By the names of docs/cli.md. out and gradients in the dtype of their tensor, final states in fp32
 // (fp64 beside fp64). Error(usage) for a name that is none, a gradient of an absent tensor, or one
 // without any upstream.

@@ -256,6 +256,9 @@ void execute(Context& context, const Flags& f) {
   require_other_file("--receipt", f.receipt, {});
   std::vector<Named> cases = cases_of(f);
   if (f.list) {
+    auto names = nlohmann::json::array();
+    for (const Named& n : cases) names.push_back({{"name", n.name}});
+    if (context.machine()) return print_list(names, context.jsonl);
     for (const Named& n : cases) fmt::print("{}\n", n.name);
     return;
   }
@@ -324,7 +327,10 @@ void register_scan_check(CLI::App& app, Context& context) {
       refuse_unread(*sub, {"--lane", "--isa", "--receipt", "--chunk"}, "--list runs none");
     if (f->sizes_given || !f->only_case.empty())
       refuse_unread(*sub, {"--preset"}, "sizes and --case are a case each");
-    if (f->pass == "step") refuse_unread(*sub, {"--chunk"}, "a step has no chunks");
+    if (f->pass == "step") {
+      note_unread(context, *sub, {"--chunk"}, "a step has no chunks");
+      f->chunk = 0;
+    }
     blame_flags([&] { execute(context, *f); });
   });
 }

@@ -62,7 +62,7 @@ void register_scan_explain(CLI::App& app, Context& context) {
       ->capture_default_str();
   f->options.add(*sub, true);
   sub->callback([f, sub, &context] {
-    if (f->pass == "step") refuse_unread_of_step(*sub);
+    if (f->pass == "step") f->options.drop_unread_of_step(context, *sub);
     blame_flags([&] { run(context, *f); });
   });
 }

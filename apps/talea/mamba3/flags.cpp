@@ -62,8 +62,10 @@ void SizeFlags::add(CLI::App& sub) {
       ->capture_default_str();
 }
 
-void refuse_unread_of_step(const CLI::App& sub) {
-  refuse_unread(sub, {"--chunk", "--schedule"}, "a step has no chunks");
+void OptionFlags::drop_unread_of_step(const Context& context, const CLI::App& sub) {
+  note_unread(context, sub, {"--chunk", "--schedule"}, "a step has no chunks");
+  chunk = OptionFlags{}.chunk;
+  schedule = OptionFlags{}.schedule;
 }
 
 mamba3::Pass parse_pass(const std::string& text) {

@@ -16,6 +16,8 @@ struct OptionFlags {
   int threads = 0;
 
   void add(CLI::App& sub, bool with_lane);
+  // A note of what a step does not read, which is then as if it were not given.
+  void drop_unread_of_step(const Context& context, const CLI::App& sub);
   mamba3::Options options() const;
 };
 
@@ -24,9 +26,6 @@ struct SizeFlags {
   int64_t batch = 1, tokens = 1024, heads = 8, groups = 1, state_dim = 128, head_dim = 64, rank = 1;
   void add(CLI::App& sub);
 };
-
-// Error(usage) for what a step would not read.
-void refuse_unread_of_step(const CLI::App& sub);
 
 mamba3::Pass parse_pass(const std::string& text);  // forward, backward, step
 

@@ -105,6 +105,18 @@ bool add_forward(const std::string& name, const mamba3::Inputs& in, Builder& b) 
 
 }  // namespace
 
+std::vector<std::string> all_outputs(const mamba3::Inputs& in) {
+  std::vector<std::string> names = {"out"};
+  if (!any_upstream(in)) return names;
+  mamba3::Outputs wanted;
+  mamba3::for_gradients(wanted.d, [&](const std::string& gradient, Tensor&) {
+    mamba3::for_inputs(in, [&](const char* name, const Tensor& t) {
+      if (t && gradient == std::string("d_") + name) names.push_back(gradient);
+    });
+  });
+  return names;
+}
+
 Outputs allocate_outputs(const std::vector<std::string>& names, const mamba3::Inputs& in,
                          const std::string& layout) {
   Outputs out;

@@ -64,7 +64,7 @@ bool is_upstream(const FileFlag& f) { return std::string_view(f.flag).starts_wit
 struct Flags {
   OptionFlags options;
   std::string files[std::size(file_flags)];
-  std::string layout = "bsrgn", cut, outputs = "out", out, receipt;
+  std::string layout = "bsrgn", cut, outputs, out, receipt;
   RankFlags ranks;
   bool step = false;
 };
@@ -116,9 +116,6 @@ void check_flags(const Flags& f) {
       if (flag == file_flags[i].flag) return !f.files[i].empty();
     return false;
   };
-  require(f.options.rotary_pairs == "automatic" || given("--angles") || given("--initial-angle"),
-          ErrorKind::usage, "--rotary-pairs {}: needs --angles or --initial-angle, which turn them",
-          f.options.rotary_pairs);
   require(!given("--mimo-z") || given("--z"), ErrorKind::usage, "--mimo-z: needs --z, the gate");
   require(!given("--norm-weight") || f.options.head_norm, ErrorKind::usage,
           "--norm-weight: needs --head-norm");
@@ -218,9 +215,11 @@ void run(Context& context, const Flags& f) {
   const mamba3::Options options = f.options.options();
   Receipt receipt(ReceiptKind::scan, provenance_of(context));
   const Read read = read_inputs(f);
-  const Outputs out = allocate_outputs(split(f.outputs, ','), read.in, f.layout);
+  log_inputs(context, read.facts);
+  const Outputs out = allocate_outputs(
+      f.outputs.empty() ? all_outputs(read.in) : split(f.outputs, ','), read.in, f.layout);
   require(!f.step || !out.backward, ErrorKind::usage, "--step: forms no gradient; --outputs {}",
-          f.outputs);
+          f.outputs.empty() ? "follow from an upstream" : f.outputs);
   for (size_t i = 0; i < std::size(file_flags); ++i)
     require(out.backward || f.files[i].empty() || !is_upstream(file_flags[i]), ErrorKind::usage,
             "{} {}: needs a d_* among --outputs", file_flags[i].flag, f.files[i]);
@@ -279,12 +278,14 @@ void register_scan(CLI::App& app, Context& context) {
       ->check(CLI::Range(1e-3, 1e6))
       ->capture_default_str();
   sub->add_option("--outputs", f->outputs,
-                  "out,final_angle,final_ssm,final_k,final_v, and d_ with the name of a tensor")
-      ->capture_default_str();
+                  "out,final_angle,final_ssm,final_k,final_v, and d_ with the name of a tensor; "
+                  "default out, with an upstream all gradients too");
   sub->add_option("--out", f->out, "write the outputs, .safetensors");
   sub->add_option("--receipt", f->receipt, "write the receipt, .json");
   sub->callback([f, sub, &context] {
-    if (f->step) refuse_unread_of_step(*sub);
+    if (sub->count("--angles") + sub->count("--initial-angle") == 0)
+      note_unread(context, *sub, {"--rotary-pairs"}, "needs --angles or --initial-angle");
+    if (f->step) f->options.drop_unread_of_step(context, *sub);
     run(context, *f);
   });
 }

@@ -322,6 +322,7 @@ void run(Context& context, const Flags& f) {
   TensorFiles files;
   const sa::Inputs in = read_inputs(f, files);
   const Tensor main_grad = read_main_grad(f, files, in.kv);
+  log_inputs(context, files.facts());
   const Made made = allocate(f, wanted, in, main_grad);
   const std::vector<PassDone> passes = run_passes(f, {in, made.views, options}, files, world);
   check_interrupt();

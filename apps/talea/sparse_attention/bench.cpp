@@ -311,7 +311,7 @@ void register_bench_sparse_attention(CLI::App& app, Context& context) {
   add_isa(*sub);
   sub->add_option("--receipt", f->receipt, "write the receipt, .json");
   sub->callback([f, sub, &context] {
-    f->sizes.refuse_unread_sizes(*sub);
+    f->sizes.note_unread_sizes(context, *sub);
     blame_flags([&] { run(context, *f); });
   });
 }

@@ -146,6 +146,9 @@ struct Tally {
 void run(Context& context, const Flags& f) {
   const auto cases = cases_of(f);
   if (f.list) {
+    auto names = nlohmann::json::array();
+    for (const Named& c : cases) names.push_back({{"name", c.name}, {"case", c.text}});
+    if (context.machine()) return print_list(names, context.jsonl);
     for (const Named& c : cases) fmt::print("{} {}\n", c.name, c.text);
     return;
   }
@@ -235,7 +238,7 @@ void register_check_sparse_attention(CLI::App& app, Context& context) {
   sub->add_flag("--list", f->list, "the cases");
   sub->add_option("--receipt", f->receipt, "write the receipt, .json");
   sub->callback([f, sub, &context] {
-    f->sizes.refuse_unread_sizes(*sub);
+    f->sizes.note_unread_sizes(context, *sub);
     if (f->list) refuse_unread(*sub, {"--lane", "--isa", "--receipt"}, "--list runs none");
     if (f->only_case >= 0) refuse_unread(*sub, {"--preset"}, "--case names one case");
     blame_flags([&] { run(context, *f); });

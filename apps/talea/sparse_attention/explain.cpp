@@ -67,7 +67,7 @@ void register_explain_sparse_attention(CLI::App& app, Context& context) {
       ->capture_default_str();
   sub->add_option("--lane", f->lane, "auto, or a lane by name")->capture_default_str();
   sub->callback([f, sub, &context] {
-    f->sizes.refuse_unread_sizes(*sub);
+    f->sizes.note_unread_sizes(context, *sub);
     blame_flags([&] { run(context, *f); });
   });
 }

@@ -27,12 +27,12 @@ void SparseSizes::add(CLI::App& sub) {
   sub.add_option("--workspace-limit", workspace_limit, "bytes, e.g. 64MiB")->capture_default_str();
 }
 
-void SparseSizes::refuse_unread_sizes(const CLI::App& sub) const {
+void SparseSizes::note_unread_sizes(const Context& context, const CLI::App& sub) const {
   const std::string why = "no size of --pass " + pass;
-  if (pass == "select") refuse_unread(sub, {"--heads", "--dim", "--value-dim"}, why);
-  if (pass == "index_loss") refuse_unread(sub, {"--value-dim"}, why);
+  if (pass == "select") note_unread(context, sub, {"--heads", "--dim", "--value-dim"}, why);
+  if (pass == "index_loss") note_unread(context, sub, {"--value-dim"}, why);
   if (pass == "forward" || pass == "backward")
-    refuse_unread(sub, {"--index-heads", "--index-dim"}, why);
+    note_unread(context, sub, {"--index-heads", "--index-dim"}, why);
 }
 
 SparseTensors tensors_of(const SparseSizes& z, const std::string& lane, const Place& place) {

@@ -14,8 +14,8 @@ struct SparseSizes {
   std::string pass = "forward", dtype = "fp32", workspace_limit = "256MiB";
 
   void add(CLI::App& sub);
-  // Error(usage) for sizes that the pass has not.
-  void refuse_unread_sizes(const CLI::App& sub) const;
+  // A note of sizes that the pass has not.
+  void note_unread_sizes(const Context& context, const CLI::App& sub) const;
 };
 
 // The tensors of one pass with their shapes; `place` gives each its memory.

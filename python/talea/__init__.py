@@ -31,6 +31,12 @@ _LAZY = {
         )
     },
 }  # fmt: skip
+# What registers the custom ops of a module, torch.ops.talea.*: there from the first use of any name
+# of it, called or compiled.
+_OPS = {
+    "_mamba3.functional": "_mamba3._compiled",
+    "_sparse_attention.functional": "_sparse_attention._ops",
+}
 __all__ = [
     "CONTRACT_VERSION",
     "DataError",
@@ -66,6 +72,8 @@ def __getattr__(name: str):
     if name in _LAZY:
         module, inside = _LAZY[name]
         found = getattr(importlib.import_module("." + module, __name__), inside)
+        if module in _OPS:
+            importlib.import_module("." + _OPS[module], __name__)
         globals()[name] = found
         return found
     if name == "arrays":

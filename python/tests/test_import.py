@@ -76,3 +76,16 @@ def test_import_writes_no_file_and_starts_no_process(tmp_path):
     assert python(WATCHED) == []
     planted = python(WATCHED, str(tmp_path))
     assert len(planted) == 2 and "planted" in planted[0] and "posix_spawn" in planted[1]
+
+
+OPS = """
+import json, torch, talea
+talea.sparse_select, talea.Mamba3State
+print(json.dumps(all(hasattr(torch.ops.talea, name) for name in (
+    "sparse_attention", "sparse_attention_backward", "sparse_select", "sparse_index_loss",
+    "mamba3", "mamba3_backward", "mamba3_step"))))
+"""
+
+
+def test_custom_ops_are_there_before_anything_is_compiled():
+    assert python(OPS)

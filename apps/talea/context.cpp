@@ -9,6 +9,7 @@
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
+#include <nlohmann/json.hpp>
 
 #include "core/fail.hpp"
 #include "core/receipt.hpp"
@@ -63,8 +64,16 @@ void add_isa(CLI::App& sub) {
       ->check(CLI::IsMember({"best", "avx2"}));
 }
 
+void note(const Context& context, const std::string& line) {
+  if (context.quiet) return;
+  if (context.progress == "json")
+    fmt::print(stderr, "{}\n", nlohmann::json{{"note", line}}.dump());
+  else
+    fmt::print(stderr, "talea: {}\n", line);
+}
+
 void log(const Context& context, const std::string& line) {
-  if (context.verbose && !context.quiet) fmt::print(stderr, "talea: {}\n", line);
+  if (context.verbose) note(context, line);
 }
 
 void log_inputs(const Context& context, const std::vector<InputFact>& inputs) {
@@ -189,8 +198,7 @@ void note_unread(const Context& context, const CLI::App& sub,
   for (const char* flag : flags) {
     const CLI::Option* option = sub.get_option_no_throw(flag);
     const std::string words = option ? said(*option) : "";
-    if (!words.empty() && !context.quiet)
-      fmt::print(stderr, "talea: {}: not read: {}\n", words, why);
+    if (!words.empty()) note(context, fmt::format("{}: not read: {}", words, why));
   }
 }
 

@@ -42,8 +42,10 @@ CLI::App* add_subcommand(CLI::App& app, Context& context, const SubcommandHelp& 
 // --isa: a ceiling on the instruction sets, applied as the flag is read.
 void add_isa(CLI::App& sub);
 
-// A line on stderr under -v; --quiet keeps it back. What was read, a line a file.
+// A line on stderr, as JSON where progress is; --quiet keeps it back. log: only under -v.
+void note(const Context& context, const std::string& line);
 void log(const Context& context, const std::string& line);
+// What was read, a line a file.
 void log_inputs(const Context& context, const std::vector<InputFact>& inputs);
 
 // Throws Interrupted once SIGINT or SIGTERM has come. Call between units of work.

@@ -219,8 +219,8 @@ std::vector<Subject> subjects(Context& context, const Flags& f, bool ranked) {
     require(place || f.lane.empty(), ErrorKind::unavailable, "lane {}: {}", lane, why);
     if (place)
       list.push_back({lane, place});
-    else if (!context.quiet)
-      fmt::print(stderr, "lane {} is left out: {}\n", lane, why);
+    else
+      note(context, fmt::format("lane {} is left out: {}", lane, why));
   }
   require(known, ErrorKind::usage, "--lane {}: no such lane", f.lane);
   return list;

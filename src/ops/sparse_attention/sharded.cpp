@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "core/arena.hpp"
+#include "ops/sparse_attention/rows_moved.hpp"
 
 namespace talea::sparse_attention {
 namespace {
@@ -77,7 +78,8 @@ struct Share {
 std::vector<Share> all_shares(const Problem& p, Communicator& c) {
   std::vector<Share> all(static_cast<size_t>(c.size()));
   const Share own = {p.row_begin, p.keys_stored};
-  c.all_gather(&own, all.data(), sizeof own, nullptr);
+  require(c.host_gather(&own, all.data(), sizeof own), ErrorKind::usage,
+          "gather_kv: ranks over {} cannot tell each other which rows they hold", c.engine());
   return all;
 }
 
@@ -89,7 +91,8 @@ int64_t rounds_of(const std::vector<Share>& all, int64_t piece) {
 
 class Exchange {
  public:
-  Exchange(const Call& c, const Layout& layout) : c_(c), p_(c.problem), w_(layout) {
+  Exchange(const Call& c, const Layout& layout)
+      : c_(c), p_(c.problem), w_(layout), rows_{p_.device, p_.device_index, c.stream} {
     if (p_.gather_kv) shares_ = all_shares(p_, c.sequence);
   }
 
@@ -99,22 +102,26 @@ class Exchange {
     const int64_t piece = piece_rows(p_), world = p_.sequence_world;
     for (int64_t b = 0; b < p_.batch; ++b)
       for (int64_t t = 0; t < rounds_of(shares_, piece); ++t) {
-        for (int64_t i = t * piece; i < std::min((t + 1) * piece, p_.keys_stored); ++i)
-          for (int64_t g = 0; g < groups; ++g)
-            std::memcpy(w_.send + (i - t * piece) * row + g * columns * element,
-                        from.address(from.at(b, i, g)), static_cast<size_t>(columns * element));
+        const int64_t first = t * piece, own = std::min(piece, p_.keys_stored - first);
+        if (own > 0)
+          rows_.copy({w_.send, from.address(from.at(b, first)), own, groups, columns * element, row,
+                      from.stride[1] * element, from.stride[2] * element});
         c_.sequence.all_gather(w_.send, w_.receive, piece * row, c_.stream);
         for (int64_t r = 0; r < world; ++r) {
           const Share& s = shares_[static_cast<size_t>(r)];
           const int64_t rows = std::clamp<int64_t>(s.rows - t * piece, 0, piece);
           if (rows > 0)
-            std::memcpy(to + (b * p_.keys + s.begin + t * piece) * row,
-                        w_.receive + r * piece * row, static_cast<size_t>(rows * row));
+            rows_.copy({to + (b * p_.keys + s.begin + t * piece) * row,
+                        w_.receive + r * piece * row, rows, 1, row, row, row});
         }
       }
     c_.result.exchanges.push_back(
         fmt::format("all_gather of {}: {} bytes a row in its storage", what, row));
     return {to, from.dtype, {p_.keys * groups * columns, groups * columns, columns, 1}, true};
+  }
+
+  void put_sink(const View& out) const {
+    rows_.put({w_.d_sink, DType::f64, {1, 0, 0, 0}, true}, out, {p_.heads, 1, 1, 1}, false);
   }
 
   // The sum over ranks of the whole dkv or dindex_k, into the owners' rows.
@@ -135,40 +142,33 @@ class Exchange {
       c_.result.exchanges.push_back(
           fmt::format("all_reduce_sum of {} over the sequence, {}", name, name_of(dtype)));
     }
-    for (int64_t o = 0; o < outer; ++o)
-      for (int64_t i = 0; i < inner; ++i)
-        write_row(out, o, i, w_.sum + (o * inner + i) * groups * columns * size_of(dtype), groups,
-                  columns, accumulate);
+    const View whole = {
+        w_.sum, dtype, {inner * groups * columns, groups * columns, columns, 1}, true};
+    rows_.put(whole, out, {outer, inner, groups, columns}, accumulate);
   }
 
  private:
-  void write_row(const View& out, int64_t o, int64_t i, const char* from, int64_t groups,
-                 int64_t columns, bool accumulate) {
-    for (int64_t g = 0; g < groups; ++g)
-      for (int64_t c = 0; c < columns; ++c) {
-        const double x = load_element(from, sum_dtype(p_), g * columns + c);
-        out.put(accumulate ? out.get(o, i, g, c) + x : x, o, i, g, c);
-      }
-  }
-
   void scatter(const View& out, int64_t width, int64_t columns, bool accumulate) {
     const DType dtype = sum_dtype(p_);
     const int64_t row = width * size_of(dtype), piece = piece_rows(p_), world = p_.sequence_world;
     for (int64_t b = 0; b < p_.batch; ++b)
       for (int64_t t = 0; t < rounds_of(shares_, piece); ++t) {
-        std::memset(w_.send, 0, static_cast<size_t>(world * piece * row));
+        rows_.clear(w_.send, world * piece * row);
         for (int64_t r = 0; r < world; ++r) {
           const Share& s = shares_[static_cast<size_t>(r)];
           const int64_t rows = std::clamp<int64_t>(s.rows - t * piece, 0, piece);
           if (rows > 0)
-            std::memcpy(w_.send + r * piece * row,
-                        w_.sum + (b * p_.keys + s.begin + t * piece) * row,
-                        static_cast<size_t>(rows * row));
+            rows_.copy({w_.send + r * piece * row,
+                        w_.sum + (b * p_.keys + s.begin + t * piece) * row, rows, 1, row, row,
+                        row});
         }
         c_.sequence.reduce_scatter_sum(w_.send, w_.receive, piece * width, dtype, c_.stream);
-        for (int64_t i = t * piece; i < std::min((t + 1) * piece, p_.keys_stored); ++i)
-          write_row(out, b, i, w_.receive + (i - t * piece) * row, width / columns, columns,
-                    accumulate);
+        const int64_t first = t * piece, own = std::min(piece, p_.keys_stored - first);
+        if (own <= 0) continue;
+        View to = out;
+        to.data = static_cast<char*>(out.data) + out.at(b, first) * size_of(out.dtype);
+        rows_.put({w_.receive, dtype, {0, width, columns, 1}, true}, to,
+                  {1, own, width / columns, columns}, accumulate);
       }
     c_.result.exchanges.push_back(fmt::format("reduce_scatter_sum of {} to the owners of rows, {}",
                                               is_loss(p_) ? "dindex_k" : "dkv", name_of(dtype)));
@@ -177,6 +177,7 @@ class Exchange {
   const Call& c_;
   const Problem& p_;
   const Layout& w_;
+  const RowsMoved rows_;
   std::vector<Share> shares_;
 };
 
@@ -204,7 +205,8 @@ Problem local_problem(const Problem& p) {
   if (p.gather_kv) {
     l.keys_stored = p.keys;
     l.row_begin = 0;
-    l.kv_stride = {p.keys * p.groups * kv_columns(p), p.groups * kv_columns(p), kv_columns(p)};
+    const int64_t columns = p.pass == Pass::select ? p.index_dim : kv_columns(p);  // of index_k
+    l.kv_stride = {p.keys * p.groups * columns, p.groups * columns, columns};
     l.kv_scale_rank = p.kv_scale_rank;
   }
   if (sums_dkv(p)) {
@@ -217,13 +219,6 @@ Problem local_problem(const Problem& p) {
   return l;
 }
 
-std::optional<std::string> decline_exchange(const Problem& p) {
-  if (p.device == DeviceKind::cpu || !cut(p)) return std::nullopt;
-  const bool sums_sink = p.wants_d_sink && p.sequence_world > 1;
-  if (!p.gather_kv && !sums_dkv(p) && !sums_dk(p) && !sums_sink) return std::nullopt;
-  return "ranks: device tensors whose parts are exchanged: in this version on the host alone";
-}
-
 int64_t exchange_bytes(const Problem& p) {
   if (!cut(p)) return 0;
   Arena arena;
@@ -233,6 +228,11 @@ int64_t exchange_bytes(const Problem& p) {
 void run_sharded(const Call& c, const Planned& plan, RunOnOneRank run) {
   const Problem& p = c.problem;
   if (!cut(p)) return run(c, plan);
+  for (const Communicator* ranks : {&c.heads, &c.sequence})
+    require(
+        p.device == DeviceKind::cpu || ranks->size() == 1 || ranks->device() == DeviceKind::cuda,
+        ErrorKind::usage, "ranks over {}: they exchange host memory, the tensors are a device's",
+        ranks->engine());
   const int64_t own = exchange_bytes(p);
   Arena arena(Workspace{c.workspace.data, own});
   const Layout w(p, arena);
@@ -258,7 +258,7 @@ void run_sharded(const Call& c, const Planned& plan, RunOnOneRank run) {
   if (!sums_sink) return;
   if (p.heads > 0) c.sequence.all_reduce_sum(w.d_sink, p.heads, DType::f64, c.stream);
   c.result.exchanges.push_back("all_reduce_sum of d_sink over the sequence, fp64");
-  for (int64_t h = 0; h < p.heads; ++h) c.args.d_sink.put(w.d_sink[h], h);
+  exchange.put_sink(c.args.d_sink);
 }
 
 }  // namespace talea::sparse_attention

@@ -13,10 +13,6 @@ Problem local_problem(const Problem& p);
 // Of the exchanges alone; the lane's own bytes come on top. 0 in a world of one.
 int64_t exchange_bytes(const Problem& p);
 
-// Why a problem of device tensors cannot be cut: what ranks exchange lies in host memory. Nothing:
-// it needs no exchange.
-std::optional<std::string> decline_exchange(const Problem& p);
-
 using RunOnOneRank = void (*)(const Call&, const Planned&);
 void run_sharded(const Call& call, const Planned& plan, RunOnOneRank run);
 
@@ -25,7 +21,6 @@ void run_sharded(const Call& call, const Planned& plan, RunOnOneRank run);
 template <class Own>
 Lane lane_of_ranks(Lane row) {
   row.decline = [](const Problem& p, const DeviceFacts& device) {
-    if (auto reason = decline_exchange(p)) return reason;
     return Own::decline(local_problem(p), device);
   };
   row.plan = [](const Problem& p, const DeviceFacts& device) {

@@ -46,6 +46,8 @@ TEST(AttentionSm90Config, EverySizeFitsSharedMemory) {
       const Config c = config(p, h200());
       EXPECT_LE(c.shared_bytes, 232448) << dim << "/" << value;
       EXPECT_GE(2 * c.half, value);
+      EXPECT_LE(c.narrow ? narrow_blocks(narrow_wide(dim, value)) * (c.shared_bytes + 1024) : 0,
+                233472);
       const TilePlan t = tile_plan(dim, c.half);
       EXPECT_GE(t.columns * chunk_columns, dim);
       // Weights beside the keys lie in no column of a value.
@@ -68,6 +70,28 @@ TEST(AttentionSm90Config, AQueryAndSixtyFourHeadsATurn) {
   EXPECT_EQ(config(p, h200()).head_tiles, 1);  // indices are counted all the same
   p.queries = 0;
   EXPECT_EQ(config(p, h200()).blocks, 0);
+}
+
+TEST(AttentionSm90Config, NarrowRowsHaveABlockAWork) {
+  const auto narrow = [](int64_t dim, int64_t value) {
+    const Config c = config(problem(dim, value, 128), h200());
+    EXPECT_EQ(c.blocks, c.narrow ? c.work : 132) << dim << "/" << value;
+    return c.narrow;
+  };
+  EXPECT_TRUE(narrow(128, 64));
+  EXPECT_TRUE(narrow(96, 64));
+  EXPECT_TRUE(narrow(192, 128));
+  EXPECT_TRUE(narrow(16, 16));
+  EXPECT_FALSE(narrow(208, 128));
+  EXPECT_FALSE(narrow(192, 144));
+  EXPECT_FALSE(narrow(576, 64));
+  Problem p = problem(128, 64, 16);
+  p.queries = 2;  // few queries of long lists: the three kernels, with the same bits
+  EXPECT_FALSE(config(p, h200()).narrow);
+  p.slots = 384;
+  EXPECT_TRUE(config(p, h200()).narrow);
+  p.queries = int64_t{1} << 31;  // a grid has fewer blocks
+  EXPECT_FALSE(config(p, h200()).narrow);
 }
 
 TEST(AttentionSm90Config, MemoryOnlyToCount) {

@@ -17,6 +17,7 @@ using Reason = std::optional<std::string>;
 // Weights come first where blocks that have a list each would fill no more than an eighth of the
 // device, of packed rows a fifth, and a list is long enough to be worth three kernels.
 constexpr int64_t most_share = 8, most_packed_share = 5, least_segments = 4;
+constexpr int64_t most_narrow_grid = int64_t{1} << 30;  // a block a work; numbers of slots, too
 
 Reason decline_shape(const Problem& p) {
   if (p.dim % 16 != 0 || p.value_dim % 16 != 0)
@@ -119,6 +120,14 @@ Config config(const Problem& p, const DeviceFacts& d) {
   if (p.groups == 1 && p.heads > 0 && c.work > 0 && c.work * share <= d.sm_count &&
       few.segments >= least_segments && bytes_of(few) <= p.options.workspace_limit_bytes)
     return few;
+  c.narrow = c.rows == Rows::plain && c.work <= most_narrow_grid && p.slots <= most_narrow_grid &&
+             p.value_dim <= most_narrow_value_columns &&
+             narrow_columns(p.dim) <= most_narrow_columns;
+  if (c.narrow) {
+    c.shared_bytes = narrow_shared_bytes(p.dim);
+    c.blocks = c.work;
+    return c;
+  }
   const int64_t together = c.rows == Rows::shared ? 2 : 1;
   c.blocks = std::min<int64_t>(c.work, std::max<int64_t>(d.sm_count / together, 1) * together);
   return c;

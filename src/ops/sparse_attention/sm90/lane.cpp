@@ -20,6 +20,8 @@ bool in_words(const View& v) {
 
 void launch(const sm90::Forward& f, const sm90::Config& c, bool f16, cudaStream_t stream) {
   const auto blocks = static_cast<unsigned>(c.blocks);
+  if (c.narrow)
+    return (f16 ? sm90::launch_narrow_f16 : sm90::launch_narrow_bf16)(f, blocks, stream);
   if (c.segments == 1)
     return (f16 ? sm90::launch_f16 : sm90::launch_bf16)(f, c.half, blocks, stream);
   sm90::launch_unknown(f, stream);
@@ -49,6 +51,15 @@ struct Sm90 {
     std::vector<std::string> lines = {fmt::format("tile = {} heads x {} keys, one query a block",
                                                   sm90::tile_heads, sm90::tile_keys),
                                       fmt::format("value columns = 2 x {}", c.half)};
+    if (c.narrow) {
+      const bool wide = sm90::narrow_wide(p.dim, p.value_dim);
+      return {lines[0],
+              fmt::format("value columns = {} x {}, a warpgroup a block", wide ? 2 : 1,
+                          sm90::chunk_columns),
+              fmt::format("shared memory = {} bytes: q of {} columns, two tiles of keys",
+                          c.shared_bytes, sm90::narrow_columns(p.dim) * sm90::chunk_columns),
+              fmt::format("blocks = {}, {} a multiprocessor", c.blocks, sm90::narrow_blocks(wide))};
+    }
     const bool few = c.segments > 1, packed = few && c.rows == sm90::Rows::packed;
     lines.push_back(fmt::format("shared memory = {} bytes: q of {} columns{}, {} of keys",
                                 c.shared_bytes, tiles.columns * sm90::chunk_columns,

@@ -81,10 +81,12 @@ __device__ inline void scale_and_mask(float (&s)[32], uint64_t valid, float scal
 }
 
 // The largest score of a tile in each of the two rows, the same in all lanes of a quad. NaN loses.
+// kRows 1: row r + 8 is nobody's.
+template <int kRows = 2>
 __device__ inline void most_of(const float (&s)[32], float (&most)[2]) {
   float part[2][4];
 #pragma unroll
-  for (int i = 0; i < 2; ++i) {
+  for (int i = 0; i < kRows; ++i) {
 #pragma unroll
     for (int j = 0; j < 4; ++j)
       part[i][j] = fmaxf(fmaxf(s[4 * j + 2 * i], s[4 * j + 2 * i + 1]),
@@ -92,7 +94,7 @@ __device__ inline void most_of(const float (&s)[32], float (&most)[2]) {
     most[i] = fmaxf(fmaxf(part[i][0], part[i][1]), fmaxf(part[i][2], part[i][3]));
   }
 #pragma unroll
-  for (int i = 0; i < 2; ++i) {
+  for (int i = 0; i < kRows; ++i) {
     most[i] = fmaxf(most[i], __shfl_xor_sync(~0u, most[i], 1));
     most[i] = fmaxf(most[i], __shfl_xor_sync(~0u, most[i], 2));
   }
@@ -104,11 +106,11 @@ __device__ inline float reference_of(float so_far, float most) {
 }
 
 // p: the weights of s, relative to `reference`; part: their sums over this thread's columns.
-template <bool kF16>
+template <bool kF16, int kRows = 2>
 __device__ inline void weigh(float (&s)[32], const float (&reference)[2], float (&part)[2],
                              uint32_t (&p)[16]) {
 #pragma unroll
-  for (int i = 0; i < 2; ++i) {
+  for (int i = 0; i < kRows; ++i) {
     const float base = base_of(reference[i]);
     float of[4] = {};
 #pragma unroll
@@ -121,7 +123,7 @@ __device__ inline void weigh(float (&s)[32], const float (&reference)[2], float 
     part[i] = (of[0] + of[1]) + (of[2] + of[3]);
   }
 #pragma unroll
-  for (int i = 0; i < 16; ++i) p[i] = packed<kF16>(s[2 * i], s[2 * i + 1]);
+  for (int i = 0; i < 16; ++i) p[i] = i % 2 < kRows ? packed<kF16>(s[2 * i], s[2 * i + 1]) : 0;
 }
 
 // p: the weights of s. reference: what they are relative to; factor: what earlier sums of the two

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "ops/sparse_attention/foreign.cuh"
+#include "ops/sparse_attention/key_range.hpp"
 
 namespace talea::sparse_attention::sm90 {
 
@@ -61,6 +62,32 @@ struct Beside {
 
 constexpr int64_t shared_bytes(int64_t dim, int half) {
   return int64_t{chunk_bytes} * chunks_of(tile_plan(dim, half)) + int64_t{sizeof(Beside)};
+}
+
+// Rows of up to this many chunks, and values of up to two, have a kernel of one warpgroup a block.
+// Registers hold the sums of one chunk of values, or two, for so many blocks a multiprocessor.
+inline constexpr int most_narrow_columns = 3, most_narrow_value_columns = 128;
+constexpr int narrow_columns(int64_t dim) {
+  return static_cast<int>((dim + chunk_columns - 1) / chunk_columns);
+}
+constexpr bool narrow_wide(int64_t dim, int64_t value_dim) {
+  return value_dim > chunk_columns || narrow_columns(dim) == most_narrow_columns;
+}
+constexpr int narrow_blocks(bool wide) { return wide ? 3 : 4; }
+// Of the list at hand, the same for all threads: registers hold sums.
+struct NarrowList {
+  KeyRange range;
+  QueryRule query;
+  const char *indices, *keys;  // of the list; row 0 of the batch entry and group
+  int slots, pairs;
+};
+struct NarrowBeside {
+  uint64_t q_ready, keys_ready[2];
+  uint32_t valid[2][4];  // [tile][warp]: a bit a slot, 16 of them
+  NarrowList list;
+};
+constexpr int64_t narrow_shared_bytes(int64_t dim) {
+  return int64_t{chunk_bytes} * 3 * narrow_columns(dim) + int64_t{sizeof(NarrowBeside)};
 }
 
 // Where a block finds its keys: rows that it gathers; packed rows; packed rows of which each of the
@@ -131,6 +158,9 @@ struct Forward {
 
 void launch_bf16(const Forward& f, int half, unsigned blocks, cudaStream_t stream);
 void launch_f16(const Forward& f, int half, unsigned blocks, cudaStream_t stream);
+
+void launch_narrow_bf16(const Forward& f, unsigned blocks, cudaStream_t stream);
+void launch_narrow_f16(const Forward& f, unsigned blocks, cudaStream_t stream);
 
 // Nothing known, weights into the workspace, then values: `f.segments` and `f.stored` say how.
 void launch_unknown(const Forward& f, cudaStream_t stream);

@@ -285,6 +285,12 @@ class Attend(SparseCase):
         self.assertIn("99", done.stderr)
         self.assertFalse(os.path.exists(self.at("o.safetensors")))
 
+    def test_plain_storage_is_never_dequantised(self):
+        done = self.attend("--fp8-path", "in_kernel", "--out", "a.safetensors")
+        self.assertIn("--fp8-path in_kernel: not read: needs --kv-storage", done.stderr)
+        self.attend("--out", "b.safetensors")
+        self.compare("a.safetensors", "b.safetensors")
+
     def test_refusals_name_flag_or_file(self):
         def expect(code, word, *more):
             before = sorted(os.listdir(self.folder.name))
@@ -302,8 +308,7 @@ class Attend(SparseCase):
         expect(2, "--scale 0", "--scale", "0")
         expect(2, "--main-grad", "--main-grad", "kv.npy")
         expect(2, "d_sink", "--outputs", "d_sink", "--upstream", "do.npy")
-        expect(2, "--dkv-sum atomic: needs --upstream", "--dkv-sum", "atomic")
-        expect(2, "--fp8-path in_kernel: needs --kv-storage", "--fp8-path", "in_kernel")
+        expect(3, "--dkv-sum atomic: ", "--dkv-sum", "atomic")
         expect(3, "atomic", "--dkv-sum", "atomic", "--upstream", "do.npy")
         expect(5, "--sink: none.npy", "--sink", "none.npy")
         expect(5, "--sink do.npy: sink: ", "--sink", "do.npy")

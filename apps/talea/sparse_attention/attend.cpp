@@ -107,8 +107,12 @@ std::vector<std::string> wanted_of(const Flags& f) {
   std::vector<std::string> names = outputs_of(f);
   require(f.main_grad.empty() || has(names, "dkv"), ErrorKind::usage,
           "--main-grad {}: needs --upstream, and dkv among --outputs", f.main_grad);
-  require(f.dkv_sum == "deterministic" || has(names, "dkv"), ErrorKind::usage,
-          "--dkv-sum {}: needs --upstream, and dkv among --outputs", f.dkv_sum);
+  // With dkv the lanes say so themselves.
+  require(
+      f.dkv_sum == "deterministic" || has(names, "dkv"), ErrorKind::unavailable,
+      "--dkv-sum {}: the lanes of this host sum in a fixed order only; needs --upstream, and dkv "
+      "among --outputs",
+      f.dkv_sum);
   return names;
 }
 
@@ -123,8 +127,6 @@ void check_flags(const Flags& f) {
   require_causal(f.causal, {{"q-positions", f.given(&sa::Inputs::q_positions)},
                             {"q-position-base", f.q_position_base != 0}});
   const bool sequences = f.given(&sa::Inputs::cu_seqlens_q) && f.given(&sa::Inputs::cu_seqlens_k);
-  require(f.fp8_path == "any" || f.kv_storage != "plain", ErrorKind::usage,
-          "--fp8-path {}: needs --kv-storage fp8_scaled or fp8_656", f.fp8_path);
   require((f.layout == "thd") == sequences, ErrorKind::usage, "--layout {}: {}", f.layout,
           sequences ? "--cu-seqlens-q and --cu-seqlens-k mean --layout thd"
                     : "thd needs --cu-seqlens-q and --cu-seqlens-k");
@@ -387,7 +389,11 @@ void register_attend(CLI::App& app, Context& context) {
                   "gradients");
   sub->add_option("--out", f->out, "write the outputs, .safetensors");
   sub->add_option("--receipt", f->receipt, "write the receipt, .json");
-  sub->callback([f, &context] { run(context, *f); });
+  sub->callback([f, sub, &context] {
+    if (f->kv_storage == "plain")
+      note_unread(context, *sub, {"--fp8-path"}, "needs --kv-storage fp8_scaled or fp8_656");
+    run(context, *f);
+  });
 }
 
 }  // namespace talea::cli

@@ -40,7 +40,8 @@ __device__ __forceinline__ void multiply_chunks(const Args& a, const Unit& u, Sh
     const Part p = part_of<tokens_of<R>>(u, chunk);
     uint32_t z[16];
     const int64_t token = u.begin + p.first;
-    if (gated) {
+    const auto load_z = [&] {
+      if (!gated) return;
       const auto* from = static_cast<const __nv_bfloat16*>(a.z.data);
       const int64_t base = cuda::at(a.z, u.batch, token, u.head) + column;
 #pragma unroll
@@ -53,20 +54,34 @@ __device__ __forceinline__ void multiply_chunks(const Args& a, const Unit& u, Sh
             t1 < p.n ? __ldg(reinterpret_cast<const uint32_t*>(from + first + t1 * a.z.stride[1]))
                      : 0u;
       }
-    }
+    };
+    load_z();
     hopper::named_barrier_sync(full + stage, 256);
     float scores[32], y[32];
+    const auto with_state = [&] {
+      rows_by_rows<128, false>(y, Operand(sh.q[stage]), Operand(sh.h));
+    };
+    const auto state_is_read = [&] {
+      hopper::hold_registers(y);
+      if (chunk + 1 < end) hopper::named_barrier_arrive(state_read, 256);
+    };
     hopper::warpgroup_arrive();
     rows_by_rows<128, false>(scores, Operand(sh.q[stage]), Operand(sh.k[stage]));
-    rows_by_rows<128, false>(y, Operand(sh.q[stage]), Operand(sh.h));
+    if constexpr (R > 1) with_state();
     products_end(scores);
-    hopper::hold_registers(y);
-    if (chunk + 1 < end) hopper::named_barrier_arrive(state_read, 256);
+    if constexpr (R > 1) state_is_read();
     const auto& steps = sh.steps[stage];
     uint32_t seen[4][4];
     weigh<R>(scores, steps, p.n, [&](int j, int second, float x0, float x1) {
       seen[j / 2][(j & 1) * 2 + second] = two_rounded(x0, x1);
     });
+    if constexpr (R == 1) {
+      // Not beside the scores: there are no registers for both and for z.
+      hopper::warpgroup_arrive();
+      with_state();
+      products_end(y);
+      state_is_read();
+    }
     const float left0 = steps.left[t0], left1 = steps.left[t1];
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
@@ -100,7 +115,9 @@ __device__ __forceinline__ void multiply_chunks(const Args& a, const Unit& u, Sh
       }
     }
     const int64_t out0 = cuda::at(a.out, u.batch, token, 0, u.head) + column;
-    if (R > 1 && a.size.reduce) {
+    if constexpr (R == 1) {
+      store_values(a.out, out0 - column, p.n, y);
+    } else if (a.size.reduce) {
 #pragma unroll
       for (int first = 0; first < 8; first += R)
 #pragma unroll

@@ -48,20 +48,20 @@ __device__ __forceinline__ void read_chunks(const Args& a, const Unit& u, Shared
   float* const saved = cuda::saved_states(a, u);
 
   Part p = part_of<C>(u, 0);
-  const auto begin = [&](int stage) -> RawToken {
+  const auto begin = [&](int stage) {
     copy_rows<1, 128>(a.q, u, p, sh.q[stage], thread);
     copy_rows<1, 128>(a.k, u, p, sh.k[stage], thread);
     copy_values<128>(a, u, p, sh.v[stage], thread);
-    turns.load(a, u, p);
-    return thread <= C ? raw_token(a, u, p, thread) : RawToken{};
   };
-  RawToken raw = begin(0);
+  begin(0);
 #pragma unroll 1
   for (int chunk = 0; chunk < chunks; ++chunk) {
     const int stage = chunk & 1;
     if (saved && chunk % a.size.segment == 0)
       put_state(saved + chunk / a.size.segment * (columns * values), h);
-    scratch.raw.put(thread, raw);
+    // What is kept of them from chunk to chunk would be spilled, and wait for them there.
+    turns.load(a, u, p);
+    scratch.raw.put(thread, thread <= C ? raw_token(a, u, p, thread) : RawToken{});
     if (thread < 64) scratch.turns.lost[thread] = 0;
     const RawValues<1, 128> own(a, u, p, thread);
     copies_done();
@@ -71,13 +71,20 @@ __device__ __forceinline__ void read_chunks(const Args& a, const Unit& u, Shared
     turns.add(a, p, scratch.raw.dt, scratch.turns);
     sync();
     const auto turn = [&](auto halves) {
-      turns.each_turn(
-          a, p, sh.carried, scratch.turns, [&](int t0, int j, int pp, const TwoTurns& by) {
-            // The rows of a group of tokens begin at a multiple of eight.
-            turn_all<halves(), true, 2>({words_at<halves()>(sh.q[stage] + t0 * 128, j, pp),
-                                         words_at<halves()>(sh.k[stage] + t0 * 128, j, pp)},
-                                        {true, true}, {sh.q_bias[pp], sh.k_bias[pp]}, {by, by});
-          });
+      const int first = turns.first_token();
+      char* const q = sh.q[stage] + first * 128;
+      char* const k = sh.k[stage] + first * 128;
+      turns.each_turn(a, p, sh.carried, scratch.turns,
+                      [&](int j, int own, const TwoTurns(&by)[2], bool next) {
+                        const int pp = formed_anew(own);
+                        // The rows of a group of tokens begin at a multiple of eight.
+                        turn_all<halves(), true, 4>(
+                            {words_at<halves()>(q, j, pp), words_at<halves()>(k, j, pp),
+                             words_at<halves()>(q, j + 1, pp), words_at<halves()>(k, j + 1, pp)},
+                            {true, true, next, next},
+                            {sh.q_bias[pp], sh.k_bias[pp], sh.q_bias[pp], sh.k_bias[pp]},
+                            {by[0], by[0], by[1], by[1]});
+                      });
       // Pairs that never turn.
       if constexpr (blocks == 1) {
         const int pp = 16 + (thread & 15), row0 = thread / 16 * 8;
@@ -106,7 +113,7 @@ __device__ __forceinline__ void read_chunks(const Args& a, const Unit& u, Shared
     if (chunk + 1 < chunks) {
       p = part_of<C>(u, chunk + 1);
       if (chunk > 0) hopper::named_barrier_sync(empty + (stage ^ 1), 256);
-      raw = begin(stage ^ 1);
+      begin(stage ^ 1);
     }
     hopper::warpgroup_wait<0>();
     hopper::hold_registers(h);

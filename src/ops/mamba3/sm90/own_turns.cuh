@@ -60,40 +60,53 @@ class TurnReader {
       });
   }
 
-  // Rates become turns; their sums go to the other groups.
+  // Rates become turns; their sums go to the other groups. Without a branch, so that a rate does
+  // not wait for the one before it.
   __device__ __forceinline__ void add(const Args& a, const Part& p, const float* dt,
                                       Scratch& scratch) {
     if (!a.angles.data) return;
+    if (a.angles.dtype != DType::f32) {
+#pragma unroll
+      for (int b = 0; b < blocks; ++b)
+#pragma unroll
+        for (int j = 0; j < each; ++j)
+#pragma unroll
+          for (int e = 0; e < 2; ++e)
+            bits_[b][j][e] = __float_as_uint(cuda::number_of(a.angles.dtype, bits_[b][j][e]));
+    }
 #pragma unroll
     for (int b = 0; b < blocks; ++b) {
+      const int left = 2 * pair_pair(b) < a.size.pairs ? p.n - first_token() : 0;  // A is even
       uint64_t sums[2] = {0, 0};
+      bool lost[2] = {false, false};
 #pragma unroll
-      for (int j = 0; j < each; ++j)
+      for (int j = 0; j < each; ++j) {
+        const float half = 0.5f * dt[first_token() + j];
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
-          const int t = first_token() + j, i = 2 * pair_pair(b) + e;
-          if (t >= p.n || i >= a.size.pairs) {
-            bits_[b][j][e] = 0;
-            continue;
-          }
-          const float x = tanhf(cuda::number_of(a.angles.dtype, bits_[b][j][e]));
-          const float turn = x * (0.5f * dt[t]);
-          bits_[b][j][e] = __float_as_uint(turn);
+          const float x = tanhf(__uint_as_float(bits_[b][j][e])) * half;
+          const float turn = j < left ? x : 0.0f;
+          turns_[b][j][e] = turn;
           const uint64_t whole = cuda::to_turn(turn);
-          if (whole == cuda::no_turn)
-            atomicOr(&scratch.lost[i], 1u << group_);
-          else
-            sums[e] += whole;
+          const bool none = whole == cuda::no_turn;
+          lost[e] = lost[e] || none;
+          sums[e] += none ? uint64_t{0} : whole;
         }
+      }
+#pragma unroll
+      for (int e = 0; e < 2; ++e)
+        if (lost[e]) atomicOr(&scratch.lost[2 * pair_pair(b) + e], 1u << group_);
       scratch.sums[group_][pair_pair(b)] = {sums[0], sums[1]};
     }
   }
 
-  // f(first token, token within it, pair of pairs, turns) of each token of the group. Behind it,
-  // `finish` has what lies before the next chunk. A loop that is not unrolled is fetched once.
+  // f(token within the group, pair of pairs, turns of it and of the next, whether there is a next)
+  // of every second token of the group. Behind it, `finish` has what lies before the next chunk. A
+  // loop that counted through the turns would have them in memory.
   template <class F>
   __device__ __forceinline__ void each_turn(const Args& a, const Part& p, const Carried& carried,
                                             const Scratch& scratch, F f) {
+    static_assert(each % 2 == 0);
 #pragma unroll
     for (int b = 0; b < blocks; ++b) {
       const int pp = pair_pair(b);
@@ -114,25 +127,28 @@ class TurnReader {
           sum[0] += more.x, sum[1] += more.y;
         }
       }
-#pragma unroll 1
-      for (int j = 0; j < each; ++j) {
+#pragma unroll
+      for (int j = 0; j < each; j += 2) {
         const int t = first_token() + j;
         if (t >= p.n) break;
-        TwoTurns by;
+        TwoTurns by[2];
         if (turns) {
-          const uint64_t whole[2] = {cuda::to_turn(__uint_as_float(bits_[b][j][0])),
-                                     cuda::to_turn(__uint_as_float(bits_[b][j][1]))};
 #pragma unroll
-          for (int e = 0; e < 2; ++e) {
-            lost[e] = lost[e] || whole[e] == cuda::no_turn;
-            if (whole[e] != cuda::no_turn) sum[e] += whole[e];
+          for (int i = 0; i < 2; ++i) {
+#pragma unroll
+            for (int e = 0; e < 2; ++e) {
+              const uint64_t whole = cuda::to_turn(turns_[b][j + i][e]);  // none behind the last
+              const bool none = whole == cuda::no_turn;
+              lost[e] = lost[e] || none;
+              sum[e] += none ? uint64_t{0} : whole;
+            }
+            turn_sine_cosine(sum[0], by[i].sin0, by[i].cos0);
+            turn_sine_cosine(sum[1], by[i].sin1, by[i].cos1);
+            if (lost[0]) by[i].cos0 = by[i].sin0 = NAN;
+            if (lost[1]) by[i].cos1 = by[i].sin1 = NAN;
           }
-          turn_sine_cosine(sum[0], by.sin0, by.cos0);
-          turn_sine_cosine(sum[1], by.sin1, by.cos1);
-          if (lost[0]) by.cos0 = by.sin0 = NAN;
-          if (lost[1]) by.cos1 = by.sin1 = NAN;
         }
-        f(first_token(), j, pp, by);
+        f(j, pp, by, t + 1 < p.n);
       }
       end_[b][0] = sum[0], end_[b][1] = sum[1];
       lost_[b] = (lost[0] ? 1 : 0) + (lost[1] ? 2 : 0);
@@ -154,6 +170,7 @@ class TurnReader {
  private:
   int pair_, group_;
   uint32_t bits_[blocks][each][2];
+  float turns_[blocks][each][2];
   uint64_t end_[blocks][2];
   int lost_[blocks];
 };

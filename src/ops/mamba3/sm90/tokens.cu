@@ -15,11 +15,15 @@ constexpr int threads = 128, warps = threads / 32;
 using cuda::no_turn;
 
 constexpr int piece = cuda::turn_tokens;
-constexpr int together = 2;  // heads of a warp: where they share their angles, each is read once
+// Heads of a warp: where they share their angles, each is read once. One where a chunk has many
+// tokens: those warps are long, and wait less side by side.
+template <int C>
+constexpr int together_of = C > 32 ? 1 : 2;
 
 // The warp's piece of chunks [first, first + count) of some heads of a sequence, or none.
 template <int C>
 struct Item {
+  static constexpr int together = together_of<C>;
   Unit unit;  // of the first head
   Part part;
   int64_t number = 0, chunk = 0;
@@ -57,7 +61,8 @@ struct Item {
 // What tokens of the piece step by, of each head: half a turn times their rates is what they turn.
 template <int C>
 __device__ __forceinline__ void read_steps_of(const Args& a, const Item<C>& x,
-                                              float (&dt)[together][piece]) {
+                                              float (&dt)[together_of<C>][piece]) {
+  constexpr int together = together_of<C>;
   for (int i = threadIdx.x & 31; i < together * piece; i += 32) {
     const int h = i / piece, t = x.first + i % piece;
     if (h < x.heads)
@@ -69,10 +74,10 @@ __device__ __forceinline__ void read_steps_of(const Args& a, const Item<C>& x,
   __syncwarp();
 }
 
-// f(head, turns of the tokens of the piece, in order) of pair i.
+// f(head, turns of the tokens of the piece, in order, not yet integers) of pair i.
 template <int C, class F>
 __device__ __forceinline__ void each_turn(const Args& a, const Item<C>& x, int i,
-                                          const float (&dt)[together][piece], F f) {
+                                          const float (&dt)[together_of<C>][piece], F f) {
   const bool turns = a.angles.data && i < a.size.pairs;
   const int left = x.part.n - x.first;
   const bool shared = a.angles.stride[2] == 0;
@@ -90,9 +95,9 @@ __device__ __forceinline__ void each_turn(const Args& a, const Item<C>& x, int i
 #pragma unroll
       for (int j = 0; j < piece; ++j) rates[j] = tanhf(cuda::number_of(a.angles.dtype, bits[j]));
     }
-    uint64_t each[piece];
+    float each[piece];
 #pragma unroll
-    for (int j = 0; j < piece; ++j) each[j] = cuda::to_turn(rates[j] * (0.5f * dt[h][j]));
+    for (int j = 0; j < piece; ++j) each[j] = rates[j] * (0.5f * dt[h][j]);
     f(h, each);
   }
 }
@@ -104,17 +109,20 @@ __global__ void __launch_bounds__(threads)
                 const __grid_constant__ Wave w, int64_t most) {
   hopper::begin_after_earlier_kernels();
   constexpr int C = tokens_of<R>;
-  __shared__ float steps[warps][together][piece];
+  __shared__ float steps[warps][together_of<C>][piece];
   const Item<C> x(a, w, 0, most);
   if (!x.live) return;
   auto& dt = steps[threadIdx.x / 32];
   read_steps_of(a, x, dt);
   for (int i = threadIdx.x & 31; i < a.size.pairs; i += 32)
-    each_turn(a, x, i, dt, [&](int h, const uint64_t(&turns)[piece]) {
+    each_turn(a, x, i, dt, [&](int h, const float(&turns)[piece]) {
       uint64_t sum = 0;
       bool lost = false;
 #pragma unroll
-      for (int j = 0; j < piece; ++j) lost = lost || turns[j] == no_turn, sum += turns[j];
+      for (int j = 0; j < piece; ++j) {
+        const uint64_t turn = cuda::to_turn(turns[j]);
+        lost = lost || turn == no_turn, sum += turn;
+      }
       x.turns(b, h, most, a.size.pairs)[i] = marked(sum, lost);
     });
 }
@@ -176,14 +184,14 @@ __global__ void __launch_bounds__(256)
 
 // Cosines, sines and steps of the tokens of some chunks of each unit.
 template <int R, int blocks>
-__global__ void __launch_bounds__(threads)
+__global__ void __launch_bounds__(threads, R == 1 ? 8 : 1)
     tokens_kernel(const __grid_constant__ Args a, const __grid_constant__ UnitBuffers b,
                   const __grid_constant__ Wave w, int64_t first, int64_t count, int64_t most) {
   hopper::begin_after_earlier_kernels();
   constexpr int C = tokens_of<R>, pairs = 32 * blocks;
   static_assert(sizeof(ChunkSteps<C>) == cuda::chunk_step_bytes(C));
   __shared__ RawTokens<C> raws[warps];
-  __shared__ float all_steps[warps][together][piece];
+  __shared__ float all_steps[warps][together_of<C>][piece];
   const Item<C> x(a, w, first, count);
   if (!x.live) return;
   const int lane = threadIdx.x & 31, alive = (x.part.n + piece - 1) / piece;
@@ -208,7 +216,7 @@ __global__ void __launch_bounds__(threads)
   const int left = x.part.n - x.first;
 #pragma unroll 1
   for (int i = lane; i < pairs; i += 32)
-    each_turn(a, x, i, dt, [&](int h, const uint64_t(&turns)[piece]) {
+    each_turn(a, x, i, dt, [&](int h, const float(&turns)[piece]) {
       const int64_t at = (x.number + h) * count + x.chunk - first;
       auto* const to = reinterpret_cast<float2*>(b.token_turns) + (at * C + x.first) * pairs + i;
       uint64_t sum = 0;
@@ -216,8 +224,9 @@ __global__ void __launch_bounds__(threads)
       bool lost = sum == no_turn;
 #pragma unroll
       for (int j = 0; j < piece; ++j) {
-        lost = lost || turns[j] == no_turn;
-        sum += turns[j];
+        const uint64_t turn = cuda::to_turn(turns[j]);
+        lost = lost || turn == no_turn;
+        sum += turn;
         float2 by;
         turn_sine_cosine(sum, by.y, by.x);
         if (lost) by.x = by.y = NAN;
@@ -246,6 +255,7 @@ __global__ void __launch_bounds__(threads)
 
 // Heads of sequences, as many at a time as a warp has.
 int64_t groups_of(const Args& a, const Wave& w) {
+  const int together = a.size.rank == 1 ? together_of<tokens_of<1>> : together_of<tokens_of<2>>;
   return (w.last - w.first) * ((a.size.heads + together - 1) / together);
 }
 int64_t blocks_of(int64_t items) { return (items + warps - 1) / warps; }

@@ -9,7 +9,7 @@
 namespace talea::mamba3::sm90 {
 namespace {
 
-constexpr int multiplying = 192, forming = 64;  // registers
+constexpr int multiplying = 184, forming = 72;  // registers
 
 template <int R, int blocks, bool halves>
 __global__ void __launch_bounds__(gradient_threads, 1)

@@ -73,9 +73,14 @@ class Gradients {
   __device__ __forceinline__ void finish_rows(int head);
   __device__ __forceinline__ void begin_values(int head);
   __device__ __forceinline__ void finish_values(int head);
+  template <bool projected>
   __device__ __forceinline__ uint4 gated(int head, float (&x)[8], const uint4& z, int from) const;
   __device__ __forceinline__ void gate_apart(int head);
   __device__ __forceinline__ void gates_back(int head);
+  template <bool projected>
+  __device__ __forceinline__ void gate_back(int head, int t, const uint4& z, const uint4& up_here);
+  // Whether rows of z or of d_out are projected, which one row a token seldom is.
+  __device__ __forceinline__ bool projects() const { return a.mimo_z.data || a.mimo_out.data; }
   // Whether d_z alone lies behind y, and its rows are formed where rows of d_out are gated.
   __device__ __forceinline__ bool gates_apart() const {
     return R == 1 && up.pieces && a.z.data && a.grad.z.data && !a.grad.mimo_z.data &&
@@ -88,7 +93,16 @@ class Gradients {
                                                 home(sh.homes.z, a.z, head) + t * a.z.stride[1] +
                                                 c));
   }
-  __device__ __forceinline__ void anchor(int head);
+  // What a thread has of four rows of Hout, of half the columns.
+  struct AnchorRows {
+    uint32_t words[4][4];
+    // Rows of a quad's lanes that meet no bank twice.
+    static __device__ __forceinline__ int row_of(int warp, int c, int s) {
+      return 16 * warp + 2 * c + (s & 1) + 8 * (s >> 1);
+    }
+    __device__ __forceinline__ void load(const char* h, int half);
+  };
+  __device__ __forceinline__ void anchor(int head, const AnchorRows& behind, int half, float& work);
   // gradients_tokens.cuh
   __device__ __forceinline__ void read_rates(int head);
   __device__ __forceinline__ void angles_back(int head);

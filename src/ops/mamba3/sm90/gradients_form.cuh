@@ -4,7 +4,7 @@
 // Never: stores a turned row in memory.
 #pragma once
 
-#include "ops/mamba3/sm90/gradients.cuh"
+#include "ops/mamba3/sm90/gradients_anchor.cuh"
 
 namespace talea::mamba3::sm90 {
 
@@ -74,22 +74,54 @@ __device__ __forceinline__ void copy_whole_state(const void* from, char* tile, i
     hopper::copy_16_bytes(to + static_cast<uint32_t>(i * 1024), at + i * 1024, true);
 }
 
+// copy_rows where none is missing.
+__device__ __forceinline__ void copy_all_rows(const View& from, int64_t home, char* tile,
+                                              int thread) {
+  const uint32_t to =
+      hopper::smem_address(tile) + static_cast<uint32_t>(place_of(thread / 16, thread % 16 * 8));
+  const int64_t step = from.stride[1] * 16;  // bytes of eight rows
+  const char* at =
+      reinterpret_cast<const char*>(static_cast<const __nv_bfloat16*>(from.data) + home +
+                                    thread / 16 * from.stride[1] + thread % 16 * 8);
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    hopper::copy_16_bytes(to + static_cast<uint32_t>(i * 1024), at, true);
+    at += step;
+  }
+}
+
 template <int R, int blocks, bool halves>
 __device__ __forceinline__ void Gradients<R, blocks, halves>::begin_rows(int head) {
   auto& to = sh.operands[stage(head)];
   const int thread = formed_anew(this->thread);
-  copy_rows<R, 128>(a.q, sh.homes.q, n, to.q, thread);
-  copy_rows<R, 128>(a.k, sh.homes.k, n, to.k, thread);
+  const char* const turns = sh.from.turns.of(head) + thread * 16;
+  // Swapped by row: eight rows on they lie alike.
+  const int t0 = thread / (pairs / 2);
+  const uint32_t turns_to =
+      hopper::smem_address(sh.turns[stage(head)]) +
+      static_cast<uint32_t>(Shared::turn_at(t0, thread % (pairs / 2) * 2) * 8);
+  constexpr int apart = 256 / pairs;  // tokens
+  static_assert(apart % 8 == 0);
+  if (n == C) {
+    copy_all_rows(a.q, sh.homes.q, to.q, thread);
+    copy_all_rows(a.k, sh.homes.k, to.k, thread);
+#pragma unroll
+    for (int i = 0; i < C / apart; ++i)
+      hopper::copy_16_bytes(turns_to + static_cast<uint32_t>(i * 2048), turns + i * 2048, true);
+  } else {
+    copy_rows<R, 128>(a.q, sh.homes.q, n, to.q, thread);
+    copy_rows<R, 128>(a.k, sh.homes.k, n, to.k, thread);
+#pragma unroll
+    for (int i = 0; i < C / apart; ++i)
+      hopper::copy_16_bytes(turns_to + static_cast<uint32_t>(i * 2048), turns + i * 2048,
+                            t0 + i * apart < n);
+  }
   copy_bytes<R * columns * 8, 128>(b.head_parameters + head * int64_t{Shared::parameters},
                                    sh.of_head[stage(head)].q_bias, thread);
-  const char* const turns = sh.from.turns.of(head) + thread * 16;
-  const uint32_t turns_to = hopper::smem_address(sh.turns[stage(head)]);
-#pragma unroll
-  for (int i = 0; i < C * pairs / 256; ++i) {
-    const int item = thread + i * 128, t = item / (pairs / 2), pair = item % (pairs / 2) * 2;
-    hopper::copy_16_bytes(turns_to + static_cast<uint32_t>(Shared::turn_at(t, pair) * 8),
-                          turns + i * 2048, t < n);
-  }
+  const char* const steps_from = sh.from.steps.of(head);
+  copy_bytes<sizeof(StepsNear<C>), 128>(steps_from, &sh.near[stage(head)], thread);
+  copy_bytes<sizeof(StepsLate<C>), 128>(steps_from + sizeof(StepsNear<C>), &late(head), thread);
+  copy_whole_state(sh.from.h.of(head), to.h, thread);
 }
 
 // A thread has two pairs of some tokens, and two that no pair turns.
@@ -156,65 +188,89 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::begin_values(int h
   copy_bytes<(Shared::parameters - 2 * R * columns) * 4, 128>(
       b.head_parameters + head * int64_t{Shared::parameters} + 2 * R * columns,
       sh.of_head[stage(head)].mimo_v, thread);
-  const char* const steps_from = sh.from.steps.of(head);
-  copy_bytes<sizeof(StepsNear<C>), 128>(steps_from, &sh.near[stage(head)], thread);
-  copy_bytes<sizeof(StepsLate<C>), 128>(steps_from + sizeof(StepsNear<C>), &late(head), thread);
-  copy_whole_state(sh.from.h.of(head), to.h, thread);
   copy_whole_state(sh.from.e.of(head), to.e, thread);
+  if (a.z.data && thread < n)
+    prefetch(static_cast<const __nv_bfloat16*>(a.z.data) + home(sh.homes.z, a.z, head) +
+             thread * a.z.stride[1]);
 }
 
 template <int R, int blocks, bool halves>
 __device__ __forceinline__ void Gradients<R, blocks, halves>::finish_values(int head) {
   auto& to = sh.operands[stage(head)];
-  const int row0 = thread / 8, c = thread % 8 * 8;
-  RawValues<R, 128> own(thread);
-  own.load(a, home(sh.homes.v, a.v, head), sh.part);
-  copies_done();
-  hopper::named_barrier_sync(values_own, 128);
-  if (R > 1 || a.mimo_v.data)
-    own.put(sh.part, sh.of_head[stage(head)].mimo_v, nullptr, to.v, nullptr);
-    // A loop of two rows: what is unrolled further is fetched longer than it runs.
-#pragma unroll 1
-  for (int first = row0; up.pieces && first < rows; first += 32) {
-    const uint4 z[2] = {z_of(head, first / R, c), z_of(head, (first + 16) / R, c)};
-    uint4 both[2];
-#pragma unroll
-    for (int i = 0; i < 2; ++i)
-      both[i] = *reinterpret_cast<const uint4*>(to.d_y + place_of(first + 16 * i, c));
+  const int thread = formed_anew(this->thread), row0 = thread / 8, c = thread % 8 * 8;
+  float work = 0;
+  // Two rows of z are under way while the copies are awaited; the others are in the cache by then.
+  uint4 z[2];
+  const auto load = [&](int first) {
+    if (!up.pieces || !a.z.data) return;
+    const auto* const from =
+        static_cast<const __nv_bfloat16*>(a.z.data) + home(sh.homes.z, a.z, head) + c;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const uint32_t words[4] = {both[i].x, both[i].y, both[i].z, both[i].w};
-      float x[8];
-#pragma unroll
-      for (int j = 0; j < 8; ++j) x[j] = j & 1 ? high_of(words[j / 2]) : low_of(words[j / 2]);
-      both[i] = gated(head, x, z[i], (first + 16 * i) % R * values + c);
+      const int t = first + 16 * i;
+      z[i] = {0, 0, 0, 0};
+      if (t < n) z[i] = load_now(from + t * a.z.stride[1]);
     }
+  };
+  load(row0);
+  copies_done();
+  hopper::named_barrier_sync(values_own, 128);
+  if (a.mimo_v.data) {
+    RawValues<R, 128> own(thread);
+    own.put(sh.part, sh.of_head[stage(head)].mimo_v, nullptr, to.v, nullptr);
+  }
+  // Two rows through the gate while half of Hout is under way.
+  AnchorRows behind;
 #pragma unroll
-    for (int i = 0; i < 2; ++i)
-      *reinterpret_cast<uint4*>(to.d_y + place_of(first + 16 * i, c)) = both[i];
+  for (int half = 0; half < 2; ++half) {
+    behind.load(sh.from.h.of(head), half);
+    const auto gate = [&](auto projected) {
+#pragma unroll
+      for (int i = 2 * half; i < 2 * half + 2; ++i) {
+        const int row = row0 + 16 * i;
+        const uint4 own = *reinterpret_cast<const uint4*>(to.d_y + place_of(row, c));
+        const uint32_t words[4] = {own.x, own.y, own.z, own.w};
+        float x[8];
+#pragma unroll
+        for (int j = 0; j < 8; ++j) x[j] = j & 1 ? high_of(words[j / 2]) : low_of(words[j / 2]);
+        *reinterpret_cast<uint4*>(to.d_y + place_of(row, c)) =
+            gated<projected()>(head, x, z[i & 1], c);
+      }
+    };
+    if (up.pieces && projects())
+      gate(std::true_type{});
+    else if (up.pieces && a.z.data)
+      gate(std::false_type{});
+    anchor(head, behind, half, work);
+    if (half == 0) load(row0 + 32);  // not beside the anchor: there are no registers for both
   }
   if (!up.pieces) gate_apart(head);
-  anchor(head);
+  const double sum = static_cast<double>(over_warp(work));
+  if ((thread & 31) == 0) sh.energy[third(head)][thread / 32] = sum;
   hopper::fence_async_shared();
   hopper::named_barrier_arrive(full + stage(head), gradient_threads);
 }
 
 // dO of eight columns of a row, rounded.
 template <int R, int blocks, bool halves>
+template <bool projected>
 __device__ __forceinline__ uint4 Gradients<R, blocks, halves>::gated(int head, float (&x)[8],
                                                                      const uint4& z,
                                                                      int from) const {
   const auto& parameters = sh.of_head[stage(head)];
   float by[8];
-  take_eight(parameters.mimo_out + from, by);
+  if constexpr (projected) {
+    take_eight(parameters.mimo_out + from, by);
 #pragma unroll
-  for (int j = 0; j < 8; ++j) x[j] *= by[j];
+    for (int j = 0; j < 8; ++j) x[j] *= by[j];
+    take_eight(parameters.mimo_z + from, by);
+  }
   if (a.z.data) {
     const uint32_t words[4] = {z.x, z.y, z.z, z.w};
-    take_eight(parameters.mimo_z + from, by);
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
-      const float w = (j & 1 ? high_of(words[j / 2]) : low_of(words[j / 2])) * by[j];
+      float w = j & 1 ? high_of(words[j / 2]) : low_of(words[j / 2]);
+      if constexpr (projected) w *= by[j];
       x[j] *= w * gate_sigmoid(w);
     }
   }
@@ -235,127 +291,96 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::gate_apart(int hea
       float x[8];
 #pragma unroll
       for (int j = 0; j < 8; ++j) x[j] = cuda::read(a.d_out, from + j * a.d_out.stride[4]);
-      to = gated(head, x, z_of(head, t, c), r * values + c);
+      to = gated<true>(head, x, z_of(head, t, c), r * values + c);
     }
     *reinterpret_cast<uint4*>(sh.operands[stage(head)].d_y + place_of(row, c)) = to;
   }
 }
 
-// d_z, of rows of one row a token.
+// d_z, of rows of one row a token. What is read of memory is under way while y is awaited, and the
+// next two rows' while those at hand are at work.
 template <int R, int blocks, bool halves>
 __device__ __forceinline__ void Gradients<R, blocks, halves>::gates_back(int head) {
-  const int row0 = thread / 8, c = thread % 8 * 8;
-  const auto& parameters = sh.of_head[stage(head)];
-  const auto& tiles = sh.operands[stage(head)];
+  const int thread = formed_anew(this->thread), c = thread % 8 * 8;
   float* const partial =
       reinterpret_cast<float*>(sh.from.partial.of(head)) + 2 * R * columns + R * values;
-  for (int i = thread; i < 2 * R * values; i += 128) partial[i] = 0;
-  const float skip = parameters.skip;
-  const int64_t home0 = home(sh.homes.d_z, a.grad.z, head) + c;
+  partial[thread] = 0;
+  static_assert(2 * R * values == 128);
+  const auto* const z_at =
+      static_cast<const __nv_bfloat16*>(a.z.data) + home(sh.homes.z, a.z, head) + c;
+  const auto* const up_at = static_cast<const __nv_bfloat16*>(a.d_out.data) + d_out_home(head) + c;
+  uint4 z[2], ups[2];
+  const auto load = [&](int first) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int t = first + 16 * i < n ? first + 16 * i : 0;  // of which nothing is stored
+      z[i] = load_now(z_at + t * a.z.stride[1]);
+      ups[i] = load_now(up_at + t * a.d_out.stride[1]);
+    }
+  };
+  load(thread / 8);
+  hopper::named_barrier_sync(y_known + stage(head), 256);
+  const auto back = [&](auto projected) {
 #pragma unroll 1
-  for (int first = row0; first < rows; first += 32) {
-    uint4 z[2], ups[2];
+    for (int first = thread / 8; first < rows; first += 32) {
+      const uint4 z_here[2] = {z[0], z[1]}, up_here[2] = {ups[0], ups[1]};
+      if (first + 32 < rows) load(first + 32);
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int t = first + 16 * i;
-      z[i] = z_of(head, t, c), ups[i] = {0, 0, 0, 0};
-      if (t < n)
-        ups[i] =
-            __ldg(reinterpret_cast<const uint4*>(static_cast<const __nv_bfloat16*>(a.d_out.data) +
-                                                 d_out_home(head) + t * a.d_out.stride[1] + c));
+      for (int i = 0; i < 2; ++i)
+        gate_back<projected()>(head, first + 16 * i, z_here[i], up_here[i]);
     }
-    if (first == row0) hopper::named_barrier_sync(y_known + stage(head), 256);
-    float ys[2][8];
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int t = first + 16 * i;
-      float(&y)[8] = ys[i];
-      float by[8];
-      const float4 low = *reinterpret_cast<const float4*>(tiles.h + Shared::y_at(t, c));
-      const float4 high = *reinterpret_cast<const float4*>(tiles.h + Shared::y_at(t, c + 4));
-      y[0] = low.x, y[1] = low.y, y[2] = low.z, y[3] = low.w;
-      y[4] = high.x, y[5] = high.y, y[6] = high.z, y[7] = high.w;
-      if (skip != 0) {
-        const uint4 v = *reinterpret_cast<const uint4*>(tiles.v + place_of(t, c));
-        const uint32_t words[4] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-        for (int j = 0; j < 8; ++j)
-          y[j] += skip * (j & 1 ? high_of(words[j / 2]) : low_of(words[j / 2]));
-      }
-      const uint32_t own[4] = {ups[i].x, ups[i].y, ups[i].z, ups[i].w};
-      take_eight(parameters.mimo_out + c, by);
-#pragma unroll
-      for (int j = 0; j < 8; ++j)
-        y[j] *= (j & 1 ? high_of(own[j / 2]) : low_of(own[j / 2])) * by[j];
-      const uint32_t zs[4] = {z[i].x, z[i].y, z[i].z, z[i].w};
-      take_eight(parameters.mimo_z + c, by);
-#pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        const float w = (j & 1 ? high_of(zs[j / 2]) : low_of(zs[j / 2])) * by[j];
-        const float sg = gate_sigmoid(w);
-        y[j] *= by[j] * fmaf(w * sg, 1 - sg, sg);
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int t = first + 16 * i;
-      const float(&y)[8] = ys[i];
-      if (t >= n) continue;
-      const int64_t to = home0 + t * a.grad.z.stride[1];
-      if (a.grad.z.dtype == DType::bf16) {
-        *reinterpret_cast<uint4*>(static_cast<__nv_bfloat16*>(a.grad.z.data) + to) = {
-            two_rounded(y[0], y[1]), two_rounded(y[2], y[3]), two_rounded(y[4], y[5]),
-            two_rounded(y[6], y[7])};
-      } else {
-        auto* const wide = reinterpret_cast<float4*>(static_cast<float*>(a.grad.z.data) + to);
-        wide[0] = {y[0], y[1], y[2], y[3]}, wide[1] = {y[4], y[5], y[6], y[7]};
-      }
-    }
-  }
+  };
+  if (projects())
+    back(std::true_type{});
+  else
+    back(std::false_type{});
 }
 
-// <Hout, E>, and torque(Hout, E) of each pair: a thread has 16 columns of four rows of P.
 template <int R, int blocks, bool halves>
-__device__ __forceinline__ void Gradients<R, blocks, halves>::anchor(int head) {
-  const int thread = formed_anew(this->thread);
-  const char* const tile = sh.operands[stage(head)].e;
-  const int slot = stage(head), j = thread & 7, lane = thread & 31, warp = thread / 32;
-  const int first = halves ? 8 * j : 16 * j, second = halves ? 64 + 8 * j : 16 * j + 8;
-  const auto* const behind =
-      reinterpret_cast<const __nv_bfloat16*>(sh.from.h.of(head)) + size + thread / 8 * columns;
-  float work = 0, torque[8];
+template <bool projected>
+__device__ __forceinline__ void Gradients<R, blocks, halves>::gate_back(int head, int t,
+                                                                        const uint4& z,
+                                                                        const uint4& up_here) {
+  const int c = formed_anew(thread) % 8 * 8;
+  const auto& parameters = sh.of_head[stage(head)];
+  const auto& tiles = sh.operands[stage(head)];
+  const float skip = parameters.skip;
+  const float4 low = *reinterpret_cast<const float4*>(tiles.h + Shared::y_at(t, c));
+  const float4 high = *reinterpret_cast<const float4*>(tiles.h + Shared::y_at(t, c + 4));
+  float y[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w}, by[8];
+  if (skip != 0) {
+    const uint4 v = *reinterpret_cast<const uint4*>(tiles.v + place_of(t, c));
+    const uint32_t words[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
-  for (float& x : torque) x = 0;
-#pragma unroll 2
-  for (int i = 0; i < 4; ++i) {
-    const int row = thread / 8 + 16 * i;
-    const uint4 x0 = __ldg(reinterpret_cast<const uint4*>(behind + 16 * i * columns + first));
-    const uint4 x1 = __ldg(reinterpret_cast<const uint4*>(behind + 16 * i * columns + second));
-    const uint4 e0 = *reinterpret_cast<const uint4*>(tile + place_of(row, first));
-    const uint4 e1 = *reinterpret_cast<const uint4*>(tile + place_of(row, second));
-    const uint32_t hs[8] = {x0.x, x0.y, x0.z, x0.w, x1.x, x1.y, x1.z, x1.w};
-    const uint32_t es[8] = {e0.x, e0.y, e0.z, e0.w, e1.x, e1.y, e1.z, e1.w};
-#pragma unroll
-    for (int w = 0; w < 8; ++w)
-      work += low_of(hs[w]) * low_of(es[w]) + high_of(hs[w]) * high_of(es[w]);
-    if (8 * j >= pairs) continue;
-#pragma unroll
-    for (int w = 0; w < 8; ++w) {
-      if constexpr (halves) {
-        const auto of = [&](uint32_t both) { return w & 1 ? high_of(both) : low_of(both); };
-        torque[w] += of(hs[w / 2]) * of(es[4 + w / 2]) - of(hs[4 + w / 2]) * of(es[w / 2]);
-      } else {
-        torque[w] += low_of(hs[w]) * high_of(es[w]) - high_of(hs[w]) * low_of(es[w]);
-      }
-    }
+    for (int j = 0; j < 8; ++j)
+      y[j] += skip * (j & 1 ? high_of(words[j / 2]) : low_of(words[j / 2]));
   }
-  const double sum = static_cast<double>(over_warp(work));
-  if (lane == 0) sh.energy[slot][warp] = sum;
-  // Over the four rows of a warp.
-  share<4>(torque, 16), share<2>(torque, 8);
-  if (8 * j < pairs)
-    *reinterpret_cast<float2*>(sh.torque[third(head)][warp] + 8 * j + lane / 16 * 4 +
-                               lane / 8 % 2 * 2) = {torque[0], torque[1]};
+  const uint32_t own[4] = {up_here.x, up_here.y, up_here.z, up_here.w};
+  if constexpr (projected) {
+    take_eight(parameters.mimo_out + c, by);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) y[j] *= by[j];
+    take_eight(parameters.mimo_z + c, by);
+  }
+  const uint32_t zs[4] = {z.x, z.y, z.z, z.w};
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    float w = j & 1 ? high_of(zs[j / 2]) : low_of(zs[j / 2]);
+    y[j] *= j & 1 ? high_of(own[j / 2]) : low_of(own[j / 2]);
+    if constexpr (projected) w *= by[j], y[j] *= by[j];
+    const float sg = gate_sigmoid(w);
+    y[j] *= fmaf(w * sg, 1 - sg, sg);
+  }
+  if (t >= n) return;
+  const int64_t to = home(sh.homes.d_z, a.grad.z, head) + c + t * a.grad.z.stride[1];
+  if (a.grad.z.dtype == DType::bf16) {
+    *reinterpret_cast<uint4*>(static_cast<__nv_bfloat16*>(a.grad.z.data) + to) = {
+        two_rounded(y[0], y[1]), two_rounded(y[2], y[3]), two_rounded(y[4], y[5]),
+        two_rounded(y[6], y[7])};
+  } else {
+    auto* const wide = reinterpret_cast<float4*>(static_cast<float*>(a.grad.z.data) + to);
+    wide[0] = {y[0], y[1], y[2], y[3]}, wide[1] = {y[4], y[5], y[6], y[7]};
+  }
 }
 
 template <int R, int blocks, bool halves>
@@ -370,6 +395,7 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::form_rows() {
     if (head > place.first) {
       if (!shared_angles) read_rates(head - 1);
       angles_back(head - 1);
+      decays_back(head - 1);
       if (head < place.last) hopper::named_barrier_arrive(heard, gradient_threads);
     }
     if (head + 1 < place.last) finish_rows(head + 1);
@@ -382,10 +408,8 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::form_values() {
   for (int head = place.first - 1; head <= place.last; ++head) {
     if (head > place.first) hopper::named_barrier_sync(done, gradient_threads);
     if (head + 1 < place.last) begin_values(head + 1);
-    if (head > place.first) {
-      decays_back(head - 1);
-      if (head < place.last) hopper::named_barrier_arrive(heard, gradient_threads);
-    }
+    if (head > place.first && head < place.last)
+      hopper::named_barrier_arrive(heard, gradient_threads);
     if (head + 1 < place.last) finish_values(head + 1);
     if (head >= place.first && head < place.last && gates_apart()) gates_back(head);
   }

@@ -19,13 +19,22 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::weigh(
   const int row = own_row(), column = own_column(), warp = thread / 32;
   const float4 own[2] = {of.pair[row], of.pair[row + 8]};
   const float sign = of_keys ? -log2_of_e : log2_of_e;  // a query's decay less a key's
+  // Of pairs whose tokens lie on either side of the warp's last row (its first, of queries): the
+  // decay up to there by that from there on, each of at most one where no decay grows.
+  const float4 mark = of.pair[16 * warp + (of_keys ? 15 : 0)];
+  float to_mark[2], by_row[2], past[2] = {0, 0};
+#pragma unroll
+  for (int second = 0; second < 2; ++second) {
+    const float2 from = {own[second].x - mark.x, own[second].y - mark.y};
+    to_mark[second] = hopper::exp2_fast((from.x + from.y) * sign);
+    by_row[second] = of_keys ? to_mark[second] * own[second].z : to_mark[second];
+  }
   float same[2] = {0, 0};
   near[0] = near[1] = behind[0] = behind[1] = 0;
 #pragma unroll
   for (int j = 0; j < 8; ++j) {
     float x[2][2] = {{0, 0}, {0, 0}}, w[2][2] = {{0, 0}, {0, 0}};
-    // Nothing of later keys.
-    if (of_keys ? j >= 2 * warp : j <= 2 * warp + 1) {
+    if (j / 2 == warp) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const float4 far = of.pair[column + 8 * j + i];
@@ -49,6 +58,22 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::weigh(
           w[second][i] = by * products[at];
         }
       }
+    } else if (of_keys ? j / 2 > warp : j / 2 < warp) {  // nothing of later keys
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const float4 far = of.pair[column + 8 * j + i];
+        const float2 from = {far.x - mark.x, far.y - mark.y};
+        const float whole = hopper::exp2_fast((from.x + from.y) * -sign);
+        const float by_column = of_keys ? whole : whole * far.z;
+#pragma unroll
+        for (int second = 0; second < 2; ++second) {
+          const int at = 4 * j + 2 * second + i;
+          const float by = by_row[second] * by_column;
+          x[second][i] = by * scores[at];
+          w[second][i] = by * products[at];
+          past[second] = fmaf(whole, products[at] * scores[at], past[second]);
+        }
+      }
     }
 #pragma unroll
     for (int second = 0; second < 2; ++second) {
@@ -56,6 +81,10 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::weigh(
       weights[j / 2][(j & 1) * 2 + second] = two_rounded(w[second][0], w[second][1]);
     }
   }
+  // Where nothing lies past the mark, the way to it is not worth Inf * 0.
+#pragma unroll
+  for (int second = 0; second < 2; ++second)
+    if (past[second] != 0) behind[second] = fmaf(to_mark[second], past[second], behind[second]);
   trace = same[0] + same[1];
 }
 
@@ -72,9 +101,11 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::rows_back(int head
   static_assert(R == 1);
   const int row = own_row(), column = own_column(), lane = thread & 31;
   if (head > place.first) hopper::named_barrier_sync(heard, gradient_threads);
+  const int words_at = place_of(row, column);
+  const int turns_at = Shared::turn_at(row, halves ? column : lane % 4);
 #pragma unroll
   for (int second = 0; second < 2; ++second) {
-    const int own = row + 8 * second, t = own;
+    const int own = row + 8 * second;
     float dot = 0;
     // Numbers of the pair (x, w), whose gradients are (gx, gw); its torque.
     const auto one = [&](bool turned, const float2& by, float x, float w, float& gx, float& gw) {
@@ -85,19 +116,19 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::rows_back(int head
       gw = gw * by.x - before * by.y;
       return torque;
     };
-    // All loads ahead of the first store, behind which the compiler leaves them.
+    // All loads ahead of the first store, behind which the compiler leaves them. Rows eight apart
+    // swap their pieces alike.
     uint32_t words[16];
     float2 by[pairs / 4];  // zeros behind the last token
     float torque[pairs / 4];
 #pragma unroll
-    for (int j = 0; j < 16; ++j) {
-      const int c = column + 8 * j;
-      words[j] = *reinterpret_cast<const uint32_t*>(tile + place_of(own, c));
-    }
+    for (int j = 0; j < 16; ++j)
+      words[j] = *reinterpret_cast<const uint32_t*>(tile + (words_at ^ (j & 7) << 4) +
+                                                    j / 8 * panel_bytes + second * 1024);
 #pragma unroll
     for (int j = 0; j < pairs / 4; ++j) {
-      const int pair = halves ? column + j / 2 * 8 + (j & 1) : 4 * j + lane % 4;
-      by[j] = turns[Shared::turn_at(t, pair)];
+      const int swapped = halves ? j / 2 * 8 + (j & 1) : 4 * j;  // within a token's pairs
+      by[j] = turns[(turns_at ^ swapped) + second * 8 * pairs];
     }
     if constexpr (halves) {
 #pragma unroll
@@ -113,7 +144,7 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::rows_back(int head
       }
 #pragma unroll
       for (int j = 0; j < pairs / 8; ++j)
-        *reinterpret_cast<float2*>(torques + Shared::turn_at(t, column + 8 * j)) = {
+        *reinterpret_cast<float2*>(torques + (turns_at ^ 8 * j) + second * 8 * pairs) = {
             torque[2 * j], torque[2 * j + 1]};
     } else {
 #pragma unroll
@@ -125,7 +156,8 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::rows_back(int head
         if (turned) torque[at] = x;
       }
 #pragma unroll
-      for (int j = 0; j < pairs / 4; ++j) torques[Shared::turn_at(t, 4 * j + lane % 4)] = torque[j];
+      for (int j = 0; j < pairs / 4; ++j)
+        torques[(turns_at ^ 4 * j) + second * 8 * pairs] = torque[j];
     }
     dot = over_quad(dot);
     if (lane % 4 == 0) dots[own] = dot;

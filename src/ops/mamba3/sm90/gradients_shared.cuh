@@ -52,7 +52,7 @@ struct GradientShared {
   float by_rate[blocks][C];
   alignas(16) float torque[3][4][pairs];  // of Hout and E, by warps, of heads in turn
   float ends[128];
-  double energy[2][4], traces[2][4];
+  double energy[3][4], traces[2][4];
   Unit unit;  // of the first head
   Homes homes;
   Buffers from;

@@ -28,6 +28,7 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::read_rates(int hea
 template <int R, int blocks, bool halves>
 __device__ __forceinline__ void Gradients<R, blocks, halves>::angles_back(int head) {
   constexpr int each = angle_tokens, groups = 128 / pairs;
+  const int thread = formed_anew(this->thread);
   const int i = thread % pairs, group = thread / pairs, first = group * each, A = a.size.pairs;
   const int lane = thread & 31, left = a.angles.data && i < A ? n - first : 0;
   float own[each], sum = 0;
@@ -48,27 +49,43 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::angles_back(int he
 #pragma unroll
   for (int j = each - 1; j >= 0; --j) own[j] = whole += own[j];
   const float pi = 3.14159265358979f;
-  // Ahead of the stores, behind which the compiler would leave them.
-  float dt[each];
-#pragma unroll
-  for (int j = 0; j < each; j += 4) {
-    const float4 x = *reinterpret_cast<const float4*>(late(head).dt + first + j);
-    dt[j] = x.x, dt[j + 1] = x.y, dt[j + 2] = x.z, dt[j + 3] = x.w;
-  }
-  const auto angle = [&](int j) { return own[j] * dt[j] * pi * fmaf(-rates_[j], rates_[j], 1.0f); };
+  const auto angle = [&](int j, float step) {
+    return own[j] * step * pi * fmaf(-rates_[j], rates_[j], 1.0f);
+  };
+  // Steps of four tokens; ahead of the stores, behind which the compiler would leave them.
+  const auto steps_of = [&](int j0) {
+    return *reinterpret_cast<const float4*>(late(head).dt + first + j0);
+  };
   if (b.dangles) {
+    // Sums over the part's heads: what lies there is this thread's own.
+    const int lines = a.size.groups * b.parts;
     const int64_t place0 = (place.sequence * wave.slice_chunks + place.in_slice) * C + first;
-    float* const to = b.dangles + (place0 * a.size.heads + head) * A + i;
-    const int apart = a.size.heads * A;
+    float* const to = b.dangles + (place0 * lines + place.group * b.parts + place.part) * A + i;
+    const int64_t apart = int64_t{lines} * A;
 #pragma unroll
-    for (int j = 0; j < each; ++j)
-      if (j < left) to[j * apart] = angle(j);
+    for (int j0 = 0; j0 < each; j0 += 4) {
+      const float4 four = steps_of(j0);
+      const float dt[4] = {four.x, four.y, four.z, four.w};
+      float before[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j)
+        before[j] = head > place.first && j0 + j < left ? to[(j0 + j) * apart] : 0.0f;
+#pragma unroll
+      for (int j = 0; j < 4; ++j)
+        if (j0 + j < left) to[(j0 + j) * apart] = before[j] + angle(j0 + j, dt[j]);
+    }
   } else if (a.grad.angles.data) {
     const int64_t to = home(sh.homes.d_angles, a.grad.angles, head) +
                        first * a.grad.angles.stride[1] + i * a.grad.angles.stride[3];
 #pragma unroll
-    for (int j = 0; j < each; ++j)
-      if (j < left) cuda::store(a.grad.angles, to + j * a.grad.angles.stride[1], angle(j));
+    for (int j0 = 0; j0 < each; j0 += 4) {
+      const float4 four = steps_of(j0);
+      const float dt[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+      for (int j = 0; j < 4; ++j)
+        if (j0 + j < left)
+          cuda::store(a.grad.angles, to + (j0 + j) * a.grad.angles.stride[1], angle(j0 + j, dt[j]));
+    }
   }
 #pragma unroll
   for (int j = 0; j < each; ++j) own[j] = j < left ? own[j] * rates_[j] : 0.0f;
@@ -103,19 +120,19 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::steps_back(int hea
     edge.first = x;  // waits for the last key of the chunk before
 }
 
-// d_d; d_adt: what the chunk's end is worth, and of each token behind one what it adds. Its first
-// warp has them.
+// d_d; d_adt: what the chunk's end is worth, and of each token behind one what it adds. The last
+// two warps have them: the first two have the steps.
 template <int R, int blocks, bool halves>
 __device__ __forceinline__ void Gradients<R, blocks, halves>::decays_back(int head) {
   constexpr int each = C > 32 ? C / 32 : 1;
   const int lane = thread & 31, slot = stage(head);
-  if (thread == 32) {
+  if (thread == 64) {
     const double* const x = sh.traces[slot];
     reinterpret_cast<float*>(sh.from.partial.of(head))[R * (2 * columns + 3 * values) + values] =
         static_cast<float>(((x[0] + x[1]) + x[2]) + x[3]);
   }
-  if (thread >= 32 || !a.grad.adt.data) return;
-  const double* const e = sh.energy[slot];
+  if (thread < 96 || !a.grad.adt.data) return;
+  const double* const e = sh.energy[third(head)];
   const double energy = ((e[0] + e[1]) + e[2]) + e[3];
   double own[each], sum = 0;  // from the last token on
 #pragma unroll

@@ -16,6 +16,7 @@ constexpr int threads = 256, pieces = 32;  // of four columns
 // Blocks that have them, in this order; rows twice, of q and of k.
 struct Shares {
   int64_t angles = 0, parameters = 0, rows = 0;
+  int angle_lines = 0;  // of a token
 };
 
 // A warp a row of a group.
@@ -57,20 +58,21 @@ __device__ __forceinline__ void add_rows(const Args& a, const Wave& w, const Uni
   cuda::store(to, out + 3 * to.stride[4], sum.w);
 }
 
-// A block a token, a warp an eighth of its heads: d_angles over heads that share them.
+// A block a token, a warp an eighth of its lines: d_angles over heads that share them, or over
+// parts of heads.
 __device__ __forceinline__ void add_angles(const Args& a, const Wave& w, const UnitBuffers& b,
-                                           int64_t place) {
+                                           int lines, int64_t place) {
   constexpr int parts = threads / 32;
   __shared__ float sums[parts][64];
   const cuda::Sizes& s = a.size;
   const cuda::SliceToken token = cuda::slice_token(a, w, place);
   if (token.token < 0) return;
   const int part = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const float* const row = b.dangles + place * s.heads * s.pairs;
+  const float* const row = b.dangles + place * lines * s.pairs;
   for (int i = lane; i < s.pairs; i += 32) {
     float sum = 0;
 #pragma unroll 8
-    for (int h = part; h < s.heads; h += parts) sum += row[int64_t{h} * s.pairs + i];
+    for (int line = part; line < lines; line += parts) sum += row[int64_t{line} * s.pairs + i];
     sums[part][i] = sum;
   }
   __syncthreads();
@@ -111,7 +113,7 @@ __global__ void __launch_bounds__(threads)
                 int64_t items) {
   hopper::begin_after_earlier_kernels();
   int64_t block = blockIdx.x;
-  if (block < n.angles) return add_angles(a, w, b, block);
+  if (block < n.angles) return add_angles(a, w, b, n.angle_lines, block);
   block -= n.angles;
   if (block < n.parameters) return add_parameters(a, w, b, block);
   block -= n.parameters;
@@ -151,6 +153,8 @@ void launch_sums(const Args& a, const Wave& w, const UnitBuffers& b, cudaStream_
   if (places == 0) return;
   Shares n;
   if (s.sum_angles && a.grad.angles.data && s.pairs > 0) n.angles = places;
+  // The gradients of one row a token have summed over the heads of a part.
+  n.angle_lines = has_two_heads(s.rank, s.pairs) ? s.groups * b.parts : s.heads;
   n.parameters =
       blocks_of((w.last - w.first) * s.heads *
                 (s.rank * (2 * int64_t{s.columns} + 3 * int64_t{s.values}) + s.values + 1));

@@ -76,8 +76,26 @@ class AttentionPage(unittest.TestCase):
             "not_run": {"f1: another": "refused | so", "i1": "ended", "i3": "ended", "i1_fp8": "late"},
         }  # fmt: skip
 
-    def tables(self):
-        return tool("attention_page").tables(Used(attention_peers={"bench": self.bench}))
+    def tables(self, rest=None):
+        rest = rest or {"runs": [], "not_run": {}}
+        used = Used(attention_peers={"bench": self.bench}, attention_peers_rest={"bench": rest})
+        return tool("attention_page").tables(used)
+
+    def test_a_row_of_the_later_receipt_has_nothing_of_the_earlier_one(self):
+        rest = {"runs": [timed("b1", "theirs", 7.5, ratio=1.5, relative_l2=1e-3)],
+                "not_run": {"i3: another": "absent", "i1: one": "late"}}  # fmt: skip
+        made = self.tables(rest)
+        self.assertEqual([row["who"] for row in rows_of(made["backward"])[0]], ["theirs"])
+        self.assertEqual(len(rows_of(made["forward"])[0]), 2)
+        self.assertEqual(
+            [tuple(r.values()) for r in rows_of(made["refused"])[0]],
+            [
+                ("f1", "another", "refused / so"),
+                ("i1_fp8", "all of the row", "late"),
+                ("i3", "another", "absent"),
+                ("i1", "one", "late"),
+            ],
+        )
 
     def test_each_cell_stands_under_its_head(self):
         made = self.tables()

@@ -15,10 +15,14 @@
 #include "core/fail.hpp"
 #include "device/cpu/onednn.hpp"
 #include "device/cpu/pair_product.hpp"
+#include "mamba3/register.hpp"
 #include "memory.hpp"
+#include "sparse_attention/register.hpp"
 #include "table.hpp"
 #include "talea/linear_cross_entropy.hpp"
+#include "talea/mamba3.hpp"
 #include "talea/ranks.hpp"
+#include "talea/sparse_attention.hpp"
 
 namespace talea::cli {
 namespace {
@@ -85,10 +89,41 @@ std::vector<Finding> machine_findings(const DeviceFacts& facts, const Provenance
 }
 
 std::string mend_of(const std::string& reason, const DeviceFacts& facts) {
-  if (reason.find("built without CUDA") != std::string::npos) return "make cuda (needs nvcc)";
+  if (reason.starts_with("not built")) return "make cuda (needs nvcc)";
   if (reason.find("only when asked for") != std::string::npos) return "--lane unfused";
   if (facts.cuda_built && facts.cuda_devices == 0) return "a machine with an NVIDIA GPU";
   return "";
+}
+
+Finding finding_of(const std::string& lane, const LaneChoice& c, const DeviceFacts& facts) {
+  const std::string reason = c.declined.empty() ? "" : c.declined[0].reason;
+  return {lane, c.lane.empty() ? "off: " + reason : "on: " + c.lane_kind,
+          c.lane.empty() ? mend_of(reason, facts) : ""};
+}
+
+// A lane runs where the lane of that name of the first operator does.
+DeviceKind place_of(const std::string& lane) {
+  for (const LaneInfo& known : linear_cross_entropy_lane_table())
+    if (known.name == lane) return known.runs_on;
+  return DeviceKind::cpu;
+}
+
+struct OperatorLanes {
+  const char *name, *title;
+  std::vector<std::string> (*lanes)();
+  LaneChoice (*choice)(const std::string& lane, DeviceKind where);
+};
+constexpr OperatorLanes other_operators[] = {
+    {"sparse_attention", "Lanes of sparse attention", sparse_attention::lanes,
+     ordinary_sparse_attention},
+    {"mamba3", "Lanes of the Mamba-3 scan", mamba3::lanes, ordinary_scan},
+};
+
+std::vector<Finding> lane_findings(const OperatorLanes& of, const DeviceFacts& facts) {
+  std::vector<Finding> list;
+  for (const std::string& lane : of.lanes())
+    list.push_back(finding_of(lane, of.choice(lane, place_of(lane)), facts));
+  return list;
 }
 
 std::vector<Finding> lane_findings(const DeviceFacts& facts) {
@@ -104,10 +139,7 @@ std::vector<Finding> lane_findings(const DeviceFacts& facts) {
     p.has_targets = p.wants_loss = p.wants_dx = p.wants_dw = true;
     p.options.lane = lane.name;
     p.options.workspace_limit_bytes = std::numeric_limits<int64_t>::max();  // not the question here
-    const LaneChoice c = explain(p);
-    const std::string reason = c.declined.empty() ? "" : c.declined[0].reason;
-    list.push_back({lane.name, c.lane.empty() ? "off: " + reason : "on: " + c.lane_kind,
-                    c.lane.empty() ? mend_of(reason, facts) : ""});
+    list.push_back(finding_of(lane.name, explain(p), facts));
   }
   return list;
 }
@@ -136,11 +168,14 @@ void run(Context& context) {
     j["version"] = build_info().version;
     j["machine"] = as_json(machine);
     j["lanes"] = as_json(lanes);
+    for (const OperatorLanes& of : other_operators)
+      j["lanes_of"][of.name] = as_json(lane_findings(of, facts));
     fmt::print("{}\n", j.dump(context.jsonl ? -1 : 2));
     return;
   }
   print("Machine", machine);
   print("Lanes of linear cross-entropy", lanes);
+  for (const OperatorLanes& of : other_operators) print(of.title, lane_findings(of, facts));
   int on = 0;
   for (const Finding& f : lanes) on += f.state.rfind("on", 0) == 0;
   verdict(on > 0, fmt::format("{} of {} lanes can run here", on, lanes.size()));

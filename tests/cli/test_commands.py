@@ -178,6 +178,11 @@ class Others(Case):
         self.assertTrue(lanes["sm90"]["reason"])
         doctor = json.loads(self.talea("doctor", "--json").stdout)
         self.assertEqual(len(doctor["lanes"]), 5)
+        on = {x["subject"]: x["state"].startswith("on") for x in doctor["lanes"]}
+        for name in ("sparse_attention", "mamba3"):
+            for one in doctor["lanes_of"][name]:
+                self.assertEqual(one["state"].startswith("on"), on[one["subject"]], one)
+                self.assertEqual(bool(one["mend"]), not on[one["subject"]], one)
         self.assertIn("can run here", self.talea("doctor").stdout)
 
     def test_no_colour_in_a_pipe_and_progress_on_stderr_only(self):

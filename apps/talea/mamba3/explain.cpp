@@ -46,6 +46,14 @@ void run(Context& context, const Flags& f) {
 
 }  // namespace
 
+LaneChoice ordinary_scan(const std::string& lane, DeviceKind where) {
+  mamba3::Options options;
+  options.lane = lane;
+  options.workspace_limit_bytes = int64_t{1} << 40;  // not the question here
+  const DType dtype = where == DeviceKind::cuda ? DType::bf16 : DType::f32;
+  return explain(problem_of(draw_empty({}, dtype, where), mamba3::Pass::forward, options));
+}
+
 void register_scan_explain(CLI::App& app, Context& context) {
   auto f = std::make_shared<Flags>();
   CLI::App* sub = add_subcommand(

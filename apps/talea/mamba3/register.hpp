@@ -4,6 +4,7 @@
 #pragma once
 
 #include "context.hpp"
+#include "talea/call.hpp"
 
 namespace talea::cli {
 
@@ -11,5 +12,7 @@ void register_scan(CLI::App& app, Context& context);
 void register_scan_check(CLI::App& app, Context& context);
 void register_scan_bench(CLI::App& app, Context& context);
 void register_scan_explain(CLI::App& app, Context& context);
+// What a lane says to an ordinary forward pass, for doctor.
+LaneChoice ordinary_scan(const std::string& lane, DeviceKind where);
 
 }  // namespace talea::cli

@@ -5,6 +5,7 @@
 #include "../lane_choices.hpp"
 #include "../table.hpp"
 #include "io/host_tensor.hpp"
+#include "register.hpp"
 #include "sizes.hpp"
 
 namespace talea::cli {
@@ -51,6 +52,13 @@ void run(Context& context, const Flags& f) {
 }
 
 }  // namespace
+
+LaneChoice ordinary_sparse_attention(const std::string& lane, DeviceKind where) {
+  SparseSizes sizes;
+  sizes.workspace_limit = "1024GiB";  // not the question here
+  if (where == DeviceKind::cuda) sizes.dtype = "bf16";
+  return sa::explain(tensors_of(sizes, lane, made_up(where)).problem());
+}
 
 void register_explain_sparse_attention(CLI::App& app, Context& context) {
   auto f = std::make_shared<Flags>();

@@ -4,6 +4,11 @@
 #ifdef TALEA_WITH_CUDA
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <random>
+#include <vector>
+
+#include "ops/mamba3/rows/sums.hpp"
 #include "ops/mamba3/sm90/config.hpp"
 #include "yardsticks/mamba3/draw.hpp"
 
@@ -233,6 +238,192 @@ TEST(ScanSm90Config, SavedStatesAreReadWhereTheyLie) {
   EXPECT_EQ(saved.parts, anew.parts);
   EXPECT_EQ(saved.segment, anew.segment);
   EXPECT_EQ(bytes - cuda::workspace_of(p, anew), 4 * anew.wave * 112 * 128 * 64 * anew.segments);
+}
+
+Problem pack(Pass pass, int64_t S, int64_t n, int64_t H, int64_t G, int64_t R) {
+  Problem p = problem(pass, 1, S, H, G, R);
+  p.packed = true;
+  p.sequences = n;
+  return p;
+}
+
+// One thread in place of a block.
+struct OneThread {
+  void sync() {}
+  template <class N, class F>
+  void each(N n, F f) {
+    for (N i = 0; i < n; ++i) f(i);
+  }
+};
+
+// The schedule of a pack, as the device makes it, in memory of exactly the sizes that are planned.
+struct Made {
+  std::vector<int32_t> cu, before;
+  std::vector<int64_t> ends, kept;
+  std::vector<cuda::Round> rounds;
+  std::vector<cuda::Stretch> stretches, by_length;
+  std::vector<cuda::PackedChunk> chunks;
+  cuda::PackRounds pack;
+
+  Made(const Problem& p, const cuda::Plan& plan, std::vector<int32_t> entries)
+      : cu(std::move(entries)) {
+    const auto of = [](int64_t n) { return static_cast<size_t>(n); };
+    pack.room = static_cast<int32_t>(plan.room);
+    pack.abreast = static_cast<int32_t>(plan.abreast);
+    pack.every = static_cast<int32_t>(plan.cut_every);
+    pack.most_rounds = plan.rounds;
+    pack.most_chunks = cuda::most_chunks(p, plan.chunk);
+    pack.most_states = pack.most_chunks / pack.room;
+    pack.most_stretches = std::min(p.sequences, p.tokens) + plan.rounds;
+    rounds.resize(of(plan.rounds + 1));
+    stretches.resize(of(pack.most_stretches)), by_length.resize(of(pack.most_stretches));
+    chunks.resize(of(pack.most_chunks)), before.resize(of(p.sequences + 1));
+    pack.rounds = rounds.data(), pack.stretches = stretches.data();
+    pack.by_length = by_length.data(), pack.chunks = chunks.data(), pack.before = before.data();
+    ends.resize(cu.size()), kept.resize(cu.size());
+    cuda::Sequences from;
+    from.cu_seqlens.data = cu.data();
+    from.cu_seqlens.stride[0] = 1;
+    from.ends = ends.data(), from.kept = kept.data(), from.pack = pack;
+    OneThread team;
+    cuda::read_entries(team, cuda::sizes_of(p, plan), from);
+    for (int64_t i = 0; i < rounds.back().stretch; ++i) {
+      for (int lane = 0; lane < 4; ++lane) cuda::put_stretch(pack, i, lane, 4);
+      const cuda::Stretch x = stretches.at(of(i));
+      const int32_t longer = cuda::longer_before(pack, i, 0, 1);
+      by_length.at(of(rounds.at(of(x.round)).stretch + longer)) = x;
+    }
+  }
+};
+
+std::vector<int32_t> drawn_entries(std::mt19937& g, int64_t n, int32_t S) {
+  std::vector<int32_t> entries;
+  const int32_t shape = std::uniform_int_distribution<int32_t>(0, 3)(g);
+  const int32_t most = shape == 0 ? S : shape == 1 ? S / 4 : shape == 2 ? 2 : 80;
+  int32_t at = std::uniform_int_distribution<int32_t>(0, 3)(g);
+  for (int64_t i = 0; i <= n; ++i) {
+    entries.push_back(std::min(at, S));
+    at += std::uniform_int_distribution<int32_t>(0, most)(g);
+    if (shape == 3 && i == n / 2) at += S / 2;
+  }
+  return entries;
+}
+
+// Each chunk once, in order; a round within its bounds; a sequence cut where a state of it is kept;
+// and no more rounds than the host has planned for, whatever the lengths are.
+void check_rounds(const Made& m, const Problem& p, const cuda::Plan& plan) {
+  int32_t number = 0, stretch = 0, states = 0;
+  for (int64_t r = 0; r < plan.rounds; ++r) {
+    const cuda::Round now = m.rounds[static_cast<size_t>(r)];
+    const cuda::Round next = m.rounds[static_cast<size_t>(r + 1)];
+    ASSERT_EQ(now.chunk, number);
+    ASSERT_EQ(now.stretch, stretch);
+    ASSERT_LE(next.chunk - now.chunk, plan.room);
+    ASSERT_LE(next.stretch - now.stretch, plan.abreast);
+    int32_t longest = INT32_MAX, sorted = 0;
+    for (; stretch < next.stretch; ++stretch) {
+      const cuda::Stretch x = m.stretches[static_cast<size_t>(stretch)];
+      ASSERT_EQ(x.round, r);
+      ASSERT_EQ(x.number, number);
+      ASSERT_GT(x.count, 0);
+      ASSERT_EQ(x.first % plan.cut_every, 0);
+      ASSERT_TRUE(x.first == 0 || stretch == now.stretch);  // the first alone goes on
+      if (x.first > 0) {
+        ASSERT_EQ(now.state, states++);
+      }
+      const auto sequence = static_cast<size_t>(x.sequence);
+      ASSERT_EQ(x.begin, m.ends[sequence]);
+      ASSERT_EQ(x.tokens, m.ends[sequence + 1] - m.ends[sequence]);
+      ASSERT_EQ(x.number - x.first, m.before[sequence]);
+      for (int32_t i = 0; i < x.count; ++i, ++number) {
+        const cuda::PackedChunk c = m.chunks[static_cast<size_t>(number)];
+        ASSERT_EQ(c.sequence, x.sequence);
+        ASSERT_EQ(c.chunk, x.first + i);
+        ASSERT_EQ(c.begin, x.begin);
+        ASSERT_EQ(c.tokens, x.tokens);
+      }
+      const cuda::Stretch by = m.by_length[static_cast<size_t>(stretch)];
+      ASSERT_LE(by.count, longest);
+      longest = by.count, sorted += by.count;
+    }
+    ASSERT_EQ(sorted, next.chunk - now.chunk);
+  }
+  if (plan.cut_every == 1) {
+    ASSERT_LE(states, m.pack.most_states);
+  }
+  int64_t all = 0;
+  for (size_t i = 0; i + 1 < m.ends.size(); ++i)
+    all += (m.ends[i + 1] - m.ends[i] + plan.chunk - 1) / plan.chunk;
+  ASSERT_EQ(number, all);
+  ASSERT_EQ(m.before.back(), all);
+  ASSERT_LE(all, cuda::most_chunks(p, plan.chunk));
+}
+
+TEST(ScanSm90Config, APackGoesInRounds) {
+  std::mt19937 g(5);
+  for (int i = 0; i < 400; ++i) {
+    const int64_t n = std::uniform_int_distribution<int64_t>(1, 60)(g);
+    const auto S = std::uniform_int_distribution<int32_t>(1, 3000)(g);
+    const Problem p = pack(i % 2 ? Pass::forward : Pass::backward, S, n, 4, 2, 4);
+    cuda::Plan plan = make_plan(p, h200());
+    ASSERT_GT(plan.rounds, 0);
+    if (i % 4 > 1) {  // tight ones
+      plan.cut_every = std::uniform_int_distribution<int64_t>(1, 6)(g);
+      plan.room = 2 * plan.cut_every + std::uniform_int_distribution<int64_t>(0, 20)(g);
+      plan.abreast = std::uniform_int_distribution<int64_t>(1, plan.room)(g);
+      plan.rounds = cuda::most_rounds(p, plan);
+    }
+    const Made made(p, plan, drawn_entries(g, n, S));
+    check_rounds(made, p, plan);
+    if (HasFatalFailure()) return;
+  }
+}
+
+// Launches are those of rounds, whose number is about that of the chunks by those of a round; what
+// a round needs is within the usual memory.
+TEST(ScanSm90Config, LaunchesOfAPackAreFew) {
+  const auto bounded = [](const Problem& p, int64_t most_rounds) {
+    const cuda::Plan plan = make_plan(p, h200());
+    EXPECT_GT(plan.rounds, 0);
+    EXPECT_LE(plan.rounds, most_rounds);
+    EXPECT_LE(cuda::workspace_of(p, plan), int64_t{p.backward() ? 160 : 224} << 20);
+    EXPECT_GE(3 * plan.room * plan.rounds, 3 * cuda::most_chunks(p, plan.chunk));
+  };
+  bounded(pack(Pass::backward, 16384, 64, 32, 1, 4), 24);
+  bounded(pack(Pass::backward, 16384, 64, 64, 1, 1), 20);
+  bounded(pack(Pass::forward, 16384, 64, 32, 1, 4), 7);
+  bounded(pack(Pass::forward, 16384, 4096, 32, 1, 4), 24);
+  Problem handed = pack(Pass::forward, 16384, 64, 32, 1, 4);
+  handed.in.initial_states.ssm.present = handed.out.final_states.ssm.present = true;
+  bounded(handed, 16);
+  EXPECT_LT(make_plan(handed, h200()).abreast, 64);
+}
+
+// A sequence is cut at states of `saved` where rounds have room for two such parts; else states are
+// formed anew.
+TEST(ScanSm90Config, RoundsOfAPackBeginAtSavedStates) {
+  Problem p = pack(Pass::backward, 16384, 64, 32, 1, 4);
+  const cuda::Plan anew = make_plan(p, h200());
+  EXPECT_EQ(anew.cut_every, 1);
+  p.in.saved = rows_of({cuda::saved_of(p, anew)}, DType::u8);
+  const cuda::Plan saved = make_plan(p, h200());
+  EXPECT_TRUE(saved.uses_saved);
+  EXPECT_EQ(saved.cut_every, saved.segment);
+  EXPECT_GE(saved.room, 2 * saved.segment);
+  EXPECT_EQ(saved.parts, anew.parts);
+  EXPECT_EQ(cuda::saved_of(p, saved), cuda::saved_of(p, anew));
+}
+
+// Under a limit that has no room for rounds a pack goes as each sequence alone would.
+TEST(ScanSm90Config, ALimitOfAPackIsKept) {
+  Problem p = pack(Pass::backward, 16384, 64, 32, 1, 4);
+  const int64_t parts = make_plan(p, h200()).parts;
+  for (int64_t limit = int64_t{1} << 30; limit >= int64_t{64} << 20; limit = limit * 7 / 8) {
+    p.options.workspace_limit_bytes = limit;
+    const cuda::Plan plan = make_plan(p, h200());
+    EXPECT_LE(cuda::workspace_of(p, plan), limit);
+    EXPECT_EQ(plan.parts, parts);
+  }
 }
 
 TEST(ScanSm90Config, MemoryOfTheLargestTrainingRow) {

@@ -36,7 +36,38 @@ struct Sizes {
   float eps = 0;
   unsigned reciprocal = 65537;  // of R: (i * reciprocal) >> 16 is i / R of a row of a chunk
   int chunk = 1;                // C tokens
-  int64_t segment = 1;          // J chunks between two kept states
+  int64_t segment = 1;          // J chunks between two kept states, or those of a round
+  int64_t kept_every = 1;       // J chunks between two states of `saved`
+};
+
+// Packed sequences as lane sm90 takes them: the chunks of all, numbered one sequence after another,
+// go in rounds. What a round has of a sequence is a stretch.
+struct Stretch {
+  int32_t sequence = 0, first = 0, count = 0;  // chunks of the sequence
+  int32_t number = 0;                          // of its first chunk in the pack
+  int32_t begin = 0, tokens = 0;               // of the sequence
+  int32_t round = 0, unused = 0;
+};
+struct PackedChunk {
+  int32_t sequence = 0, chunk = 0;  // of the sequence
+  int32_t begin = 0, tokens = 0;    // of the sequence
+};
+struct Round {
+  int32_t chunk = 0, stretch = 0;  // its first
+  int32_t state = -1;              // place of the state that its first stretch goes on from
+};
+// Written on the device ahead of all else; the host knows bounds alone.
+struct PackRounds {
+  Round* rounds = nullptr;        // [most_rounds + 1]
+  Stretch* stretches = nullptr;   // [most_stretches] in order
+  Stretch* by_length = nullptr;   // the same, the longest of each round first
+  PackedChunk* chunks = nullptr;  // [most_chunks]
+  int32_t* before = nullptr;      // [n + 1] chunks before each sequence
+  int64_t most_rounds = 0, most_stretches = 0, most_chunks = 0, most_states = 0;
+  int32_t room = 0;     // chunks of a round
+  int32_t abreast = 0;  // stretches of a round, at most
+  int32_t every = 1;    // a sequence is cut at a multiple of as many chunks
+  int32_t group = 0;    // rounds whose states are kept at a time, beside those before each group
 };
 
 // What the kernels of a call share. Tensors have their full number of axes (lane.hpp).
@@ -49,6 +80,7 @@ struct Args {
   float* saved = nullptr;         // checkpoints: written by forward, read by backward
   const int64_t* ends = nullptr;  // [n + 1] tokens of packed sequences; a step: the row of each
   const int64_t* kept = nullptr;  // [n + 1] packed: checkpoints of the sequences before
+  PackRounds pack;                // where packed sequences go in rounds; `segment` is their room
 };
 
 // Where an array of a chunk lies: bytes from the block's shared memory, or, where negative, from
@@ -114,22 +146,23 @@ struct UnitBuffers {
   float *dq = nullptr, *dk = nullptr;  // [sequences of a wave, tokens of a slice, R, H, N]
   float* dangles = nullptr;            // [the same, H, A]
   // Where the chunks of a slice are taken side by side; dq, dk are then [the same, R, G, parts, N].
-  void* inner_upstream = nullptr;    // [units, slice, Pp, Np] E behind each chunk, operands
-  uint64_t* piece_turns = nullptr;   // [units, pieces, A] before each; no_turn: not finite
-  float* token_turns = nullptr;      // [units, J, C, 32 or 64, 2] cosine and sine of each token
-  char* token_steps = nullptr;       // [units, J] of chunk_step_bytes
-  float* head_parameters = nullptr;  // [H] of head_parameter_count, as blocks read them
-  Edge* edges = nullptr;             // [units, segments J]
-  float* partial = nullptr;          // [units, slice, parameter_count]
-  int parts = 0;                     // of the heads of a group; 0: chunks are taken in turn
-  int64_t slice = 0;                 // chunks side by side
+  void* inner_upstream = nullptr;     // [units, slice, Pp, Np] E behind each chunk, operands
+  uint64_t* piece_turns = nullptr;    // [units, pieces, A] before each; no_turn: not finite
+  uint64_t* segment_turns = nullptr;  // [units, segments, A]: piece_turns are of one segment
+  float* token_turns = nullptr;       // [units, J, C, 32 or 64, 2] cosine and sine of each token
+  char* token_steps = nullptr;        // [units, J] of chunk_step_bytes
+  float* head_parameters = nullptr;   // [H] of head_parameter_count, as blocks read them
+  Edge* edges = nullptr;              // [units, segments J]
+  float* partial = nullptr;           // [units, slice, parameter_count]
+  int parts = 0;                      // of the heads of a group; 0: chunks are taken in turn
+  int64_t slice = 0;                  // chunks side by side
 };
 
 // Sequences [first, last) at work, and which of their chunks.
 struct Wave {
   int64_t first = 0, last = 0;
   int64_t segments = 1;  // that a unit has room for
-  int64_t segment = 0;   // number of the one at work
+  int64_t segment = 0;   // number of the one at work; of a pack: the round
   int64_t slice = 0;     // first chunk of the slice within the segment
   int64_t slice_chunks = 1;
 };

@@ -18,6 +18,7 @@ void check_sequences(const Call& c, const Launch& at, DeviceMachine& machine) {
   Sequences from = sequences_of(c, at.buffers);
   from.status.data = at.buffers.status;
   from.status.stride[0] = 1;
+  from.pack = {};  // of another size
   machine.read_sequences(sizes_of(c.problem, none), from);
   int64_t status[4];
   device::check(

@@ -33,12 +33,25 @@ TALEA_SCAN Unit unit_of(const Args& a, int64_t sequence, int head) {
   return u;
 }
 
+// The head of a sequence of which a stretch or a chunk of the schedule is a part.
+template <class Part>
+TALEA_SCAN Unit unit_of(const Args& a, const Part& part, int head) {
+  Unit u;
+  u.sequence = u.row = part.sequence;
+  u.head = head;
+  u.group = static_cast<int>(group_of(a.size, head));
+  if (mutant(Mutant::m3_1_groups_as_heads)) u.group = head % a.size.groups;
+  u.begin = part.begin;
+  u.tokens = part.tokens;
+  return u;
+}
+
 // The checkpoints of a sequence lie behind those of the sequences before.
 TALEA_SCAN float* saved_states(const Args& a, const Unit& u) {
   if (!a.saved) return nullptr;
   const Sizes& s = a.size;
   const auto kept = [&](int64_t tokens) {
-    return (chunks_of(s, tokens) + s.segment - 1) / s.segment;
+    return (chunks_of(s, tokens) + s.kept_every - 1) / s.kept_every;
   };
   const int64_t before = s.packed ? a.kept[u.sequence] : u.sequence * kept(s.tokens);
   return a.saved + (before * s.heads + u.head * kept(u.tokens)) * s.columns * s.values;

@@ -48,7 +48,7 @@ void record(const Call& c, const Plan& made, const char* state_home, const char*
   r.notes.push_back(std::string("operands: ") + (step ? "fp32" : name_of(made.engine)));
   if (!p.backward()) return;
   r.shared_product = "dO V^T once, used by dq, dk, d_dt, d_trap, d_d";
-  r.notes.push_back(c.in.saved ? "states from `saved`" : "states computed anew");
+  r.notes.push_back(c.in.saved && made.uses_saved ? "states from `saved`" : "states computed anew");
 }
 
 }  // namespace talea::mamba3::cuda

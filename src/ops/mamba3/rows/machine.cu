@@ -31,6 +31,17 @@ __global__ void __launch_bounds__(threads)
   read_sequences(team, s, from);
 }
 
+// A warp a stretch.
+__global__ void __launch_bounds__(threads) stretches_kernel(const __grid_constant__ PackRounds p) {
+  const int lane = threadIdx.x % 32;
+  const int64_t i = (blockIdx.x * int64_t{threads} + threadIdx.x) / 32;
+  if (i >= p.rounds[p.most_rounds].stretch) return;
+  put_stretch(p, i, lane, 32);
+  const int longer = device::warp_reduce(longer_before(p, i, lane, 32), device::Sum{});
+  const Stretch own = p.stretches[i];
+  if (lane == 0) p.by_length[p.rounds[own.round].stretch + longer] = own;
+}
+
 // A warp a token.
 __global__ void clear_kernel(const __grid_constant__ Args a, int64_t tokens) {
   const int lane = threadIdx.x % 32;
@@ -88,6 +99,10 @@ int64_t elements(const Sizes& s) {
 void DeviceMachine::read_sequences(const Sizes& sizes, const Sequences& from) {
   sequences_kernel<<<1, threads, 0, at_.stream>>>(sizes, from);
   device::check_launch("mamba3: sequences");
+  const PackRounds& pack = from.pack;
+  if (!pack.rounds || pack.most_stretches == 0) return;
+  stretches_kernel<<<blocks_of(pack.most_stretches * 32), threads, 0, at_.stream>>>(pack);
+  device::check_launch("mamba3: rounds of a pack");
 }
 
 void DeviceMachine::clear_padding(const Args& a) {

@@ -3,7 +3,10 @@
 // Never: reads a tensor, or chooses a size.
 #include "ops/mamba3/rows/plan.hpp"
 
+#include <algorithm>
+
 #include "core/arena.hpp"
+#include "ops/mamba3/rows/sums.hpp"
 
 namespace talea::mamba3::cuda {
 
@@ -49,8 +52,25 @@ Sizes sizes_of(const Problem& p, const Plan& plan) {
   s.eps = static_cast<float>(p.options.norm_eps);
   s.reciprocal = static_cast<unsigned>(65536 / p.rank + 1);
   s.chunk = static_cast<int>(plan.chunk);
-  s.segment = plan.segment;
+  s.segment = plan.rounds > 0 ? plan.room : plan.segment;
+  s.kept_every = plan.segment;
   return s;
+}
+
+// Every sequence with a token has a chunk that may be of one token.
+int64_t most_chunks(const Problem& p, int64_t chunk) {
+  const int64_t n = std::min(p.sequences, p.tokens);
+  return (p.tokens + n * (chunk - 1)) / chunk;
+}
+
+int64_t most_rounds(const Problem& p, const Plan& plan) {
+  // A sequence finds a round too full to be cut once, and not where it is the first.
+  const int64_t chunks = most_chunks(p, plan.chunk), n = std::min(p.sequences, p.tokens);
+  const int64_t least = least_chunks(plan.room, plan.cut_every);
+  const int64_t early = std::clamp<int64_t>(n - 1, 0, chunks / least);
+  const int64_t full = early + (chunks - early * least) / (plan.room - plan.cut_every + 1);
+  const int64_t stretches = n + full;
+  return full + (plan.abreast < std::min(plan.room, n) ? stretches / plan.abreast : 0) + 1;
 }
 
 namespace {
@@ -59,9 +79,37 @@ namespace {
 void take_tokens(Arena& arena, const Problem& p, const Plan& plan, int64_t count, int64_t most,
                  UnitBuffers& u) {
   const int64_t units = plan.wave * p.heads;
+  if (plan.rounds > 0) most = most_chunks(p, plan.chunk);
+  if (plan.by_segment) u.segment_turns = arena.take<uint64_t>(units * plan.segments * p.pairs);
   u.piece_turns = arena.take<uint64_t>(units * most * (plan.chunk / turn_tokens) * p.pairs);
   u.token_turns = arena.take<float>(units * count * plan.chunk * turned_pairs(p.pairs) * 2);
   u.token_steps = arena.take<char>(units * count * chunk_step_bytes(plan.chunk));
+}
+
+// A sequence that is cut at any chunk fills its round. In groups: by round of a group, and by
+// group.
+int64_t most_states(const Problem& p, const Plan& plan) {
+  if (plan.group > 0) return plan.group + plan.rounds / plan.group + 1;
+  return most_chunks(p, plan.chunk) / plan.room;
+}
+
+PackRounds take_rounds(Arena& arena, const Problem& p, const Plan& plan) {
+  PackRounds pack;
+  if (plan.rounds == 0) return pack;
+  pack.most_rounds = plan.rounds;
+  pack.most_chunks = most_chunks(p, plan.chunk);
+  pack.most_states = most_states(p, plan);
+  pack.most_stretches = std::min(p.sequences, p.tokens) + plan.rounds;  // each round cuts one
+  pack.room = static_cast<int32_t>(plan.room);
+  pack.abreast = static_cast<int32_t>(plan.abreast);
+  pack.group = static_cast<int32_t>(plan.group);
+  pack.every = static_cast<int32_t>(plan.cut_every);
+  pack.rounds = arena.take<Round>(plan.rounds + 1);
+  pack.stretches = arena.take<Stretch>(pack.most_stretches);
+  pack.by_length = arena.take<Stretch>(pack.most_stretches);
+  pack.chunks = arena.take<PackedChunk>(pack.most_chunks);
+  pack.before = arena.take<int32_t>(p.sequences + 1);
+  return pack;
 }
 
 }  // namespace
@@ -73,11 +121,17 @@ Buffers lay_out(Arena& arena, const Problem& p, const Plan& plan) {
   b.kept = arena.take<int64_t>(p.packed ? p.sequences + 1 : 0);
   b.status = arena.take<int64_t>(4);
   b.scratch = arena.take<char>(plan.blocks * scratch_of(plan, p));
-  const int64_t units = plan.wave * p.heads, A = p.pairs, J = plan.segment;
+  b.pack = take_rounds(arena, p, plan);
+  const bool rounds = plan.rounds > 0;
+  const int64_t units = plan.wave * p.heads, A = p.pairs;
+  const int64_t J = rounds ? plan.room : plan.segment;
+  const int64_t segments = rounds ? plan.rounds : plan.segments;
   const int64_t size = int64_t{plan.backward.padded_columns} * plan.backward.padded_values;
   if (!p.backward()) {
     if (plan.ahead == 0 && !plan.hands) return b;
-    b.units.upstream = arena.take<float>(units * size);
+    // Of a pack: the states of a round, where they are handed, and what crosses its ends.
+    const int64_t homes = rounds && plan.ahead > 0 ? 2 + (plan.hands ? plan.abreast : 0) : 1;
+    b.units.upstream = arena.take<float>(homes * units * size);
     if (plan.ahead == 0) {
       b.units.turns = arena.take<uint64_t>(units * A);
       return b;
@@ -91,13 +145,15 @@ Buffers lay_out(Arena& arena, const Problem& p, const Plan& plan) {
   const int64_t operand = plan.engine == Engine::bf16 ? 2 : 4;
   UnitBuffers& u = b.units;
   b.totals = arena.take<double>(p.heads * count);
-  u.states = arena.take<float>(apart && p.in.saved ? 0 : units * plan.segments * size);
+  const bool kept = apart && p.in.saved && plan.uses_saved;
+  const int64_t states = rounds ? most_states(p, plan) : plan.segments;
+  u.states = arena.take<float>(kept ? 0 : units * states * size);
   u.turns = arena.take<uint64_t>(apart ? 0 : units * plan.segments * A);
   u.taints = arena.take<int>(apart ? 0 : units * plan.segments * A);
   u.inner = arena.take<char>(units * (J + 1) * size * operand);
   u.inner_turns = arena.take<uint64_t>(apart ? 0 : units * J * A);
   u.inner_taints = arena.take<int>(apart ? 0 : units * J * A);
-  u.upstream = arena.take<float>(units * size);
+  u.upstream = arena.take<float>((rounds ? 2 : 1) * units * size);
   u.ends = arena.take<float>(apart ? 0 : units * 2 * A);
   u.pending = arena.take<Pending>(apart ? 0 : units);
   u.parameters = arena.take<double>(units * count);
@@ -109,10 +165,10 @@ Buffers lay_out(Arena& arena, const Problem& p, const Plan& plan) {
   u.slice = plan.slice;
   if (!apart) return b;
   u.inner_upstream = arena.take<char>(units * plan.slice * size * operand);
-  take_tokens(arena, p, plan, J, plan.segments * J, u);
+  take_tokens(arena, p, plan, J, plan.by_segment ? J : segments * J, u);
   u.head_parameters =
       arena.take<float>(p.heads * head_parameter_count(p.rank, p.state_dim, p.head_dim));
-  u.edges = arena.take<Edge>(units * plan.segments * J);
+  u.edges = arena.take<Edge>(units * segments * J);
   u.partial = arena.take<float>(units * plan.slice * count);
   return b;
 }

@@ -33,10 +33,21 @@ struct Plan {
   bool keeps = false;    // forward: the state lies in registers
   int threads = 512;     // of a block of forward; backward has 512
   ChunkPlaces forward, states, backward;
-  int64_t parts = 0;   // of the heads of a group, where the chunks of a slice go side by side
-  int64_t ahead = 0;   // chunks whose tokens are formed ahead of forward
-  bool hands = false;  // forward: states lie in memory before and behind all chunks
+  int64_t parts = 0;        // of the heads of a group, where the chunks of a slice go side by side
+  int64_t ahead = 0;        // chunks whose tokens are formed ahead of forward
+  bool hands = false;       // forward: states lie in memory before and behind all chunks
+  bool by_segment = false;  // backward: turns before the pieces of one segment at a time
+  // A pack in rounds: how many there are at most, and the chunks and stretches of one; 0: each
+  // sequence as if it were as long as all.
+  int64_t rounds = 0, room = 0, abreast = 0;
+  int64_t cut_every = 1;   // chunks
+  int64_t group = 0;       // rounds whose states are kept at a time; 0: all
+  bool uses_saved = true;  // backward: states of `saved` lie where a sequence is cut
 };
+
+// Of packed sequences: chunks of all, and rounds of `room` chunks and `abreast` stretches, at most.
+int64_t most_chunks(const Problem& p, int64_t chunk);
+int64_t most_rounds(const Problem& p, const Plan& plan);
 // Of lane cuda.
 Plan make_plan(const Problem& p, const DeviceFacts& device);
 
@@ -49,6 +60,7 @@ struct Buffers {
   double* totals = nullptr;
   char* scratch = nullptr;
   UnitBuffers units;
+  PackRounds pack;
 };
 Buffers lay_out(Arena& arena, const Problem& p, const Plan& plan);
 int64_t workspace_of(const Problem& p, const Plan& plan);

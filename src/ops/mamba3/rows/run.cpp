@@ -45,19 +45,21 @@ GradientViews views_of(const Gradients& d) {
 void backward(Machine& machine, const Args& args, const Plan& plan) {
   const Sizes& s = args.size;
   machine.clear_totals(args);
-  for (int64_t first = 0; first < s.sequences; first += plan.wave) {
+  // A pack in rounds is one sequence of all their chunks.
+  const int64_t sequences = plan.rounds > 0 ? 1 : s.sequences, wave = plan.wave;
+  for (int64_t waves = wave > 0 ? (sequences + wave - 1) / wave : 0; waves-- > 0;) {
     Wave w;
-    w.first = first;
-    w.last = std::min(first + plan.wave, s.sequences);
-    w.segments = plan.segments;
+    w.first = waves * wave;
+    w.last = std::min(w.first + wave, sequences);
+    w.segments = plan.rounds > 0 ? plan.rounds : plan.segments;
     machine.begin_units(args, w);
-    for (w.segment = plan.segments; w.segment-- > 0;) {
+    for (w.segment = w.segments; w.segment-- > 0;) {
       machine.segment_states(args, w);
-      const int64_t slices = (plan.segment + plan.slice - 1) / plan.slice;
+      const int64_t slices = (s.segment + plan.slice - 1) / plan.slice;
       for (int64_t slice = slices; slice-- > 0;) {
         w.slice = slice * plan.slice;
         w.slice_chunks = plan.slice;
-        if (w.segment * plan.segment + w.slice >= plan.chunks) continue;
+        if (plan.rounds == 0 && w.segment * s.segment + w.slice >= plan.chunks) continue;
         machine.slice_back(args, w);
         machine.sum_rows(args, w);
       }
@@ -85,9 +87,10 @@ Args args_of(const Call& c, const Plan& plan, const Buffers& buffers) {
   a.grad = views_of(c.out.d);
   const Tensor& saved = c.problem.backward() ? in.saved : c.out.saved;
   a.size.even_rows = is_even(in.q) && is_even(in.k);
-  a.saved = saved ? static_cast<float*>(saved.data) : nullptr;
+  a.saved = saved && plan.uses_saved ? static_cast<float*>(saved.data) : nullptr;
   a.ends = buffers.ends;
   a.kept = buffers.kept;
+  a.pack = buffers.pack;
   return a;
 }
 
@@ -98,6 +101,7 @@ Sequences sequences_of(const Call& c, const Buffers& buffers) {
   q.status = view_of(c.out.status);
   q.ends = buffers.ends;
   q.kept = buffers.kept;
+  q.pack = buffers.pack;
   return q;
 }
 

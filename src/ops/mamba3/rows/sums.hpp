@@ -12,6 +12,7 @@ struct Sequences {
   View cu_seqlens, slots, status;
   int64_t* ends = nullptr;  // [n + 1]; a step: [B] rows, -1 for none
   int64_t* kept = nullptr;  // [n + 1] checkpoints before each
+  PackRounds pack;
 };
 
 TALEA_SCAN void put_status(const View& v, int64_t bad, int64_t place, int64_t value,
@@ -22,14 +23,87 @@ TALEA_SCAN void put_status(const View& v, int64_t bad, int64_t place, int64_t va
   status[0] = bad, status[each] = place, status[2 * each] = value, status[3 * each] = bad_slots;
 }
 
+// One thread takes the sequences in turn: a round is full where what comes next of a sequence has
+// no room, and a sequence is cut where a quarter of a round would stay empty otherwise. So a round
+// that is not the last has as many chunks as `least_chunks` says, or all its stretches.
+class RoundMaker {
+ public:
+  TALEA_SCAN explicit RoundMaker(const PackRounds& pack) : pack_(pack) {
+    if (pack.rounds) pack.rounds[0] = {};
+  }
+  TALEA_SCAN void add(int64_t sequence, int64_t begin, int64_t tokens, uint32_t chunks) {
+    if (!pack_.rounds) return;
+    pack_.before[sequence] = chunk_;
+    const auto all = static_cast<int32_t>(chunks);
+    for (int32_t first = 0; first < all;) {
+      const int32_t room = pack_.room - fill_, left = all - first;
+      const bool fits = left <= room;
+      if (fits && abreast_ < pack_.abreast) {
+        put(sequence, begin, tokens, first, left);
+        return;
+      }
+      const int32_t cut = fits || pack_.every == 1 ? room : room / pack_.every * pack_.every;
+      if (abreast_ == pack_.abreast || cut == 0 || (fill_ > 0 && 4 * room <= pack_.room)) {
+        pack_.rounds[++round_] = last();
+        fill_ = abreast_ = 0;
+        continue;
+      }
+      put(sequence, begin, tokens, first, cut);
+      first += cut, ++cuts_;
+    }
+  }
+  // How many rounds there are; those behind them are empty.
+  TALEA_SCAN int32_t end(int64_t sequences) {
+    if (!pack_.rounds) return 0;
+    pack_.before[sequences] = chunk_;
+    return round_ + (fill_ > 0 ? 1 : 0);
+  }
+  TALEA_SCAN Round last() const { return {chunk_, stretch_, cuts_ - 1}; }
+
+ private:
+  TALEA_SCAN void put(int64_t sequence, int64_t begin, int64_t tokens, int32_t first,
+                      int32_t count) {
+    pack_.stretches[stretch_++] = {
+        static_cast<int32_t>(sequence), first,  count, chunk_, static_cast<int32_t>(begin),
+        static_cast<int32_t>(tokens),   round_, 0};
+    chunk_ += count, fill_ += count, ++abreast_;
+  }
+  const PackRounds& pack_;
+  int32_t round_ = 0, stretch_ = 0, chunk_ = 0, cuts_ = 0, fill_ = 0, abreast_ = 0;
+};
+// Chunks of a round that is not the last, where it has not all its stretches.
+TALEA_SCAN int64_t least_chunks(int64_t room, int64_t every) {
+  const int64_t cut = room - every + 1, full = room - room / 4;
+  return cut < full ? cut : full;
+}
+
+// Lane `lane` of `lanes` that share stretch i: its chunks, and its place by length in its round.
+TALEA_SCAN void put_stretch(const PackRounds& p, int64_t i, int lane, int lanes) {
+  const Stretch x = p.stretches[i];
+  for (int32_t j = lane; j < x.count; j += lanes)
+    p.chunks[x.number + j] = {x.sequence, x.first + j, x.begin, x.tokens};
+}
+TALEA_SCAN int32_t longer_before(const PackRounds& p, int64_t i, int lane, int lanes) {
+  const Stretch x = p.stretches[i];
+  const int32_t first = p.rounds[x.round].stretch, end = p.rounds[x.round + 1].stretch;
+  int32_t longer = 0;
+  for (int32_t j = first + lane; j < end; j += lanes) {
+    const int32_t other = p.stretches[j].count;
+    longer += other > x.count || (other == x.count && j < i) ? 1 : 0;
+  }
+  return longer;
+}
+
 // Cut to [entry before, S]; what was cut is counted.
 template <class Team>
 TALEA_SCAN void read_entries(Team& team, const Sizes& s, const Sequences& q) {
   const auto* from = static_cast<const int32_t*>(q.cu_seqlens.data);
   team.each(s.sequences + 1, [&](int64_t i) { q.ends[i] = from[i * q.cu_seqlens.stride[0]]; });
   team.sync();
+  const auto C = static_cast<uint32_t>(s.chunk), J = static_cast<uint32_t>(s.kept_every);
   team.each(1, [&](int64_t) {
     int64_t before = 0, bad = 0, place = -1, value = 0, kept = 0;
+    RoundMaker pack(q.pack);
     for (int64_t first = 0; first <= s.sequences; first += 16) {
       int64_t some[16];
       for (int j = 0; j < 16; ++j) some[j] = first + j <= s.sequences ? q.ends[first + j] : 0;
@@ -37,13 +111,20 @@ TALEA_SCAN void read_entries(Team& team, const Sizes& s, const Sequences& q) {
         int64_t end = some[j] < before ? before : some[j];
         end = end > s.tokens ? s.tokens : end;
         if (end != some[j] && bad++ == 0) place = first + j, value = some[j];
-        if (first + j > 0) kept += (chunks_of(s, end - before) + s.segment - 1) / s.segment;
+        if (first + j > 0) {
+          const uint32_t chunks = (static_cast<uint32_t>(end - before) + C - 1) / C;
+          kept += (chunks + J - 1) / J;
+          pack.add(first + j - 1, before, end - before, chunks);
+        }
         q.ends[first + j] = end;
         if (q.kept) q.kept[first + j] = kept;
         before = end;
       }
     }
     put_status(q.status, bad, place, value, 0);
+    const int32_t rounds = pack.end(s.sequences);
+    for (int64_t i = rounds; q.pack.rounds && i <= q.pack.most_rounds; ++i)
+      q.pack.rounds[i] = pack.last();
   });
   team.sync();
 }
@@ -123,6 +204,15 @@ struct SliceToken {
 TALEA_SCAN SliceToken slice_token(const Args& a, const Wave& w, int64_t place) {
   const Sizes& s = a.size;
   const int64_t in_slice = place % (w.slice_chunks * s.chunk);
+  if (a.pack.rounds) {
+    const Round* const now = a.pack.rounds + w.segment;
+    const int64_t number = now[0].chunk + in_slice / s.chunk;
+    if (number >= now[1].chunk) return {};
+    const PackedChunk x = a.pack.chunks[number];
+    const int64_t token = int64_t{x.chunk} * s.chunk + in_slice % s.chunk;
+    if (token >= x.tokens) return {};
+    return {0, x.begin + token};
+  }
   const int64_t sequence = w.first + place / (w.slice_chunks * s.chunk);
   if (w.slice + in_slice / s.chunk >= s.segment) return {};  // of the next segment
   const int64_t token = (w.segment * s.segment + w.slice) * s.chunk + in_slice;
@@ -158,12 +248,12 @@ TALEA_SCAN void sum_angles(const Args& a, const Wave& w, const float* from, int6
   store(a.grad.angles, cuda::at(a.grad.angles, token.batch, token.token, 0, i), sum);
 }
 
-// Element i of the parameters of a head, over the sequences of the wave.
+// Element i of the parameters of a head, over the sequences of the wave, from the last on.
 TALEA_SCAN void add_parameters(const Args& a, const Wave& w, const double* from, double* totals,
                                int head, int i) {
   const int count = parameter_count(a.size);
   double sum = totals[int64_t{head} * count + i];
-  for (int64_t n = 0; n < w.last - w.first; ++n) sum += from[(n * a.size.heads + head) * count + i];
+  for (int64_t n = w.last - w.first; n-- > 0;) sum += from[(n * a.size.heads + head) * count + i];
   totals[int64_t{head} * count + i] = sum;
 }
 

@@ -34,10 +34,8 @@ __global__ void __launch_bounds__(back_threads, 1)
   place.first = place.group * s.heads_per_group + place.part * each;
   place.last = place.first + each < end ? place.first + each : end;
   if (threadIdx.x == 0) {
-    const Unit u = cuda::unit_of(a, wave.first + place.sequence, place.first);
-    sh.unit = u;
+    put_chunk<tokens_of<R>>(a, wave, place, sh.unit, sh.part);
     sh.place = place;
-    sh.part = part_of<tokens_of<R>>(u, place.chunk);
   }
   __syncthreads();
   if (place.in_segment >= s.segment || sh.part.n <= 0) return;

@@ -17,6 +17,24 @@ struct Place {
   int group = 0, part = 0, first = 0, last = 0;  // heads [first, last)
 };
 
+// Unit and tokens of the chunk at `place`, which a round of a pack numbers among all of its pack.
+template <int C>
+__device__ __forceinline__ void put_chunk(const Args& a, const Wave& w, Place& place, Unit& unit,
+                                          Part& part) {
+  if (!a.pack.rounds) {
+    unit = cuda::unit_of(a, w.first + place.sequence, place.first);
+    part = part_of<C>(unit, place.chunk);
+    return;
+  }
+  const RoundAt round(a, w.segment);
+  place.chunk = round.first + place.in_segment;
+  part = {};
+  if (place.chunk >= round.end) return;
+  const cuda::PackedChunk x = a.pack.chunks[place.chunk];
+  unit = cuda::unit_of(a, x, place.first);
+  part = part_of<C>(unit, x.chunk);
+}
+
 // Where the tensors of head 0 of the group's tokens begin at the chunk's first one, in elements.
 struct Homes {
   int64_t q = 0, k = 0, v = 0, z = 0, d_out = 0, d_v = 0, d_z = 0, angles = 0, d_angles = 0;

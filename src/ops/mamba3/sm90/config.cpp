@@ -17,6 +17,10 @@ constexpr int64_t usual_limit = int64_t{256} << 20;
 constexpr int64_t forward_bytes = int64_t{48}
                                   << 20;             // what forward writes ahead stays in the cache
 constexpr int64_t most_ahead = 32, usual_ahead = 8;  // chunks
+constexpr int64_t pack_bytes = int64_t{160} << 20;   // of a pack, whose rounds are even where long
+constexpr int64_t forward_homes = int64_t{24} << 20;  // states handed to and by a round of a pack
+constexpr int64_t most_in_order = 4096;               // sequences
+constexpr int64_t most_room = 1 << 16;                // chunks of a round
 constexpr int64_t usual_slice = 8;   // chunks side by side are not fewer but for the limit
 constexpr int64_t processors = 132;  // of the chips that the lane is for
 
@@ -55,9 +59,72 @@ std::optional<std::string> declined_step(const Problem& p) {
   return std::nullopt;
 }
 
+// A pack in rounds of as many chunks as memory is for; false: not within the limit. least: chunks
+// of the shortest round that is tried.
+template <class Set>
+bool fit_rounds(const Problem& p, int64_t most, int64_t limit, int64_t least, cuda::Plan& plan,
+                Set set) {
+  const int64_t all = std::max<int64_t>(cuda::most_chunks(p, plan.chunk), 1);
+  const auto bytes = [&](int64_t room) {
+    plan.wave = 1;
+    plan.room = std::min(room, most_room);
+    plan.abreast = set(plan.room);
+    plan.rounds = cuda::most_rounds(p, plan);
+    if (plan.group > 0)
+      plan.group = static_cast<int64_t>(std::ceil(std::sqrt(static_cast<double>(plan.rounds))));
+    return cuda::workspace_of(p, plan);
+  };
+  // Rounds are fewer where they are longer, but states between them weigh less than what they hold.
+  int64_t low = std::min(all, least), high = all;
+  if (bytes(low) > most) return bytes(low) <= limit;
+  while (low < high) {
+    const int64_t middle = (low + high + 1) / 2;
+    if (bytes(middle) <= most)
+      low = middle;
+    else
+      high = middle - 1;
+  }
+  return bytes(low) <= limit;
+}
+
+int64_t turns_before(const Problem& p, int64_t chunk) {
+  return p.heads * cuda::most_chunks(p, chunk) * (chunk / cuda::turn_tokens) * p.pairs * 8;
+}
+
+bool fit_backward_rounds(const Problem& p, int64_t limit, cuda::Plan& plan) {
+  const auto chunks = static_cast<double>(cuda::most_chunks(p, plan.chunk));
+  const auto root = static_cast<int64_t>(std::ceil(std::sqrt(chunks)));
+  const int64_t most = std::min(limit, usual_bytes), n = std::max<int64_t>(p.sequences, 1);
+  // A round begins where a sequence does, or at a state of `saved`: where it has room for two such
+  // parts. Where states between rounds have no room, those of a group of rounds are formed once
+  // more.
+  const auto tried = [&](bool saved, bool groups) {
+    plan.uses_saved = saved;
+    plan.group = groups ? 1 : 0;
+    plan.cut_every = saved ? plan.segment : 1;
+    const int64_t least = std::max<int64_t>(groups ? usual_slice : root, 2 * plan.cut_every);
+    const bool fits = fit_rounds(p, groups ? limit : most, limit, least, plan, [&](int64_t room) {
+      plan.slice = room;
+      return std::min(room, n);
+    });
+    return fits && plan.room >= 2 * plan.cut_every;
+  };
+  if (p.in.saved && tried(true, false)) return true;
+  return tried(false, false) || tried(false, true);
+}
+
 // As many sequences side by side as memory is for, since many blocks wait less for the last one;
 // then as many chunks of a segment.
 void fit(const Problem& p, int64_t limit, cuda::Plan& plan) {
+  plan.rounds = 0;
+  plan.by_segment = false;
+  if (p.packed && p.sequences > 0 && p.tokens > 0) {
+    cuda::Plan rounds = plan;
+    if (fit_backward_rounds(p, limit, rounds)) {
+      plan = rounds;
+      return;
+    }
+  }
   const int64_t most = std::min(limit, usual_bytes), n = std::max<int64_t>(p.sequences, 1);
   plan.slice = plan.segment;
   plan.wave = 1;
@@ -74,13 +141,36 @@ void fit(const Problem& p, int64_t limit, cuda::Plan& plan) {
   };
   shorten(usual_slice, most);
   shorten(1, limit);
+  if (plan.by_segment || cuda::workspace_of(p, plan) <= limit) return;
+  // Turns before the pieces of all tokens are a quarter of what a long sequence needs.
+  plan.by_segment = true;
+  plan.slice = plan.segment;
+  shorten(usual_slice, most);
+  shorten(1, limit);
 }
 
 // Forward forms the tokens of some chunks ahead of each launch: as many as the cache holds, of as
 // many sequences as then fit. Not for one row a token (SISO), as long as every multiprocessor has
 // heads: its turns are as many numbers as the rows that they turn.
 void fit_forward(const Problem& p, int64_t limit, cuda::Plan& plan) {
-  const int64_t most = std::min(limit, forward_bytes), n = std::max<int64_t>(p.sequences, 1);
+  const int64_t n = std::max<int64_t>(p.sequences, 1);
+  // Turns before each piece of all tokens, which a sequence alone reads once, come on top.
+  const int64_t turns = turns_before(p, plan.chunk);
+  const int64_t most = std::min(limit, forward_bytes + (n == 1 ? turns : 0));
+  if (p.packed && p.sequences > 0 && p.tokens > 0) {
+    cuda::Plan rounds = plan;
+    rounds.hands = any_of(p.in.initial_states) || any_of(p.out.final_states);
+    const int64_t homes = std::max<int64_t>(forward_homes / (p.heads * columns * values * 4), 8);
+    const auto set = [&](int64_t room) {
+      rounds.ahead = room;
+      return std::min(std::min(room, n), rounds.hands ? homes : room);
+    };
+    const int64_t room = std::min(limit, pack_bytes + turns);
+    if (fit_rounds(p, room, limit, usual_ahead, rounds, set)) {
+      plan = rounds;
+      return;
+    }
+  }
   plan.wave = n, plan.ahead = std::clamp<int64_t>(plan.chunks, 1, most_ahead);
   const auto is_large = [&] { return cuda::workspace_of(p, plan) > most; };
   const int64_t least = std::min<int64_t>(plan.ahead, usual_ahead);
@@ -94,6 +184,9 @@ void fit_forward(const Problem& p, int64_t limit, cuda::Plan& plan) {
 int64_t time_of(const Problem& p, const cuda::Plan& plan) {
   const auto pieces = [](int64_t of, int64_t by) { return (of + by - 1) / by; };
   const int64_t heads = pieces(p.heads_per_group, plan.parts);
+  if (plan.rounds > 0)
+    return pieces(cuda::most_chunks(p, plan.chunk), plan.room) *
+           pieces(plan.room * p.groups * plan.parts, processors) * (heads + 1);
   const int64_t blocks = plan.wave * plan.slice * p.groups * plan.parts;
   return pieces(std::max<int64_t>(p.sequences, 1), plan.wave) * plan.segments *
          pieces(plan.segment, plan.slice) * pieces(blocks, processors) * (heads + 1);
@@ -177,6 +270,13 @@ cuda::Plan make_plan(const Problem& p, const DeviceFacts&) {
     plan.hands = any_of(p.in.initial_states) || any_of(p.out.final_states);
     plan.wave = std::max<int64_t>(p.sequences, 1);
     while (plan.wave > 1 && cuda::workspace_of(p, plan) > limit) plan.wave = (plan.wave + 1) / 2;
+    // All of a pack are one round, where its lengths are put in order.
+    if (p.packed && plan.wave == p.sequences && p.sequences <= most_in_order && p.tokens > 0) {
+      cuda::Plan round = plan;
+      round.rounds = 1;
+      round.room = cuda::most_chunks(p, plan.chunk), round.abreast = round.room;
+      if (cuda::workspace_of(p, round) <= limit) plan = round;
+    }
     return plan;
   }
   plan.parts = parts_of(p, plan);

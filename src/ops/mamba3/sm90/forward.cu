@@ -19,8 +19,11 @@ struct Shared {
   float mimo_v[R * values], mimo_z[R * values], mimo_out[R * values];
   ChunkSteps<C> steps[2];
   // Read from here: registers that they would take are spilled.
-  Unit unit;
-  float* home = nullptr;  // the state between runs
+  Unit unit;                    // from the first chunk of the run on
+  int first = 0, count = 0;     // chunks of the run
+  const float* home = nullptr;  // the state before the run, or zeros
+  float* left = nullptr;        // where the state behind it is left, or nowhere
+  float* saved = nullptr;       // of the whole unit
   const float* turns_from = nullptr;
   const char* steps_from = nullptr;
 };
@@ -31,43 +34,41 @@ __device__ __forceinline__ void fetch(const void* from) {
 }
 
 template <int R, int blocks>
-__device__ __forceinline__ void read_chunks(const Args& a, Shared<R>& sh, int first, int end,
-                                            bool last) {
+__device__ __forceinline__ void read_chunks(const Args& a, Shared<R>& sh) {
   const Unit& u = sh.unit;
   constexpr int C = tokens_of<R>, pairs = 32 * blocks, each = C / 8;
   const int thread = threadIdx.x & 127, pp0 = thread & 15, t0 = (thread >> 4) * each;
   const auto sync = [] { hopper::named_barrier_sync(reading, 128); };
   float h[64];
-  if (first > 0 || starts_with_state(a)) {
+  if (sh.home) {
     take_state(sh.home, h);
   } else {
 #pragma unroll
     for (float& x : h) x = 0;
   }
-  float* const saved = cuda::saved_states(a, u);
 
-  Part p = part_of<C>(u, first);
+  Part p = part_of<C>(u, 0);
   const auto begin = [&](int chunk, int stage) {
     copy_rows<R, 128>(a.q, u, p, sh.q[stage], thread);
     copy_rows<R, 128>(a.k, u, p, sh.k[stage], thread);
     if constexpr (R == 1) copy_values<128>(a, u, p, sh.v[stage], thread);
     copy_bytes<sizeof(ChunkSteps<C>), 128>(
-        sh.steps_from + (chunk - first) * static_cast<int64_t>(sizeof(ChunkSteps<C>)),
-        &sh.steps[stage], thread);
+        sh.steps_from + chunk * static_cast<int64_t>(sizeof(ChunkSteps<C>)), &sh.steps[stage],
+        thread);
     // What registers take once the product is through. No branch: accumulators would be moved.
     if constexpr (R > 1)
       fetch(static_cast<const char*>(a.v.data) +
             cuda::at(a.v, u.batch, u.begin + p.first + (thread < p.n ? thread : 0), u.head) * 2);
   };
-  begin(first, 0);
+  begin(0, 0);
 #pragma unroll 1
-  for (int chunk = first; chunk < end; ++chunk) {
-    const int stage = (chunk - first) & 1;
-    if (saved && chunk % a.size.segment == 0)
-      put_state(saved + chunk / a.size.segment * (columns * values), h);
+  for (int chunk = 0; chunk < sh.count; ++chunk) {
+    const int stage = chunk & 1;
+    if (sh.saved && (sh.first + chunk) % a.size.kept_every == 0)
+      put_state(sh.saved + (sh.first + chunk) / a.size.kept_every * (columns * values), h);
     // Not under the product of the chunk before: what is loaded there is spilled.
     const auto* const turns = reinterpret_cast<const float4*>(sh.turns_from) +
-                              (chunk - first) * (C * pairs / 2) + t0 * (pairs / 2) + pp0;
+                              chunk * (C * pairs / 2) + t0 * (pairs / 2) + pp0;
     const float4 ahead = __ldg(turns);
     const RawValues<R, 128> own(a, u, p, thread);
     copies_done();
@@ -108,20 +109,64 @@ __device__ __forceinline__ void read_chunks(const Args& a, Shared<R>& sh, int fi
     else
       turn(std::false_type{});
     own.put(p, sh.mimo_v, sh.steps[stage].key, sh.v[stage], sh.weighed);
-    if (chunk > first) hopper::named_barrier_sync(state_read, 256);
+    if (chunk > 0) hopper::named_barrier_sync(state_read, 256);
     join_chunk(sh, stage, h, sync);
-    if (chunk + 1 < end) {
+    if (chunk + 1 < sh.count) {
       p = part_of<C>(u, chunk + 1);
-      if (chunk > first) hopper::named_barrier_sync(empty + (stage ^ 1), 256);
+      if (chunk > 0) hopper::named_barrier_sync(empty + (stage ^ 1), 256);
       begin(chunk + 1, stage ^ 1);
     }
     hopper::warpgroup_wait<0>();
     hopper::hold_registers(h);
   }
-  if (!last || a.last.ssm.data) put_state(sh.home, h);
+  if (sh.left) put_state(sh.left, h);
 }
 
-// Chunks [first, first + ahead) of a unit.
+// A run of `count` chunks from `first` on.
+template <int R>
+__device__ __forceinline__ void put_run(const Args& a, const Unit& u, int first, int count,
+                                        Shared<R>& sh) {
+  sh.first = first, sh.count = count;
+  sh.saved = cuda::saved_states(a, u);
+  sh.unit = u;
+  sh.unit.begin += int64_t{first} * tokens_of<R>;
+  sh.unit.tokens -= int64_t{first} * tokens_of<R>;
+}
+// Chunks [first, first + ahead) of a unit. Where the tokens of its first chunk lie, in chunks.
+template <int R>
+__device__ __forceinline__ int64_t find_run(const Args& a, const UnitBuffers& b, const Wave& wave,
+                                            int first, int ahead, Shared<R>& sh) {
+  const int64_t number = blockIdx.x;
+  const Unit u = unit_at(a, wave.first, number);
+  const int chunks = static_cast<int>(cuda::chunks_of(a.size, u.tokens));
+  const int end = chunks < first + ahead ? chunks : first + ahead;
+  put_run<R>(a, u, first, end - first, sh);
+  float* const home = b.upstream + number * (columns * values);
+  sh.home = first > 0 || starts_with_state(a) ? home : nullptr;
+  sh.left = end < chunks || a.last.ssm.data ? home : nullptr;
+  return number * ahead;
+}
+// The same of a stretch of a round, the longest first, by all heads.
+template <int R>
+__device__ __forceinline__ int64_t find_stretch(const Args& a, const UnitBuffers& b, int64_t round,
+                                                Shared<R>& sh) {
+  const RoundAt at(a, round);
+  const int64_t heads = a.size.heads, i = blockIdx.x / heads, head = blockIdx.x - i * heads;
+  sh.count = 0;
+  if (i >= at.stretches) return 0;
+  const cuda::Stretch x = a.pack.by_length[at.stretch + i];
+  put_run<R>(a, cuda::unit_of(a, x, static_cast<int>(head)), x.first, x.count, sh);
+  // What crosses from a round to the next lies by turns in two places; behind them what is handed.
+  const auto home = [&](int64_t place) {
+    return b.upstream + (place * heads + head) * (columns * values);
+  };
+  const bool last = is_last<tokens_of<R>>(x);
+  sh.home = x.first > 0 ? home(round & 1) : starts_with_state(a) ? home(2 + i) : nullptr;
+  sh.left = !last ? home(~round & 1) : a.last.ssm.data ? home(2 + i) : nullptr;
+  return head * a.size.segment + x.number - at.first;
+}
+
+// first: of a pack the round.
 template <int R, int blocks>
 __global__ void __launch_bounds__(256, 2)
     forward_kernel(const __grid_constant__ Args a, const __grid_constant__ UnitBuffers b,
@@ -130,29 +175,27 @@ __global__ void __launch_bounds__(256, 2)
   extern __shared__ __align__(1024) char memory[];
   constexpr int C = tokens_of<R>;
   auto& sh = *reinterpret_cast<Shared<R>*>(memory);
-  const int64_t number = blockIdx.x;
-  const Unit u = unit_at(a, wave.first, number);
-  const int chunks = static_cast<int>(cuda::chunks_of(a.size, u.tokens));
-  if (first >= chunks) return;
-  const int end = chunks < first + ahead ? chunks : first + ahead;
+  if (threadIdx.x == 0) {
+    const int64_t at = a.pack.rounds ? find_stretch<R>(a, b, first, sh)
+                                     : find_run<R>(a, b, wave, first, ahead, sh);
+    sh.turns_from = b.token_turns + at * (C * 32 * blocks * 2);
+    sh.steps_from = b.token_steps + at * cuda::chunk_step_bytes(C);
+  }
+  __syncthreads();
+  if (sh.count <= 0) return;
+  const Unit& u = sh.unit;
   read_bias<R>(a.q_bias, u.head, a.size.halves, sh.q_bias, threadIdx.x, 256);
   read_bias<R>(a.k_bias, u.head, a.size.halves, sh.k_bias, threadIdx.x, 256);
   read_projection<R>(a.mimo_v, u.head, sh.mimo_v, threadIdx.x, 256);
   read_projection<R>(a.mimo_z, u.head, sh.mimo_z, threadIdx.x, 256);
   read_projection<R>(a.mimo_out, u.head, sh.mimo_out, threadIdx.x, 256);
-  if (threadIdx.x == 0) {
-    sh.unit = u;
-    sh.home = b.upstream + number * (columns * values);
-    sh.turns_from = b.token_turns + number * ahead * (C * 32 * blocks * 2);
-    sh.steps_from = b.token_steps + number * ahead * cuda::chunk_step_bytes(C);
-  }
   __syncthreads();
   if (warpgroup() == 0) {
     hopper::lower_registers<104>();
-    multiply_chunks<R>(a, sh.unit, sh, first, end);
+    multiply_chunks<R>(a, sh.unit, sh, 0, sh.count);
   } else {
     hopper::raise_registers<152>();
-    read_chunks<R, blocks>(a, sh, first, end, end == chunks);
+    read_chunks<R, blocks>(a, sh);
   }
 }
 
@@ -173,6 +216,24 @@ void launch_forward(const Args& args, const Wave& wave, const UnitBuffers& b, in
     });
   }
   launch_end(args, wave, b, chunks, stream);
+}
+
+void launch_forward_pack(const Args& args, const UnitBuffers& b, cudaStream_t stream) {
+  const cuda::PackRounds& pack = args.pack;
+  Wave wave;
+  wave.last = 1;
+  launch_turns(args, wave, b, pack.most_chunks, stream);
+  launch_pass_through(args, stream);
+  for (wave.segment = 0; wave.segment < pack.most_rounds; ++wave.segment) {
+    launch_start(args, wave, b, stream);
+    launch_tokens(args, wave, b, wave.segment, pack.room, pack.most_chunks, stream);
+    with_shape(args.size, [&](auto rank, auto blocks) {
+      launch("mamba3: forward", forward_kernel<rank(), blocks()>,
+             int64_t{pack.abreast} * args.size.heads, 256, sizeof(Shared<rank()>), stream, args, b,
+             wave, static_cast<int>(wave.segment), static_cast<int>(pack.room));
+    });
+    launch_end(args, wave, b, pack.most_chunks, stream);
+  }
 }
 
 }  // namespace talea::mamba3::sm90

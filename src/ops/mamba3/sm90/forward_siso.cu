@@ -57,8 +57,8 @@ __device__ __forceinline__ void read_chunks(const Args& a, const Unit& u, Shared
 #pragma unroll 1
   for (int chunk = 0; chunk < chunks; ++chunk) {
     const int stage = chunk & 1;
-    if (saved && chunk % a.size.segment == 0)
-      put_state(saved + chunk / a.size.segment * (columns * values), h);
+    if (saved && chunk % a.size.kept_every == 0)
+      put_state(saved + chunk / a.size.kept_every * (columns * values), h);
     // What is kept of them from chunk to chunk would be spilled, and wait for them there.
     turns.load(a, u, p);
     scratch.raw.put(thread, thread <= C ? raw_token(a, u, p, thread) : RawToken{});
@@ -131,7 +131,13 @@ __global__ void __launch_bounds__(256, 2)
   hopper::begin_after_earlier_kernels();
   extern __shared__ __align__(1024) char memory[];
   auto& sh = *reinterpret_cast<Shared*>(memory);
-  const int64_t number = blockIdx.x;
+  int64_t number = blockIdx.x;
+  // The longest sequence of a pack first: a block that begins late is short.
+  if (a.pack.rounds) {
+    const int64_t i = number / a.size.heads;
+    if (i >= a.pack.rounds[1].stretch) return;
+    number += (a.pack.by_length[i].sequence - i) * a.size.heads;
+  }
   const Unit u = unit_at(a, wave.first, number);
   if (u.tokens <= 0) return;
   read_bias<1>(a.q_bias, u.head, a.size.halves, sh.q_bias, threadIdx.x, 256);
@@ -167,12 +173,14 @@ __global__ void __launch_bounds__(256, 2)
 void launch_forward_siso(const Args& args, const Wave& wave, const UnitBuffers& b,
                          cudaStream_t stream) {
   const int64_t units = (wave.last - wave.first) * args.size.heads;
-  launch_start(args, wave, b, stream);
+  Args apart = args;  // states by unit, whatever the order of a pack
+  apart.pack = {};
+  launch_start(apart, wave, b, stream);
   with_shape(args.size, [&](auto, auto blocks) {
     launch("mamba3: forward", siso_kernel<blocks()>, units, 256, sizeof(Shared), stream, args, b,
            wave);
   });
-  launch_end(args, wave, b, 0, stream);
+  launch_end(apart, wave, b, 0, stream);
 }
 
 }  // namespace talea::mamba3::sm90

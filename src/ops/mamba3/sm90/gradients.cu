@@ -35,8 +35,7 @@ __global__ void __launch_bounds__(gradient_threads, 1)
     const int end = (place.group + 1) * s.heads_per_group;
     place.first = place.group * s.heads_per_group + place.part * each;
     place.last = place.first + each < end ? place.first + each : end;
-    sh.unit = cuda::unit_of(a, wave.first + place.sequence, place.first);
-    sh.part = part_of<tokens_of<R>>(sh.unit, place.chunk);
+    put_chunk<tokens_of<R>>(a, wave, place, sh.unit, sh.part);
     if (place.in_segment >= s.segment) sh.part.n = 0;
     sh.place = place;
   }

@@ -17,13 +17,38 @@ __device__ __forceinline__ float* home_of(const UnitBuffers& b, int64_t number) 
   return b.upstream + number * (columns * values);
 }
 
+// The unit of a block, and where its state lies: of a pack a stretch of the round, in the order in
+// which they go, behind the two places of what crosses. Nothing where it does not begin its
+// sequence, or, for what is handed on, end it.
+__device__ __forceinline__ bool find_unit(const Args& a, const Wave& w, bool behind, Unit& u,
+                                          int64_t& number) {
+  number = blockIdx.x;
+  if (!a.pack.rounds) {
+    u = unit_at(a, w.first, number);
+    return true;
+  }
+  const RoundAt round(a, w.segment);
+  const int64_t i = number / a.size.heads;
+  if (i >= round.stretches) return false;
+  const cuda::Stretch x = a.pack.by_length[round.stretch + i];
+  u = cuda::unit_of(a, x, static_cast<int>(number % a.size.heads));
+  number += int64_t{2} * a.size.heads;
+  return behind ? x.first + x.count >= cuda::chunks_of(a.size, x.tokens) : x.first == 0;
+}
+
+// Chunks before those of the unit in what launch_turns has written.
+__device__ __forceinline__ int64_t chunks_before(const Args& a, const Unit& u, int64_t number,
+                                                 int64_t most) {
+  return a.pack.rounds ? u.head * most + a.pack.before[u.sequence] : number * most;
+}
+
 // h before the first token, with the token held over.
 __global__ void __launch_bounds__(threads)
     start_kernel(const __grid_constant__ Args a, const __grid_constant__ UnitBuffers b,
                  const __grid_constant__ Wave wave) {
-  const int64_t number = blockIdx.x;
-  const Unit u = unit_at(a, wave.first, number);
-  if (u.tokens <= 0) return;
+  Unit u;
+  int64_t number = 0;
+  if (!find_unit(a, wave, false, u, number) || u.tokens <= 0) return;
   const StateViews& f = a.initial;
   const bool held = f.k.data && f.v.data && !mutant(Mutant::m3_22_initial_token_ignored);
   const float b0 =
@@ -68,6 +93,11 @@ __device__ __forceinline__ void pass_through(const Args& a, const Unit& u) {
                 cuda::load_or(0, from.v, cuda::at(from.v, u.row, u.head, i)));
 }
 
+__global__ void __launch_bounds__(threads) pass_through_kernel(const __grid_constant__ Args a) {
+  const Unit u = unit_at(a, 0, blockIdx.x);
+  if (u.tokens <= 0) pass_through(a, u);
+}
+
 // The states behind the last token; `most` as in launch_turns, where the chunks have not left their
 // turns.
 template <int C>
@@ -76,8 +106,9 @@ __global__ void __launch_bounds__(threads)
                const __grid_constant__ Wave wave, int64_t most) {
   constexpr int piece = cuda::turn_tokens;
   __shared__ float cosine[64], sine[64];
-  const int64_t number = blockIdx.x;
-  const Unit u = unit_at(a, wave.first, number);
+  Unit u;
+  int64_t number = 0;
+  if (!find_unit(a, wave, true, u, number)) return;
   if (u.tokens <= 0) return pass_through(a, u);
   const StateViews& to = a.last;
   const cuda::Sizes& s = a.size;
@@ -89,7 +120,9 @@ __global__ void __launch_bounds__(threads)
     if (b.turns)
       sum = b.turns[number * s.pairs + thread], first = u.tokens;
     else if (turns_asked(a))
-      sum = b.piece_turns[(number * most * (C / piece) + first / piece) * s.pairs + thread];
+      sum = b.piece_turns[(chunks_before(a, u, number, most) * (C / piece) + first / piece) *
+                              s.pairs +
+                          thread];
     bool lost = sum == cuda::no_turn;
     for (int64_t t = first; t <= last && a.angles.data; ++t) {
       const float rate =
@@ -134,10 +167,21 @@ __global__ void __launch_bounds__(threads)
 
 bool any_of(const StateViews& s) { return s.angle.data || s.ssm.data || s.k.data || s.v.data; }
 
+int64_t units_of(const Args& args, const Wave& wave) {
+  return (args.pack.rounds ? args.pack.abreast : wave.last - wave.first) * args.size.heads;
+}
+
 }  // namespace
 
+void launch_pass_through(const Args& args, cudaStream_t stream) {
+  const int64_t units = args.size.sequences * args.size.heads;
+  if (units == 0 || !any_of(args.last)) return;
+  pass_through_kernel<<<static_cast<unsigned>(units), threads, 0, stream>>>(args);
+  device::check_launch("mamba3: states of empty sequences");
+}
+
 void launch_start(const Args& args, const Wave& wave, const UnitBuffers& b, cudaStream_t stream) {
-  const int64_t units = (wave.last - wave.first) * args.size.heads;
+  const int64_t units = units_of(args, wave);
   if (units == 0 || !starts_with_state(args)) return;
   start_kernel<<<static_cast<unsigned>(units), threads, 0, stream>>>(args, b, wave);
   device::check_launch("mamba3: states handed in");
@@ -145,7 +189,7 @@ void launch_start(const Args& args, const Wave& wave, const UnitBuffers& b, cuda
 
 void launch_end(const Args& args, const Wave& wave, const UnitBuffers& b, int64_t most,
                 cudaStream_t stream) {
-  const int64_t units = (wave.last - wave.first) * args.size.heads;
+  const int64_t units = units_of(args, wave);
   if (units == 0 || !any_of(args.last)) return;
   with_shape(args.size, [&](auto rank, auto) {
     end_kernel<tokens_of<rank()>>

@@ -20,6 +20,8 @@ class HopperMachine final : public cuda::DeviceMachine {
   void forward(const cuda::Args& a) override {
     if (a.size.step) return cuda::launch_step(a, at_.stream);
     cuda::Wave w;
+    if (a.pack.rounds && at_.plan.ahead > 0)
+      return sm90::launch_forward_pack(a, at_.buffers.units, at_.stream);
     for (; w.first < a.size.sequences; w.first = w.last) {
       w.last = std::min(w.first + at_.plan.wave, a.size.sequences);
       if (at_.plan.ahead == 0)
@@ -42,7 +44,7 @@ class HopperMachine final : public cuda::DeviceMachine {
       sm90::launch_back(a, w, at_.buffers.units, at_.stream);
   }
   void sum_rows(const cuda::Args& a, const cuda::Wave& w) override {
-    sm90::launch_sums(a, w, at_.buffers.units, at_.stream);
+    sm90::launch_sums(a, w, at_.buffers.units, at_.buffers.totals, at_.stream);
   }
   void add_parameters(const cuda::Args& a, const cuda::Wave& w) override {
     sm90::launch_edges(a, w, at_.buffers.units, at_.stream);

@@ -16,15 +16,19 @@ using cuda::Wave;
 // A run of `ahead` chunks after another, whose tokens are formed ahead of it.
 void launch_forward(const Args& args, const Wave& wave, const UnitBuffers& b, int64_t ahead,
                     cudaStream_t stream);
+// The rounds of a pack, one after another.
+void launch_forward_pack(const Args& args, const UnitBuffers& b, cudaStream_t stream);
 // One row a token, without what is formed ahead.
 void launch_forward_siso(const Args& args, const Wave& wave, const UnitBuffers& b,
                          cudaStream_t stream);
-// Turns before each chunk, of which a unit has room for `most`.
+// Turns before each chunk, of which a unit has room for `most`; by segment, of the one at work, of
+// `most` chunks.
 void launch_turns(const Args& args, const Wave& wave, const UnitBuffers& b, int64_t most,
                   cudaStream_t stream);
-// Turns and steps of the tokens of chunks [first, first + count) of each unit.
+// Turns and steps of the tokens of chunks [first, first + count) of each unit; of a pack, of those
+// of round `first`, or, crossing, of the part of it whose sequence goes on behind it.
 void launch_tokens(const Args& args, const Wave& wave, const UnitBuffers& b, int64_t first,
-                   int64_t count, int64_t most, cudaStream_t stream);
+                   int64_t count, int64_t most, cudaStream_t stream, bool crossing = false);
 // Parameters of heads as the gradients read them.
 void launch_parameters(const Args& args, const UnitBuffers& b, cudaStream_t stream);
 void launch_begin(const Args& args, const Wave& wave, const UnitBuffers& b, cudaStream_t stream);
@@ -38,8 +42,10 @@ constexpr bool has_two_heads(int64_t rank, int64_t pairs) { return rank == 1 && 
 void launch_gradients(const Args& args, const Wave& wave, const UnitBuffers& b,
                       cudaStream_t stream);
 void launch_back(const Args& args, const Wave& wave, const UnitBuffers& b, cudaStream_t stream);
-// d_q and d_k of a segment, d_angles that heads share, and its share of the parameters.
-void launch_sums(const Args& args, const Wave& wave, const UnitBuffers& b, cudaStream_t stream);
+// d_q and d_k of a segment, d_angles that heads share, and its share of the parameters: of a unit,
+// or, of a pack, of `totals`.
+void launch_sums(const Args& args, const Wave& wave, const UnitBuffers& b, double* totals,
+                 cudaStream_t stream);
 // d_dt and d_trap of the first token of each chunk, once all chunks are through.
 void launch_edges(const Args& args, const Wave& wave, const UnitBuffers& b, cudaStream_t stream);
 

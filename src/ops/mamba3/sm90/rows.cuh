@@ -23,6 +23,21 @@ __device__ __forceinline__ Unit unit_at(const Args& a, int64_t first, int64_t nu
   return cuda::unit_of(a, first + sequence, static_cast<int>(number - sequence * a.size.heads));
 }
 
+// A round of a pack: its chunks [first, end) among those of the pack, and its stretches.
+struct RoundAt {
+  int first = 0, end = 0, stretch = 0, stretches = 0;
+  __device__ __forceinline__ RoundAt(const Args& a, int64_t round) {
+    const cuda::Round now = a.pack.rounds[round], next = a.pack.rounds[round + 1];
+    first = now.chunk, end = next.chunk;
+    stretch = now.stretch, stretches = next.stretch - now.stretch;
+  }
+};
+// Whether a stretch ends its sequence.
+template <int C>
+__device__ __forceinline__ bool is_last(const cuda::Stretch& x) {
+  return x.first + x.count >= (x.tokens + C - 1) / C;
+}
+
 // A chunk of a unit: tokens [first, first + n) of it, m rows.
 struct Part {
   int64_t first = 0;

@@ -84,9 +84,41 @@ __device__ __forceinline__ void add_angles(const Args& a, const Wave& w, const U
   cuda::store(a.grad.angles, cuda::at(a.grad.angles, token.batch, token.token, 0, i), sum);
 }
 
-// What the chunks of a slice have for the parameters of a head, from the last on.
+// The same of the chunks of a round: what a sequence has is whole at its first chunk, and joins the
+// total as in cuda::add_parameters.
+__device__ __forceinline__ void add_round(const Args& a, const Wave& w, const UnitBuffers& b,
+                                          double* totals, int64_t item, int64_t count) {
+  const int64_t from = a.pack.rounds[w.segment].chunk;
+  const auto chunks = static_cast<int>(a.pack.rounds[w.segment + 1].chunk - from);
+  if (chunks <= 0) return;
+  constexpr int ahead = 8;
+  const float* const at = b.partial + item / count * w.slice_chunks * count + item % count;
+  double sum = b.parameters[item], total = totals[item];
+#pragma unroll 1
+  for (int last = chunks - 1; last >= 0; last -= ahead) {
+    float some[ahead];
+    bool first[ahead];
+#pragma unroll
+    for (int j = 0; j < ahead; ++j) {
+      const int chunk = last - j > 0 ? last - j : 0;
+      some[j] = at[chunk * count];
+      first[j] = a.pack.chunks[from + chunk].chunk == 0;
+    }
+#pragma unroll
+    for (int j = 0; j < ahead; ++j) {
+      if (last - j < 0) break;
+      sum += static_cast<double>(some[j]);
+      if (first[j]) total += sum, sum = 0;
+    }
+  }
+  b.parameters[item] = sum;
+  totals[item] = total;
+}
+
+// What the chunks of a slice have for the parameters of a head, from the last on: one after
+// another, so that no sum depends on how long a slice is.
 __device__ __forceinline__ void add_parameters(const Args& a, const Wave& w, const UnitBuffers& b,
-                                               int64_t block) {
+                                               double* totals, int64_t block) {
   const cuda::Sizes& s = a.size;
   const int count = cuda::parameter_count(s);
   const int64_t item = block * threads + threadIdx.x;
@@ -94,28 +126,29 @@ __device__ __forceinline__ void add_parameters(const Args& a, const Wave& w, con
   const int64_t number = item / count, i = item % count;
   const int64_t norm = int64_t{s.rank} * (2 * s.columns + 3 * s.values);
   if (i >= norm && i < norm + s.values) return;
+  if (a.pack.rounds) return add_round(a, w, b, totals, item, count);
   const cuda::Unit u =
       cuda::unit_of(a, w.first + number / s.heads, static_cast<int>(number % s.heads));
   int64_t chunks = cuda::chunks_of(s, u.tokens) - w.segment * s.segment;
   chunks = (chunks < s.segment ? chunks : s.segment) - w.slice;
   chunks = chunks < w.slice_chunks ? chunks : w.slice_chunks;
   const float* const from = b.partial + number * w.slice_chunks * count + i;
-  double sum = 0;
+  double sum = b.parameters[item];
 #pragma unroll 8
   for (int64_t chunk = chunks - 1; chunk >= 0; --chunk)
     sum += static_cast<double>(from[chunk * count]);
-  b.parameters[item] += sum;
+  b.parameters[item] = sum;
 }
 
 __global__ void __launch_bounds__(threads)
     sums_kernel(const __grid_constant__ Args a, const __grid_constant__ Wave w,
                 const __grid_constant__ UnitBuffers b, const __grid_constant__ Shares n,
-                int64_t items) {
+                double* totals, int64_t items) {
   hopper::begin_after_earlier_kernels();
   int64_t block = blockIdx.x;
   if (block < n.angles) return add_angles(a, w, b, n.angle_lines, block);
   block -= n.angles;
-  if (block < n.parameters) return add_parameters(a, w, b, block);
+  if (block < n.parameters) return add_parameters(a, w, b, totals, block);
   block -= n.parameters;
   add_rows(a, w, b, block >= n.rows, block % n.rows, items);
 }
@@ -129,10 +162,18 @@ __global__ void __launch_bounds__(threads)
   const int64_t item = blockIdx.x * int64_t{threads} + threadIdx.x, each = w.segments * s.segment;
   if (item >= items) return;
   const int64_t number = item / each, chunk = item % each;
-  const cuda::Unit u =
-      cuda::unit_of(a, w.first + number / s.heads, static_cast<int>(number % s.heads));
-  if (chunk >= cuda::chunks_of(s, u.tokens)) return;
-  store_token(a, u, b.edges[item].first, chunk * s.chunk, chunk > 0 ? b.edges[item - 1].last : 0.0);
+  const auto head = static_cast<int>(number % s.heads);
+  cuda::Unit u;
+  int64_t own = chunk;  // of its sequence
+  if (a.pack.rounds) {
+    if (chunk >= a.pack.before[s.sequences]) return;
+    const cuda::PackedChunk x = a.pack.chunks[chunk];
+    u = cuda::unit_of(a, x, head), own = x.chunk;
+  } else {
+    u = cuda::unit_of(a, w.first + number / s.heads, head);
+    if (chunk >= cuda::chunks_of(s, u.tokens)) return;
+  }
+  store_token(a, u, b.edges[item].first, own * s.chunk, own > 0 ? b.edges[item - 1].last : 0.0);
 }
 
 int64_t blocks_of(int64_t items) { return (items + threads - 1) / threads; }
@@ -146,7 +187,8 @@ void launch_edges(const Args& a, const Wave& w, const UnitBuffers& b, cudaStream
          b, items);
 }
 
-void launch_sums(const Args& a, const Wave& w, const UnitBuffers& b, cudaStream_t stream) {
+void launch_sums(const Args& a, const Wave& w, const UnitBuffers& b, double* totals,
+                 cudaStream_t stream) {
   const cuda::Sizes& s = a.size;
   const int64_t places = (w.last - w.first) * w.slice_chunks * s.chunk;
   const int64_t items = places * s.rank * s.groups;
@@ -160,7 +202,7 @@ void launch_sums(const Args& a, const Wave& w, const UnitBuffers& b, cudaStream_
                 (s.rank * (2 * int64_t{s.columns} + 3 * int64_t{s.values}) + s.values + 1));
   if (b.parts > 1 && (a.grad.q.data || a.grad.k.data)) n.rows = blocks_of(items * pieces);
   launch("mamba3: sums", sums_kernel, n.angles + n.parameters + 2 * n.rows, threads, 0, stream, a,
-         w, b, n, items);
+         w, b, n, totals, items);
 }
 
 }  // namespace talea::mamba3::sm90

@@ -20,36 +20,54 @@ constexpr int piece = cuda::turn_tokens;
 template <int C>
 constexpr int together_of = C > 32 ? 1 : 2;
 
-// The warp's piece of chunks [first, first + count) of some heads of a sequence, or none.
+// The warp's piece of chunks [first, first + count) of some heads of a sequence, or none. Of a
+// pack: of the chunks of round `first`, or of all (whole_pack); or of the round's part of the
+// sequence that goes on behind it (crossing).
+constexpr int64_t whole_pack = -1;
 template <int C>
 struct Item {
   static constexpr int together = together_of<C>;
   Unit unit;  // of the first head
   Part part;
-  int64_t number = 0, chunk = 0;
-  int first = 0;  // token of the chunk
+  int64_t number = 0, chunk = 0;  // of the unit, among the chunks that it has room for
+  int64_t slot = 0;               // among those asked for
+  int first = 0;                  // token of the chunk
   int heads = 0;
   bool live = false;
 
-  __device__ __forceinline__ Item(const Args& a, const Wave& w, int64_t from, int64_t count) {
+  __device__ __forceinline__ Item(const Args& a, const Wave& w, int64_t from, int64_t count,
+                                  bool crossing = false) {
     constexpr int pieces = C / piece;
     const int64_t item = blockIdx.x * int64_t{warps} + threadIdx.x / 32, whole = item / pieces;
     first = static_cast<int>(item % pieces) * piece;
     const int groups = (a.size.heads + together - 1) / together;
     const int64_t group = whole / count, sequence = group / groups;
-    chunk = from + whole % count;
+    slot = whole % count;
     if (sequence >= w.last - w.first) return;
     const int head = static_cast<int>(group - sequence * groups) * together;
     heads = a.size.heads - head < together ? a.size.heads - head : together;
     number = sequence * a.size.heads + head;
-    unit = cuda::unit_of(a, w.first + sequence, head);
-    part = part_of<C>(unit, chunk);
+    if (a.pack.rounds) {
+      const bool all = from == whole_pack;
+      chunk = slot + (all ? 0 : a.pack.rounds[from].chunk);
+      const int64_t end = all ? a.pack.before[a.size.sequences] : a.pack.rounds[from + 1].chunk;
+      if (chunk >= end) return;
+      const cuda::PackedChunk x = a.pack.chunks[chunk];
+      if (crossing && chunk - x.chunk + (x.tokens + C - 1) / C <= end) return;
+      unit = cuda::unit_of(a, x, head);
+      part = part_of<C>(unit, x.chunk);
+    } else {
+      chunk = (from == whole_pack ? 0 : from) + slot;
+      unit = cuda::unit_of(a, w.first + sequence, head);
+      part = part_of<C>(unit, chunk);
+    }
     live = first < part.n;
   }
-  // Of [units, most, pieces, A].
+  // Of [units, most, pieces, A], of all chunks or of a segment's.
   __device__ __forceinline__ uint64_t* turns(const UnitBuffers& b, int h, int64_t most,
                                              int64_t A) const {
-    return b.piece_turns + (((number + h) * most + chunk) * (C / piece) + first / piece) * A;
+    const int64_t at = b.segment_turns ? slot : chunk;
+    return b.piece_turns + (((number + h) * most + at) * (C / piece) + first / piece) * A;
   }
   __device__ __forceinline__ Unit of_head(int h) const {
     Unit u = unit;
@@ -106,11 +124,11 @@ __device__ __forceinline__ void each_turn(const Args& a, const Item<C>& x, int i
 template <int R>
 __global__ void __launch_bounds__(threads)
     sums_kernel(const __grid_constant__ Args a, const __grid_constant__ UnitBuffers b,
-                const __grid_constant__ Wave w, int64_t most) {
+                const __grid_constant__ Wave w, int64_t first, int64_t most) {
   hopper::begin_after_earlier_kernels();
   constexpr int C = tokens_of<R>;
   __shared__ float steps[warps][together_of<C>][piece];
-  const Item<C> x(a, w, 0, most);
+  const Item<C> x(a, w, first, most);
   if (!x.live) return;
   auto& dt = steps[threadIdx.x / 32];
   read_steps_of(a, x, dt);
@@ -127,7 +145,8 @@ __global__ void __launch_bounds__(threads)
     });
 }
 
-// Of each pair what lies before each piece: a block a unit, a warp a share of its pieces.
+// Of each pair what lies before each piece: a block a unit, a warp a share of its pieces. Of a
+// segment, what lies before the next one, too.
 __global__ void __launch_bounds__(256)
     before_kernel(const __grid_constant__ Args a, const __grid_constant__ UnitBuffers b,
                   const __grid_constant__ Wave w, int64_t most) {
@@ -137,13 +156,22 @@ __global__ void __launch_bounds__(256)
   const int64_t A = a.size.pairs, number = blockIdx.x;
   const int lane = threadIdx.x & 31, share = threadIdx.x / 32;
   const Unit u = unit_at(a, w.first, number);
-  const int64_t pieces = (u.tokens + piece - 1) / piece;
+  // A pack has room for its chunks once a head.
+  int64_t home = number * most;
+  if (a.pack.rounds)
+    home = u.head * most + int64_t{a.pack.before[u.sequence]} * (a.size.chunk / piece);
+  const bool by_segment = b.segment_turns != nullptr;
+  int64_t pieces = (u.tokens + piece - 1) / piece;
+  if (by_segment) {
+    pieces -= w.segment * most;
+    pieces = pieces < 0 ? 0 : pieces < most ? pieces : most;
+  }
   const int64_t each = (pieces + shares - 1) / shares, from = share * each;
   const int64_t end = from + each < pieces ? from + each : pieces;
 #pragma unroll 1
   for (int64_t first_pair = 0; first_pair < A; first_pair += 32) {
     const int64_t i = first_pair + lane;
-    uint64_t* const own = b.piece_turns + number * most * A + i;
+    uint64_t* const own = b.piece_turns + home * A + i;
     // put: the sum before each piece is stored.
     const auto walk = [&](uint64_t before, bool put) {
       uint64_t sum = before == no_turn ? 0 : before;
@@ -167,7 +195,11 @@ __global__ void __launch_bounds__(256)
     sums[share][lane] = walk(0, false);
     __syncthreads();
     uint64_t sum = 0;
-    if (a.initial.angle.data && i < A)
+    uint64_t* const before_segment =
+        by_segment ? b.segment_turns + (number * w.segments + w.segment) * A + i : nullptr;
+    if (by_segment && w.segment > 0 && i < A)
+      sum = *before_segment;
+    else if (a.initial.angle.data && i < A)
       sum = cuda::turn_of_radians(
           cuda::load(a.initial.angle, cuda::at(a.initial.angle, u.row, u.head, i)));
     bool lost = sum == no_turn;
@@ -176,6 +208,10 @@ __global__ void __launch_bounds__(256)
       const uint64_t more = sums[before][lane];
       lost = lost || more == no_turn;
       sum += more;
+    }
+    if (by_segment && share == shares - 1 && w.segment + 1 < w.segments && i < A) {
+      const uint64_t own = sums[share][lane];
+      before_segment[A] = marked(sum + own, lost || own == no_turn);
     }
     walk(marked(sum, lost), true);
     __syncthreads();
@@ -186,13 +222,14 @@ __global__ void __launch_bounds__(256)
 template <int R, int blocks>
 __global__ void __launch_bounds__(threads, R == 1 ? 8 : 1)
     tokens_kernel(const __grid_constant__ Args a, const __grid_constant__ UnitBuffers b,
-                  const __grid_constant__ Wave w, int64_t first, int64_t count, int64_t most) {
+                  const __grid_constant__ Wave w, int64_t first, int64_t count, int64_t most,
+                  bool crossing) {
   hopper::begin_after_earlier_kernels();
   constexpr int C = tokens_of<R>, pairs = 32 * blocks;
   static_assert(sizeof(ChunkSteps<C>) == cuda::chunk_step_bytes(C));
   __shared__ RawTokens<C> raws[warps];
   __shared__ float all_steps[warps][together_of<C>][piece];
-  const Item<C> x(a, w, first, count);
+  const Item<C> x(a, w, first, count, crossing);
   if (!x.live) return;
   const int lane = threadIdx.x & 31, alive = (x.part.n + piece - 1) / piece;
   RawTokens<C>& raw = raws[threadIdx.x / 32];
@@ -203,7 +240,7 @@ __global__ void __launch_bounds__(threads, R == 1 ? 8 : 1)
     const Unit u = x.of_head(h);
     for (int t = lane; t <= C; t += 32) raw.put(t, raw_token(a, u, x.part, t));
     __syncwarp();
-    const int64_t at = (x.number + h) * count + x.chunk - first;
+    const int64_t at = (x.number + h) * count + x.slot;
     auto& to =
         *reinterpret_cast<ChunkSteps<C>*>(b.token_steps + at * int64_t{sizeof(ChunkSteps<C>)});
     read_steps(raw, x.part, to, [&](int t, float right, float lambda, float other, float own) {
@@ -217,7 +254,7 @@ __global__ void __launch_bounds__(threads, R == 1 ? 8 : 1)
 #pragma unroll 1
   for (int i = lane; i < pairs; i += 32)
     each_turn(a, x, i, dt, [&](int h, const float(&turns)[piece]) {
-      const int64_t at = (x.number + h) * count + x.chunk - first;
+      const int64_t at = (x.number + h) * count + x.slot;
       auto* const to = reinterpret_cast<float2*>(b.token_turns) + (at * C + x.first) * pairs + i;
       uint64_t sum = 0;
       if (i < a.size.pairs && turns_asked(a)) sum = x.turns(b, h, most, a.size.pairs)[i];
@@ -270,10 +307,11 @@ void launch_turns(const Args& args, const Wave& wave, const UnitBuffers& b, int6
   const int64_t groups = groups_of(args, wave);
   with_shape(args.size, [&](auto rank, auto) {
     launch("mamba3: turns of pieces", sums_kernel<rank()>, blocks_of(groups * pieces), threads, 0,
-           stream, args, b, wave, most);
+           stream, args, b, wave, b.segment_turns ? wave.segment * most : whole_pack, most);
   });
-  launch("mamba3: turns before pieces", before_kernel, units, 256, 0, stream, args, b, wave,
-         pieces);
+  const int64_t sequences = args.pack.rounds ? args.size.sequences : wave.last - wave.first;
+  launch("mamba3: turns before pieces", before_kernel, sequences * args.size.heads, 256, 0, stream,
+         args, b, wave, pieces);
 }
 
 void launch_parameters(const Args& args, const UnitBuffers& b, cudaStream_t stream) {
@@ -284,14 +322,14 @@ void launch_parameters(const Args& args, const UnitBuffers& b, cudaStream_t stre
 }
 
 void launch_tokens(const Args& args, const Wave& wave, const UnitBuffers& b, int64_t first,
-                   int64_t count, int64_t most, cudaStream_t stream) {
+                   int64_t count, int64_t most, cudaStream_t stream, bool crossing) {
   const int64_t units = (wave.last - wave.first) * args.size.heads;
   if (units == 0) return;
   const int64_t groups = groups_of(args, wave);
   with_shape(args.size, [&](auto rank, auto blocks) {
     launch("mamba3: tokens of chunks", tokens_kernel<rank(), blocks()>,
            blocks_of(groups * count * (args.size.chunk / piece)), threads, 0, stream, args, b, wave,
-           first, count, most);
+           first, count, most, crossing);
   });
 }
 

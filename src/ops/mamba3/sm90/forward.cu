@@ -33,6 +33,38 @@ __device__ __forceinline__ void fetch(const void* from) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
 }
 
+// Two pairs of eight rows of q and of k, of `known` tokens from t0 on: all are taken before the
+// first is put back, behind which the compiler would leave them. With four rows a token (R 4) that
+// is slower than a row after another.
+template <int R, bool halves, int pairs>
+__device__ __forceinline__ void turn_eight(Shared<R>& sh, int stage, int t0, int known, int pp,
+                                           const float4& first, const float4* turns) {
+  TwoTurns by[8];
+  bool live[8];
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const int j = i / R;
+    const float4 x = j == 0 ? first : __ldg(turns + j * (pairs / 2));
+    by[i] = {x.x, x.y, x.z, x.w};
+    live[i] = j < known;
+  }
+  // Rows of these tokens begin at a multiple of eight.
+  const int place = place_of(0, halves ? 2 * pp : 4 * pp);
+#pragma unroll 1
+  for (int tile = 0; tile < 2; ++tile) {
+    char* const rows_at = (tile == 0 ? sh.q : sh.k)[stage] + t0 * R * 128;
+    const float4* const biases = (tile == 0 ? sh.q_bias : sh.k_bias) + pp;
+    char* at[8];
+    float4 bias[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      at[i] = rows_at + row_behind(place, i);
+      bias[i] = biases[i % R * 32];
+    }
+    turn_all<halves, true>(at, live, bias, by);
+  }
+}
+
 template <int R, int blocks>
 __device__ __forceinline__ void read_chunks(const Args& a, Shared<R>& sh) {
   const Unit& u = sh.unit;
@@ -90,12 +122,17 @@ __device__ __forceinline__ void read_chunks(const Args& a, Shared<R>& sh) {
 #pragma unroll
       for (int b = 0; b < blocks; ++b) {
         float4 next = b == 0 ? ahead : __ldg(turns + b * 16);
+        if constexpr (R < 4) {
+          turn_eight<R, halves(), pairs>(sh, stage, t0, p.n - t0, pp0 + 16 * b, next,
+                                         turns + b * 16);
+        } else {
 #pragma unroll 1
-        for (int j = 0; j < each; ++j) {
-          const float4 x = next;
-          if (j + 1 < each) next = __ldg(turns + (j + 1) * (pairs / 2) + b * 16);
-          if (t0 + j >= p.n) break;
-          one(j, b, x);
+          for (int j = 0; j < each; ++j) {
+            const float4 x = next;
+            if (j + 1 < each) next = __ldg(turns + (j + 1) * (pairs / 2) + b * 16);
+            if (t0 + j >= p.n) break;
+            one(j, b, x);
+          }
         }
       }
       // Pairs that never turn.

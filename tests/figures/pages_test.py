@@ -30,8 +30,10 @@ def tool(name):
 class Used:
     """What tools/check_figures hands to a program of tools/."""
 
-    def __init__(self, **documents):
-        self.documents = {f"receipts/h200/{name}.json": made for name, made in documents.items()}
+    def __init__(self, h100=(), **documents):
+        of = {"h200": documents, "h100": dict(h100)}
+        self.documents = {f"receipts/{chip}/{name}.json": made
+                          for chip, them in of.items() for name, made in them.items()}  # fmt: skip
 
     def load(self, path):
         return self.documents[path]
@@ -73,42 +75,29 @@ class AttentionPage(unittest.TestCase):
                 timed("d2", "theirs", 0.025, ratio=6.5, extra_bytes=0, relative_l2=6e-3, **same),
                 timed("i2", "ours", 0.5, recall=0.9875, relative_l2=0.0125, **same),
             ],
-            "not_run": {"f1: another": "refused | so", "i1": "ended", "i3": "ended", "i1_fp8": "late"},
+            "not_run": {"f1: another": "refused | so", "i1": "ended", "i3": "ended", "i1_fp8": "late",
+                        "d1": "ended, and ran elsewhere"},
         }  # fmt: skip
+        self.other = {"runs": [timed("d1", "ours", 0.75, ratio=8.5, relative_l2=7e-3, **same)],
+                      "not_run": {"d1: another": "refused there"}}  # fmt: skip
 
-    def tables(self, rest=None):
-        rest = rest or {"runs": [], "not_run": {}}
-        used = Used(attention_peers={"bench": self.bench}, attention_peers_rest={"bench": rest})
-        return tool("attention_page").tables(used)
-
-    def test_a_row_of_the_later_receipt_has_nothing_of_the_earlier_one(self):
-        rest = {"runs": [timed("b1", "theirs", 7.5, ratio=1.5, relative_l2=1e-3)],
-                "not_run": {"i3: another": "absent", "i1: one": "late"}}  # fmt: skip
-        made = self.tables(rest)
-        self.assertEqual([row["who"] for row in rows_of(made["backward"])[0]], ["theirs"])
-        self.assertEqual(len(rows_of(made["forward"])[0]), 2)
-        self.assertEqual(
-            [tuple(r.values()) for r in rows_of(made["refused"])[0]],
-            [
-                ("f1", "another", "refused / so"),
-                ("i1_fp8", "all of the row", "late"),
-                ("i3", "another", "absent"),
-                ("i1", "one", "late"),
-            ],
-        )
+    def tables(self):
+        h100 = {"attention_peers": {"bench": self.other}}
+        return tool("attention_page").tables(Used(h100, attention_peers={"bench": self.bench}))
 
     def test_each_cell_stands_under_its_head(self):
         made = self.tables()
-        heads = ("row", "who", "ms", "x its products", "extra MiB", "o, relative L2", "repeats")
-        wanted = [("f1", "theirs", "3.250", "1.50", "900", "3.50e-03", "differs between runs"),
-                  ("f1", "ours", "4.500", "1.25", "700", "2.50e-03", "bit for bit")]  # fmt: skip
+        heads = ("row", "chip", "who", "ms", "x its products", "extra MiB", "o, relative L2", "repeats")
+        wanted = [("f1", "H200", "theirs", "3.250", "1.50", "900", "3.50e-03", "differs between runs"),
+                  ("f1", "H200", "ours", "4.500", "1.25", "700", "2.50e-03", "bit for bit")]  # fmt: skip
         wanted = [dict(zip(heads, row, strict=True)) for row in wanted]
         self.assertEqual(rows_of(made["forward"]), [wanted])
         (row,) = rows_of(made["backward"])[0]
         self.assertEqual(row["dq, dkv, relative L2"], "5.00e-03, 4.00e-03")
         self.assertEqual((row["x its products"], row["repeats"]), ("2.75", "not seen"))
-        (row,) = rows_of(made["decode"])[0]
+        other, row = rows_of(made["decode"])[0]
         self.assertEqual((row["row"], row["ms"], row["extra MiB"]), ("d2", "0.0250", "0"))
+        self.assertEqual((other["row"], other["chip"], other["ms"]), ("d1", "H100", "0.750"))
         (row,) = rows_of(made["index"])[0]
         self.assertEqual(
             (row["error"], row["x its products"], row["extra MiB"]), ("recall 0.9875", "", "")
@@ -116,9 +105,10 @@ class AttentionPage(unittest.TestCase):
         self.assertEqual(
             [tuple(r.values()) for r in rows_of(made["refused"])[0]],
             [
-                ("f1", "another", "refused / so"),
-                ("i1, i3", "all of the row", "ended"),
-                ("i1_fp8", "all of the row", "late"),
+                ("f1", "H200", "another", "refused / so"),
+                ("i1, i3", "H200", "all of the row", "ended"),
+                ("i1_fp8", "H200", "all of the row", "late"),
+                ("d1", "H100", "another", "refused there"),
             ],
         )
         self.assertIn("up to 17 %", made["spread"])

@@ -87,7 +87,16 @@ class AttentionPage(unittest.TestCase):
 
     def test_each_cell_stands_under_its_head(self):
         made = self.tables()
-        heads = ("row", "chip", "who", "ms", "x its products", "extra MiB", "o, relative L2", "repeats")
+        heads = (
+            "row",
+            "chip",
+            "who",
+            "ms",
+            "x its products",
+            "extra MiB",
+            "o, relative L2",
+            "repeats",
+        )
         wanted = [("f1", "H200", "theirs", "3.250", "1.50", "900", "3.50e-03", "differs between runs"),
                   ("f1", "H200", "ours", "4.500", "1.25", "700", "2.50e-03", "bit for bit")]  # fmt: skip
         wanted = [dict(zip(heads, row, strict=True)) for row in wanted]

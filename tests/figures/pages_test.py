@@ -155,6 +155,11 @@ class ScanPage(unittest.TestCase):
             timed("D1, step", "a copy of the states", 0.25),
             timed("T, first call, S1 with S 3003", "Talea", 14.5, again_ms=15.5),
         ]
+        self.newer = [
+            of("forward", "Talea", 1.25, errors={"out": 8.5e-3}),
+            timed("D1, step", "Talea", 0.625, relative_l2=4e-3),
+            timed("D1, step", "a copy of the states", 0.5),
+        ]
         self.notes = ["two rounds", "rows before D1: beside others"]
         of_size = {"errors": {"out": 1.5e-3, "d_k": 3.5e-3, "d_q": 2.5e-3}}
         self.sweep = {
@@ -167,7 +172,9 @@ class ScanPage(unittest.TestCase):
     def tables(self):
         bench = {"runs": self.runs, "not_run": {"S2: ours": "no time", "S3: ours": "no time"}}
         peers = {"bench": bench, "notes": self.notes, "provenance": {"argv": ["bench"]}}
-        return tool("scan_page").tables(Used(scan_peers=peers, scan_sweep=self.sweep))
+        newer = peers | {"bench": {"runs": self.newer, "not_run": {}}}
+        used = Used({"scan_peers": newer}, scan_peers=peers, scan_sweep=self.sweep)
+        return tool("scan_page").tables(used)
 
     def test_each_cell_stands_under_its_head(self):
         made = self.tables()
@@ -190,6 +197,10 @@ class ScanPage(unittest.TestCase):
         self.assertEqual(list(first[0].values()), ["S1 with S 3003, Talea", "14.5", "15.5"])
         errors = [(r["by"], r["out"], r["d_q"], r["d_k"]) for r in rows_of(made["scan_errors"])[0]]
         self.assertEqual(errors, [("Talea", "1.5e-3", "2.5e-3", ""), (self.PEER, "7.0e-3", "", "")])
+        (row,) = rows_of(made["scan_h100"])[0]
+        self.assertEqual((row["forward, ms"], row["backward, ms"]), ("1.25", ""))
+        self.assertEqual(rows_of(made["scan_h100_steps"])[0][0]["x the copy of the states"], "1.25")
+        self.assertEqual(rows_of(made["scan_h100_errors"])[0][0]["out"], "8.5e-3")
         (row,) = rows_of(made["scan_sizes"])[0]
         self.assertEqual(
             list(row.values()), ["length 16", "0.500", "1.50", "1.5e-3", "3.5e-3 (d_k)"]
@@ -200,10 +211,11 @@ class ScanPage(unittest.TestCase):
 
     def test_a_run_that_no_table_has(self):
         for strange in (timed("S9, forward", "Talea", 1.0), timed("S1, forward", "another", 1.0)):
-            self.runs.append(strange)
-            with self.assertRaisesRegex(ValueError, strange["case"]):
-                self.tables()
-            self.runs.pop()
+            for runs in (self.runs, self.newer):
+                runs.append(strange)
+                with self.assertRaisesRegex(ValueError, strange["case"]):
+                    self.tables()
+                runs.pop()
 
 
 class PeerPage(unittest.TestCase):

@@ -15,18 +15,15 @@ constexpr int threads = 128, warps = threads / 32;
 using cuda::no_turn;
 
 constexpr int piece = cuda::turn_tokens;
-// Heads of a warp: where they share their angles, each is read once. One where a chunk has many
-// tokens: those warps are long, and wait less side by side.
-template <int C>
-constexpr int together_of = C > 32 ? 1 : 2;
+// Heads of a warp: where they share their angles, each is read once.
+constexpr int summed_together = 4, formed_together = 2;
 
 // The warp's piece of chunks [first, first + count) of some heads of a sequence, or none. Of a
 // pack: of the chunks of round `first`, or of all (whole_pack); or of the round's part of the
 // sequence that goes on behind it (crossing).
 constexpr int64_t whole_pack = -1;
-template <int C>
+template <int C, int together>
 struct Item {
-  static constexpr int together = together_of<C>;
   Unit unit;  // of the first head
   Part part;
   int64_t number = 0, chunk = 0;  // of the unit, among the chunks that it has room for
@@ -38,15 +35,17 @@ struct Item {
   __device__ __forceinline__ Item(const Args& a, const Wave& w, int64_t from, int64_t count,
                                   bool crossing = false) {
     constexpr int pieces = C / piece;
-    const int64_t item = blockIdx.x * int64_t{warps} + threadIdx.x / 32, whole = item / pieces;
+    // Each item has some memory of its own: there are not 2^32.
+    const uint32_t item = blockIdx.x * static_cast<uint32_t>(warps) + threadIdx.x / 32;
+    const uint32_t whole = item / pieces, some = static_cast<uint32_t>(count);
     first = static_cast<int>(item % pieces) * piece;
-    const int groups = (a.size.heads + together - 1) / together;
-    const int64_t group = whole / count, sequence = group / groups;
-    slot = whole % count;
+    const auto groups = static_cast<uint32_t>((a.size.heads + together - 1) / together);
+    const uint32_t group = whole / some, sequence = group / groups;
+    slot = whole % some;
     if (sequence >= w.last - w.first) return;
     const int head = static_cast<int>(group - sequence * groups) * together;
     heads = a.size.heads - head < together ? a.size.heads - head : together;
-    number = sequence * a.size.heads + head;
+    number = int64_t{sequence} * a.size.heads + head;
     if (a.pack.rounds) {
       const bool all = from == whole_pack;
       chunk = slot + (all ? 0 : a.pack.rounds[from].chunk);
@@ -76,48 +75,79 @@ struct Item {
   }
 };
 
-// What tokens of the piece step by, of each head: half a turn times their rates is what they turn.
-template <int C>
-__device__ __forceinline__ void read_steps_of(const Args& a, const Item<C>& x,
-                                              float (&dt)[together_of<C>][piece]) {
-  constexpr int together = together_of<C>;
-  for (int i = threadIdx.x & 31; i < together * piece; i += 32) {
-    const int h = i / piece, t = x.first + i % piece;
-    if (h < x.heads)
-      dt[h][i % piece] = t < x.part.n
-                             ? cuda::read(a.dt, cuda::at(a.dt, x.unit.batch, x.unit.head + h,
-                                                         x.unit.begin + x.part.first + t))
-                             : 0.0f;
+// Half of what tokens of the piece step by, of each head: times their rates it is what they turn.
+template <int together>
+struct HalfSteps {
+  static constexpr int each = together * piece / 32;  // of a lane
+  static_assert(together * piece % 32 == 0);
+  float of_lane[each];
+  template <int C>
+  __device__ __forceinline__ HalfSteps(const Args& a, const Item<C, together>& x) {
+#pragma unroll
+    for (int e = 0; e < each; ++e) {
+      const int i = (threadIdx.x & 31) + 32 * e, h = i / piece, t = x.first + i % piece;
+      of_lane[e] = 0;
+      if (h < x.heads && t < x.part.n)
+        of_lane[e] = cuda::read(
+            a.dt, cuda::at(a.dt, x.unit.batch, x.unit.head + h, x.unit.begin + x.part.first + t));
+    }
   }
-  __syncwarp();
-}
+  __device__ __forceinline__ void put(float (&half_dt)[together][piece]) const {
+#pragma unroll
+    for (int e = 0; e < each; ++e) half_dt[0][(threadIdx.x & 31) + 32 * e] = 0.5f * of_lane[e];
+    __syncwarp();
+  }
+};
 
-// f(head, turns of the tokens of the piece, in order, not yet integers) of pair i.
-template <int C, class F>
-__device__ __forceinline__ void each_turn(const Args& a, const Item<C>& x, int i,
-                                          const float (&dt)[together_of<C>][piece], F f) {
-  const bool turns = a.angles.data && i < a.size.pairs;
-  const int left = x.part.n - x.first;
+// Angles of the tokens of the piece, as they lie in memory.
+struct RawRates {
+  uint32_t bits[piece];
+  template <int C, int together>
+  __device__ __forceinline__ void load(const Args& a, const Item<C, together>& x, int i, int h) {
+    const int left = a.angles.data && i < a.size.pairs ? x.part.n - x.first : 0;
+    const int64_t home =
+        cuda::at(a.angles, x.unit.batch, x.unit.begin + x.part.first + x.first, x.unit.head + h) +
+        i * a.angles.stride[3];
+    const auto from = [&](const auto* at) {
+#pragma unroll
+      for (int j = 0; j < piece; ++j, at += a.angles.stride[1]) bits[j] = j < left ? __ldg(at) : 0;
+    };
+    if (a.angles.dtype == DType::f32)
+      from(static_cast<const uint32_t*>(a.angles.data) + home);
+    else
+      from(static_cast<const uint16_t*>(a.angles.data) + home);
+  }
+};
+
+// f(head, turns of the tokens of the piece, in order, not yet integers) of pair i; raw: of the
+// first head.
+template <int C, int together, class F>
+__device__ __forceinline__ void each_turn(const Args& a, const Item<C, together>& x, int i,
+                                          RawRates& raw, const float (&half_dt)[together][piece],
+                                          F f) {
   const bool shared = a.angles.stride[2] == 0;
   float rates[piece];
 #pragma unroll 1
   for (int h = 0; h < x.heads; ++h) {
     if (h == 0 || !shared) {
-      const int64_t home =
-          cuda::at(a.angles, x.unit.batch, x.unit.begin + x.part.first + x.first, x.unit.head + h) +
-          i * a.angles.stride[3];
-      uint32_t bits[piece];
+      if (h > 0) raw.load(a, x, i, h);
 #pragma unroll
       for (int j = 0; j < piece; ++j)
-        bits[j] = turns && j < left ? cuda::bits_at(a.angles, home + j * a.angles.stride[1]) : 0u;
-#pragma unroll
-      for (int j = 0; j < piece; ++j) rates[j] = tanhf(cuda::number_of(a.angles.dtype, bits[j]));
+        rates[j] = tanhf(cuda::number_of(a.angles.dtype, raw.bits[j]));
     }
     float each[piece];
 #pragma unroll
-    for (int j = 0; j < piece; ++j) each[j] = rates[j] * (0.5f * dt[h][j]);
+    for (int j = 0; j < piece; ++j) each[j] = rates[j] * half_dt[h][j];
     f(h, each);
   }
+}
+
+// Not 0 where one of them is no number.
+__device__ __forceinline__ float missing_of(const float (&turns)[piece]) {
+  float missing = 0;
+#pragma unroll
+  for (int j = 0; j < piece; ++j) missing = fmaf(turns[j], 0.0f, missing);
+  return missing;
 }
 
 // What the turns of each piece add up to.
@@ -126,23 +156,25 @@ __global__ void __launch_bounds__(threads)
     sums_kernel(const __grid_constant__ Args a, const __grid_constant__ UnitBuffers b,
                 const __grid_constant__ Wave w, int64_t first, int64_t most) {
   hopper::begin_after_earlier_kernels();
-  constexpr int C = tokens_of<R>;
-  __shared__ float steps[warps][together_of<C>][piece];
-  const Item<C> x(a, w, first, most);
+  constexpr int C = tokens_of<R>, together = summed_together;
+  __shared__ float steps[warps][together][piece];
+  const Item<C, together> x(a, w, first, most);
   if (!x.live) return;
-  auto& dt = steps[threadIdx.x / 32];
-  read_steps_of(a, x, dt);
-  for (int i = threadIdx.x & 31; i < a.size.pairs; i += 32)
-    each_turn(a, x, i, dt, [&](int h, const float(&turns)[piece]) {
+  const int lane = threadIdx.x & 31;
+  const HalfSteps<together> own(a, x);
+  RawRates raw;
+  raw.load(a, x, lane, 0);
+  auto& half_dt = steps[threadIdx.x / 32];
+  own.put(half_dt);
+  for (int i = lane; i < a.size.pairs; i += 32) {
+    if (i > lane) raw.load(a, x, i, 0);
+    each_turn(a, x, i, raw, half_dt, [&](int h, const float(&turns)[piece]) {
       uint64_t sum = 0;
-      bool lost = false;
 #pragma unroll
-      for (int j = 0; j < piece; ++j) {
-        const uint64_t turn = cuda::to_turn(turns[j]);
-        lost = lost || turn == no_turn, sum += turn;
-      }
-      x.turns(b, h, most, a.size.pairs)[i] = marked(sum, lost);
+      for (int j = 0; j < piece; ++j) sum += cuda::to_turn(turns[j]);
+      x.turns(b, h, most, a.size.pairs)[i] = marked(sum, missing_of(turns) != 0);
     });
+  }
 }
 
 // Of each pair what lies before each piece: a block a unit, a warp a share of its pieces. Of a
@@ -220,56 +252,84 @@ __global__ void __launch_bounds__(256)
 
 // Cosines, sines and steps of the tokens of some chunks of each unit.
 template <int R, int blocks>
-__global__ void __launch_bounds__(threads, R == 1 ? 8 : 1)
+__global__ void __launch_bounds__(threads, 4)
     tokens_kernel(const __grid_constant__ Args a, const __grid_constant__ UnitBuffers b,
                   const __grid_constant__ Wave w, int64_t first, int64_t count, int64_t most,
                   bool crossing) {
   hopper::begin_after_earlier_kernels();
-  constexpr int C = tokens_of<R>, pairs = 32 * blocks;
+  constexpr int C = tokens_of<R>, pairs = 32 * blocks, together = formed_together;
   static_assert(sizeof(ChunkSteps<C>) == cuda::chunk_step_bytes(C));
   __shared__ RawTokens<C> raws[warps];
-  __shared__ float all_steps[warps][together_of<C>][piece];
-  const Item<C> x(a, w, first, count, crossing);
+  __shared__ float all_steps[warps][together][piece];
+  const Item<C, together> x(a, w, first, count, crossing);
   if (!x.live) return;
   const int lane = threadIdx.x & 31, alive = (x.part.n + piece - 1) / piece;
   RawTokens<C>& raw = raws[threadIdx.x / 32];
-  auto& dt = all_steps[threadIdx.x / 32];
+  auto& half_dt = all_steps[threadIdx.x / 32];
+  // What memory has is under way together: its latency is what a warp is long for.
+  const HalfSteps<together> own(a, x);
+  RawRates rates;
+  rates.load(a, x, lane, 0);
+  const auto turns_before = [&](int i, uint64_t(&to)[together]) {
+#pragma unroll
+    for (int h = 0; h < together; ++h) {
+      to[h] = 0;
+      if (h < x.heads && i < a.size.pairs && turns_asked(a))
+        to[h] = x.turns(b, h, most, a.size.pairs)[i];
+    }
+  };
+  uint64_t before[together];
+  turns_before(lane, before);
   // The pieces that have tokens share the heads, whose steps are of the whole chunk.
 #pragma unroll 1
   for (int h = x.first / piece; h < x.heads; h += alive) {
     const Unit u = x.of_head(h);
-    for (int t = lane; t <= C; t += 32) raw.put(t, raw_token(a, u, x.part, t));
+    constexpr int each = C / 32 + 1;
+    RawToken tokens[each];
+#pragma unroll
+    for (int e = 0; e < each; ++e) tokens[e] = raw_token(a, u, x.part, lane + 32 * e);
+#pragma unroll
+    for (int e = 0; e < each; ++e) raw.put(lane + 32 * e, tokens[e]);
     __syncwarp();
     const int64_t at = (x.number + h) * count + x.slot;
     auto& to =
         *reinterpret_cast<ChunkSteps<C>*>(b.token_steps + at * int64_t{sizeof(ChunkSteps<C>)});
-    read_steps(raw, x.part, to, [&](int t, float right, float lambda, float other, float own) {
+    read_steps(raw, x.part, to, [&](int t, float right, float lambda, float other, float own_dt) {
       to.right[t] = right, to.lambda[t] = lambda, to.other[t] = other;
-      to.dt[t] = own, to.adt[t] = raw.adt[t];
+      to.dt[t] = own_dt, to.adt[t] = raw.adt[t];
     });
     __syncwarp();
   }
-  read_steps_of(a, x, dt);
+  own.put(half_dt);
   const int left = x.part.n - x.first;
 #pragma unroll 1
-  for (int i = lane; i < pairs; i += 32)
-    each_turn(a, x, i, dt, [&](int h, const float(&turns)[piece]) {
+  for (int i = lane; i < pairs; i += 32) {
+    if (i > lane) rates.load(a, x, i, 0), turns_before(i, before);
+    each_turn(a, x, i, rates, half_dt, [&](int h, const float(&turns)[piece]) {
       const int64_t at = (x.number + h) * count + x.slot;
       auto* const to = reinterpret_cast<float2*>(b.token_turns) + (at * C + x.first) * pairs + i;
-      uint64_t sum = 0;
-      if (i < a.size.pairs && turns_asked(a)) sum = x.turns(b, h, most, a.size.pairs)[i];
-      bool lost = sum == no_turn;
+      uint64_t sum = before[0];
 #pragma unroll
-      for (int j = 0; j < piece; ++j) {
-        const uint64_t turn = cuda::to_turn(turns[j]);
-        lost = lost || turn == no_turn;
-        sum += turn;
-        float2 by;
-        turn_sine_cosine(sum, by.y, by.x);
-        if (lost) by.x = by.y = NAN;
-        if (j < left) to[j * pairs] = by;
-      }
+      for (int other = 1; other < together; ++other)
+        if (h == other) sum = before[other];
+      const auto put = [&](auto whole) {
+        bool lost = sum == no_turn;
+#pragma unroll
+        for (int j = 0; j < piece; ++j) {
+          const uint64_t turn = cuda::to_turn(turns[j]);
+          if constexpr (!whole()) lost = lost || turn == no_turn;
+          sum += turn;
+          float2 by;
+          turn_sine_cosine(sum, by.y, by.x);
+          if (whole() || j < left) to[j * pairs] = !whole() && lost ? float2{NAN, NAN} : by;
+        }
+      };
+      if (left >= piece && missing_of(turns) == 0 && sum != no_turn)
+        put(std::true_type{});
+      else
+        put(std::false_type{});
     });
+  }
 }
 
 // The parameters of a head as backward has them in shared memory.
@@ -291,8 +351,7 @@ __global__ void __launch_bounds__(threads)
 }
 
 // Heads of sequences, as many at a time as a warp has.
-int64_t groups_of(const Args& a, const Wave& w) {
-  const int together = a.size.rank == 1 ? together_of<tokens_of<1>> : together_of<tokens_of<2>>;
+int64_t groups_of(const Args& a, const Wave& w, int together) {
   return (w.last - w.first) * ((a.size.heads + together - 1) / together);
 }
 int64_t blocks_of(int64_t items) { return (items + warps - 1) / warps; }
@@ -304,7 +363,7 @@ void launch_turns(const Args& args, const Wave& wave, const UnitBuffers& b, int6
   const int64_t units = (wave.last - wave.first) * args.size.heads;
   const int64_t pieces = most * (args.size.chunk / piece);
   if (units * pieces * args.size.pairs == 0 || !turns_asked(args)) return;
-  const int64_t groups = groups_of(args, wave);
+  const int64_t groups = groups_of(args, wave, summed_together);
   with_shape(args.size, [&](auto rank, auto) {
     launch("mamba3: turns of pieces", sums_kernel<rank()>, blocks_of(groups * pieces), threads, 0,
            stream, args, b, wave, b.segment_turns ? wave.segment * most : whole_pack, most);
@@ -325,7 +384,7 @@ void launch_tokens(const Args& args, const Wave& wave, const UnitBuffers& b, int
                    int64_t count, int64_t most, cudaStream_t stream, bool crossing) {
   const int64_t units = (wave.last - wave.first) * args.size.heads;
   if (units == 0) return;
-  const int64_t groups = groups_of(args, wave);
+  const int64_t groups = groups_of(args, wave, formed_together);
   with_shape(args.size, [&](auto rank, auto blocks) {
     launch("mamba3: tokens of chunks", tokens_kernel<rank(), blocks()>,
            blocks_of(groups * count * (args.size.chunk / piece)), threads, 0, stream, args, b, wave,

@@ -16,6 +16,7 @@ constexpr int threads = 256, pieces = 32;  // of four columns
 // Blocks that have them, in this order; rows twice, of q and of k.
 struct Shares {
   int64_t angles = 0, parameters = 0, rows = 0;
+  int64_t places = 0;   // tokens
   int angle_lines = 0;  // of a token
 };
 
@@ -58,30 +59,20 @@ __device__ __forceinline__ void add_rows(const Args& a, const Wave& w, const Uni
   cuda::store(to, out + 3 * to.stride[4], sum.w);
 }
 
-// A block a token, a warp an eighth of its lines: d_angles over heads that share them, or over
-// parts of heads.
+// A warp a token: d_angles over heads that share them, or over parts of heads.
 __device__ __forceinline__ void add_angles(const Args& a, const Wave& w, const UnitBuffers& b,
-                                           int lines, int64_t place) {
-  constexpr int parts = threads / 32;
-  __shared__ float sums[parts][64];
+                                           int lines, int64_t place, int64_t places) {
   const cuda::Sizes& s = a.size;
+  if (place >= places) return;
   const cuda::SliceToken token = cuda::slice_token(a, w, place);
   if (token.token < 0) return;
-  const int part = threadIdx.x / 32, lane = threadIdx.x % 32;
   const float* const row = b.dangles + place * lines * s.pairs;
-  for (int i = lane; i < s.pairs; i += 32) {
+  for (int i = threadIdx.x % 32; i < s.pairs; i += 32) {
     float sum = 0;
 #pragma unroll 8
-    for (int line = part; line < lines; line += parts) sum += row[int64_t{line} * s.pairs + i];
-    sums[part][i] = sum;
+    for (int line = 0; line < lines; ++line) sum += row[int64_t{line} * s.pairs + i];
+    cuda::store(a.grad.angles, cuda::at(a.grad.angles, token.batch, token.token, 0, i), sum);
   }
-  __syncthreads();
-  const int i = threadIdx.x;
-  if (i >= s.pairs) return;
-  float sum = 0;
-#pragma unroll
-  for (int j = 0; j < parts; ++j) sum += sums[j][i];
-  cuda::store(a.grad.angles, cuda::at(a.grad.angles, token.batch, token.token, 0, i), sum);
 }
 
 // The same of the chunks of a round: what a sequence has is whole at its first chunk, and joins the
@@ -146,7 +137,8 @@ __global__ void __launch_bounds__(threads)
                 double* totals, int64_t items) {
   hopper::begin_after_earlier_kernels();
   int64_t block = blockIdx.x;
-  if (block < n.angles) return add_angles(a, w, b, n.angle_lines, block);
+  if (block < n.angles)
+    return add_angles(a, w, b, n.angle_lines, block * (threads / 32) + threadIdx.x / 32, n.places);
   block -= n.angles;
   if (block < n.parameters) return add_parameters(a, w, b, totals, block);
   block -= n.parameters;
@@ -194,7 +186,8 @@ void launch_sums(const Args& a, const Wave& w, const UnitBuffers& b, double* tot
   const int64_t items = places * s.rank * s.groups;
   if (places == 0) return;
   Shares n;
-  if (s.sum_angles && a.grad.angles.data && s.pairs > 0) n.angles = places;
+  n.places = places;
+  if (s.sum_angles && a.grad.angles.data && s.pairs > 0) n.angles = blocks_of(places * 32);
   // The gradients of one row a token have summed over the heads of a part.
   n.angle_lines = has_two_heads(s.rank, s.pairs) ? s.groups * b.parts : s.heads;
   n.parameters =

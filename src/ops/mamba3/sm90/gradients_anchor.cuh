@@ -8,10 +8,11 @@
 
 namespace talea::mamba3::sm90 {
 
-// Loads that stay where they are written: ahead of what waits.
+// Loads that stay where they are written: ahead of what waits. What is read once leaves the little
+// cache beside the shared memory to what is spilled.
 __device__ __forceinline__ uint4 load_now(const void* at) {
   uint4 x;
-  asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];"
+  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
                : "l"(at));
   return x;
@@ -21,7 +22,9 @@ __device__ __forceinline__ void prefetch(const void* at) {
 }
 __device__ __forceinline__ uint2 load_two_now(const void* at) {
   uint2 x;
-  asm volatile("ld.global.nc.v2.u32 {%0, %1}, [%2];" : "=r"(x.x), "=r"(x.y) : "l"(at));
+  asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];"
+               : "=r"(x.x), "=r"(x.y)
+               : "l"(at));
   return x;
 }
 

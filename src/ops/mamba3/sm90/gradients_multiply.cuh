@@ -37,11 +37,13 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::multiply(bool of_k
       hopper::warpgroup_arrive();
       rows_by_rows<128, false>(scores, own, other);
       rows_by_rows<64, false>(products, own_values, other_values);
-      rows_by_rows<128, false>(y, own, state);
       products_end(scores);
       hopper::hold_registers(products);
-      hopper::hold_registers(y);
       weigh(head, of_keys, sees, scores, products, seen, weights, near, behind, trace);
+      // Not beside the scores: there are no registers for both, and what is spilled is not near.
+      hopper::warpgroup_arrive();
+      rows_by_rows<128, false>(y, own, state);
+      products_end(y);
       if (of_keys) {
         // Beside what lies behind the chunk.
         float far[2] = {0, 0};

@@ -4,8 +4,9 @@
 #pragma once
 
 #include "device/common/cuda_check.hpp"
-#include "ops/sparse_attention/sm90/backward_consume.cuh"
+#include "ops/sparse_attention/sm90/backward_add.cuh"
 #include "ops/sparse_attention/sm90/backward_produce.cuh"
+#include "ops/sparse_attention/sm90/backward_scores.cuh"
 
 namespace talea::sparse_attention::sm90 {
 
@@ -13,6 +14,7 @@ __device__ inline void begin_barriers(BackwardBeside& b) {
   constexpr int warps = 4;
   ptx::barrier_init(&b.q_ready, producer_threads + 1);
   ptx::barrier_init(&b.q_free, 2 * warps);
+  ptx::barrier_init(&b.weights_free, warps);
   for (int k = 0; k < backward_parts; ++k)
     ptx::barrier_init(&b.keys_ready[k], producer_threads + (k == 0 ? warps : 0));
   for (uint64_t& part : b.keys_free) ptx::barrier_init(&part, warps);
@@ -28,15 +30,19 @@ __global__ __launch_bounds__(threads, 1) void backward_kernel(const __grid_const
   const int thread = static_cast<int>(threadIdx.x) % 128;
   if (threadIdx.x == 0) begin_barriers(beside);
   __syncthreads();
+  // 504 registers are a block's, of three threads of its warpgroups.
   if (group == 0) {
     ptx::raise_registers<224>();
-    BackwardConsumer<kFirst, kSecond, kF16, 0, kAdds>{p, tiles, beside, thread}.run();
+    BackwardScores<kFirst, kSecond, kF16, kAdds> role{{p, tiles, beside, thread}};
+    role.run(role);
   } else if (group == 1) {
-    ptx::raise_registers<224>();
-    BackwardConsumer<kFirst, kSecond, kF16, 1, kAdds>{p, tiles, beside, thread}.run();
+    ptx::raise_registers<kAdds ? 232 : 216>();
+    BackwardSums<kFirst, kSecond, kF16, kAdds> role{{p, tiles, beside, thread}};
+    role.run(role);
+    if (!kAdds && thread == 0) ptx::store_wait_all();
   } else {
-    ptx::lower_registers<56>();
-    produce_backward<kFirst, kSecond>(p, tiles, beside, thread);
+    ptx::lower_registers<kAdds ? 48 : 64>();
+    produce_backward<kFirst, kSecond, kAdds>(p, tiles, beside, thread);
   }
 }
 

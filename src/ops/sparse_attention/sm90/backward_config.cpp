@@ -15,9 +15,7 @@ using Reason = std::optional<std::string>;
 
 // Turns of the device's blocks a chunk: more share out the sort and the launches of a chunk, and
 // take memory.
-constexpr int64_t most_turns = 3, most_turns_apart = 8;
-// Turns a chunk below which blocks rather add up dkv themselves, a tile of heads each.
-constexpr int64_t least_turns = 2;
+constexpr int64_t most_turns = 8;
 constexpr float most_exponent = 8, least_exponent = -14;  // fp16 holds P and dS beside them
 constexpr int64_t most_rows = int64_t{1} << 31, most_slots = int64_t{1} << 30;
 
@@ -75,7 +73,6 @@ BackwardBuffers lay_out_backward(Arena& arena, const Problem& p, const BackwardC
   if (c.adds) return b;
   const int64_t slots = c.chunk_lists * p.slots;
   b.weights = arena.take<char>(c.chunk_lists * c.head_tiles * c.key_tiles * weights_bytes);
-  if (!c.contributes) return b;
   b.contributions = arena.take<float>(slots * c.sums.sums * p.dim);
   b.sorted.keys = arena.take<uint32_t>(slots);
   b.sorted.sorted_keys = arena.take<uint32_t>(slots);
@@ -101,24 +98,23 @@ BackwardConfig backward_config(const Problem& p, const DeviceFacts& d,
   c.counts = p.wants_status || p.options.index_check == IndexCheck::checked;
   c.contributes = p.wants_dkv && p.options.dkv_sum == DkvSum::deterministic;
   c.converts_dkv = p.wants_dkv && p.dkv_dtype != DType::f32;
-  // Two tiles of heads are summed on chip before they are added; one is by the kernel that forms
-  // dq.
-  c.adds = p.wants_dkv && !c.contributes && c.sums.head_tiles == 1;
+  c.adds = p.wants_dkv && !c.contributes;
   const double scale = std::abs(p.scale);
-  c.exponent =
-      std::clamp(static_cast<float>(std::round(std::log2(scale))), least_exponent, most_exponent);
+  if (p.q_dtype == DType::f16)
+    c.exponent =
+        std::clamp(static_cast<float>(std::round(std::log2(scale))), least_exponent, most_exponent);
   // Whole turns of the device's blocks where the limit lets them.
   const int64_t turn = std::max<int64_t>(c.sm_count / c.head_tiles, 1);
   const int64_t slots = std::max<int64_t>(p.slots, 1);
-  const int64_t least = 1, turns = c.contributes ? most_turns_apart : most_turns;
-  int64_t high = std::max(least, std::min({c.lists, turns * turn, most_slots / slots}));
-  if (!p.wants_dkv || c.adds) {
+  if (!c.contributes) {
     c.chunk_lists = std::max<int64_t>(c.lists, 1);
     return c;
   }
+  const int64_t least = 1;
+  int64_t high = std::max(least, std::min({c.lists, most_turns * turn, most_slots / slots}));
   const auto fits = [&](int64_t lists) {
     c.chunk_lists = lists;
-    c.sort_bytes = c.contributes && c.rows > 0 ? sort_bytes(lists * p.slots, c.rows) : 0;
+    c.sort_bytes = c.rows > 0 ? sort_bytes(lists * p.slots, c.rows) : 0;
     return bytes_of(p, c) <= p.options.workspace_limit_bytes;
   };
   int64_t low = least;
@@ -128,11 +124,6 @@ BackwardConfig backward_config(const Problem& p, const DeviceFacts& d,
       low = middle;
     else
       high = middle - 1;
-  }
-  if (!c.contributes && low < std::min(c.lists, least_turns * turn)) {
-    c.adds = true;
-    c.chunk_lists = c.lists;
-    return c;
   }
   if (low > turn && low < c.lists) low = low / turn * turn;
   fits(low);

@@ -115,10 +115,9 @@ class Run {
     way_.last_list = first + lists;
     (f16 ? launch_backward_f16 : launch_backward_bf16)(way_, blocks(lists * c_.head_tiles),
                                                        stream_);
-    if (!p_.wants_dkv || c_.adds || p_.heads == 0 || p_.slots == 0 || c_.rows == 0) return;
+    if (!c_.contributes || p_.heads == 0 || p_.slots == 0 || c_.rows == 0) return;
     (f16 ? launch_sums_f16 : launch_sums_bf16)(way_, blocks(lists * c_.sums.sums * c_.sums.groups),
                                                stream_);
-    if (!c_.contributes) return;
     Segments s;
     s.tables = way_.f.tables;
     s.sums = way_.sums;

@@ -51,21 +51,22 @@ __device__ inline bool lies_far(const Backward& p, const Work& w) {
 }
 
 // The parts of a tile of keys from part kPart on. first: once the first of all is under way.
-template <int kFirst, int kSecond, int kPart, typename F>
+template <int kFirst, int kSecond, bool kAdds, int kPart, typename F>
 __device__ inline void fill_parts(const Copier& copier, BackwardBeside& beside, uint32_t keys,
                                   const char* const (&rows)[4], const void* somewhere,
                                   uint32_t phase, const F& first) {
-  constexpr Part part = backward_part<kFirst, kSecond>(kPart);
+  constexpr Part part = backward_part<kFirst, kSecond, kAdds>(kPart);
   talea::sm90::barrier_wait(&beside.keys_free[kPart], phase);
   copier.template chunks<part.first, part.last - part.first>(keys, rows, part.last, somewhere);
   talea::sm90::barrier_arrive_after_copies(&beside.keys_ready[kPart]);
   if constexpr (kPart == 0) first();
   if constexpr (kPart + 1 < backward_parts)
-    fill_parts<kFirst, kSecond, kPart + 1>(copier, beside, keys, rows, somewhere, phase, first);
+    fill_parts<kFirst, kSecond, kAdds, kPart + 1>(copier, beside, keys, rows, somewhere, phase,
+                                                  first);
 }
 
 // A work that lies far from 0 sees its keys twice.
-template <int kFirst, int kSecond>
+template <int kFirst, int kSecond, bool kAdds>
 __device__ void produce_backward(const Backward& p, const BackwardTiles<kFirst, kSecond>& tiles,
                                  BackwardBeside& beside, int thread) {
   namespace ptx = talea::sm90;
@@ -101,7 +102,7 @@ __device__ void produce_backward(const Backward& p, const BackwardTiles<kFirst, 
                                          f.counters && number % f.head_tiles == 0 && tile == turn);
           if (found.kind == SlotKind::valid) {
             row = cuda::offset(f.kv, found.outer, found.inner, list % f.tables.groups);
-            if (p.adds)
+            if constexpr (kAdds)
               sum = cuda::offset(p.sums, found.outer, found.inner, list % f.tables.groups);
           }
         }
@@ -114,15 +115,15 @@ __device__ void produce_backward(const Backward& p, const BackwardTiles<kFirst, 
         }
         // With the first part: which slots are valid, and where their sums lie.
         const auto tell = [&] {
-          if (p.adds && lane < 16) beside.rows[tiles_done % 2][line] = sum;
+          if (kAdds && lane < 16) beside.rows[tiles_done % 2][line] = sum;
           __syncwarp();
           if (lane != 0) return;
           reinterpret_cast<uint16_t*>(&beside.valid[tiles_done % 2])[warp] =
               static_cast<uint16_t>(valid);
           ptx::barrier_arrive(&beside.keys_ready[0]);
         };
-        fill_parts<kFirst, kSecond, 0>(copier, beside, keys, rows, f.q.data, (tiles_done & 1) ^ 1,
-                                       tell);
+        fill_parts<kFirst, kSecond, kAdds, 0>(copier, beside, keys, rows, f.q.data,
+                                              (tiles_done & 1) ^ 1, tell);
         ++tiles_done;
       }
       if (turn > 0) continue;

@@ -17,7 +17,7 @@ struct BackwardChunks {
     return all() < most ? all() : most;
   }
 };
-inline constexpr BackwardChunks backward_chunks[] = {{1, 1}, {2, 1}, {3, 2}, {5, 4}};
+inline constexpr BackwardChunks backward_chunks[] = {{1, 1}, {1, 2}, {2, 3}, {4, 5}};
 constexpr int chunks_of_columns(int64_t columns) {
   return static_cast<int>((columns + chunk_columns - 1) / chunk_columns);
 }
@@ -29,18 +29,17 @@ constexpr int width_of(int64_t dim) {
 }
 
 inline constexpr int64_t most_shared_bytes = 232448;
-inline constexpr int backward_parts = 4;  // in which a tile of keys arrives: two of each half
+inline constexpr int backward_parts = 6;  // in which a tile of keys arrives: three of each half
 
 // P and dS of 64 heads and a tile of keys, as they lie in shared memory, one behind the other.
 inline constexpr int weights_bytes = 2 * chunk_bytes;
 
 // What lies behind q, d_o, a tile of keys, and the tiles of P and dS.
 struct BackwardBeside {
-  uint64_t q_ready, q_free;
+  uint64_t q_ready, q_free, weights_free;
   uint64_t keys_ready[backward_parts], keys_free[backward_parts];
   uint64_t valid[2];           // [tile % 2]: a bit a slot
   int tiles, far;              // of keys; whether an lse of the work lies far from 0
-  float share[tile_heads];     // of the keys beside the sink, where one does
   QueryRule query[4];          // of each warp that copies
   int64_t rows[2][tile_keys];  // [tile % 2]: where a slot's row of dkv begins; -1: absent
 };

@@ -23,13 +23,23 @@ struct BackwardTiles {
   }
 };
 
-// The chunks [first, last) of a part of a tile of keys.
+// A third of a warpgroup's chunks, which it releases together. Parts are filled in their order:
+// warpgroup 1 releases its own late where it adds up dkv (kAdds), else with those of the other.
+constexpr int thirds = backward_parts / 2;
+template <bool kAdds>
+__device__ constexpr int part_number(int group, int third) {
+  return kAdds ? group * thirds + third : third * 2 + group;
+}
 template <int kFirst, int kSecond>
+__device__ constexpr Part third_of(int group, int third) {
+  const int count = group == 0 ? kFirst : kSecond, begin = group == 0 ? 0 : kFirst;
+  return {begin + (count * third + thirds - 1) / thirds,
+          begin + (count * (third + 1) + thirds - 1) / thirds};
+}
+template <int kFirst, int kSecond, bool kAdds>
 __device__ constexpr Part backward_part(int part) {
-  constexpr int half = (kFirst + 1) / 2, rest = (kSecond + 1) / 2;
-  const int base = part < 2 ? 0 : kFirst, cut = part < 2 ? half : rest;
-  const int end = part < 2 ? kFirst : kFirst + kSecond;
-  return part % 2 == 0 ? Part{base, base + cut} : Part{base + cut, end};
+  return kAdds ? third_of<kFirst, kSecond>(part / thirds, part % thirds)
+               : third_of<kFirst, kSecond>(part % 2, part / 2);
 }
 
 __device__ inline int tiles_of(int64_t slots) {

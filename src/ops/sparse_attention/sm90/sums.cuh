@@ -162,24 +162,16 @@ struct SumConsumer {
       load_left(weights[i], tiles.stage(at) + i * weights_bytes);
       load_left(ds[i], tiles.stage(at) + i * weights_bytes + chunk_bytes);
     }
-    float* base = p.contributions ? p.contributions : static_cast<float*>(p.sums.data);
-    float* to[2][2];  // [row, row + 8][of the even and the odd quad of a pair]
-#pragma unroll
-    for (int e = 0; e < 2; ++e)
-#pragma unroll
-      for (int turn = 0; turn < 2; ++turn) {
-        const int line = thread / 32 * 16 + thread % 32 / 8 * 2 + turn + 8 * e;
-        const int64_t row = beside.rows[at][line];
-        to[e][turn] = row < 0 ? nullptr : base + row;
-      }
-    arrive_warp(&beside.free[at]);
     const int first = w.group * tiles.plan.chunks;
+    Lines lines(p.contributions + first * chunk_columns, beside.rows[at], thread);
+    arrive_warp(&beside.free[at]);
     const int chunks = min(chunks_of_columns(p.f.dim) - first, tiles.plan.chunks);
 #pragma unroll 1
     for (int c = 0; c < chunks; ++c) {
       float x[32];
       form(x, ds, weights, c);
-      give(p, thread, x, first + c, to);
+      give<true, kF16>(lines, x, p.grown, static_cast<int>(p.f.dim) - (first + c) * chunk_columns);
+      lines.move(chunk_columns);
     }
   }
 

@@ -40,9 +40,9 @@ inline double stored_radians(uint64_t turns, bool fp32) {
 inline constexpr double reset_below = -128;
 
 // What of x is left behind a piece of decay a: nothing behind a reset, not 0 * Inf.
-inline double decayed(double a, double x) { return a == 0 ? 0 : a * x; }
+constexpr double decayed(double a, double x) { return a == 0 ? 0 : a * x; }
 
 // The state behind a piece that takes nothing to `own` (its T) and decays what came before by `a`.
-inline double joined(double before, double a, double own) { return decayed(a, before) + own; }
+constexpr double joined(double before, double a, double own) { return decayed(a, before) + own; }
 
 }  // namespace talea

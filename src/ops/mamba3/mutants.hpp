@@ -3,7 +3,7 @@
 // Never: present in a normal build: without TALEA_MUTANTS every switch is a constant false.
 #pragma once
 
-#include "core/planted.hpp"
+#include "core/mutant.hpp"
 
 namespace talea::mamba3 {
 
@@ -30,7 +30,8 @@ namespace talea::mamba3 {
   X(m3_final_key_in_decay, "the gradient of the final key counts among those of the decays") \
   X(m3_divided_by_its_decay, "what is left of a key comes from a quotient of decays")        \
   X(m3_state_of_another_slot, "a step updates the row of its number, not of its slot")       \
-  X(m3_padding_not_cleared, "gradients of padding are left as they were")
+  X(m3_padding_not_cleared, "gradients of padding are left as they were")                    \
+  X(m3_turns_of_other_ranks, "a rank's angles begin anew with its piece")
 
 TALEA_PLANTED(TALEA_MAMBA3_MUTANT_LIST, ScanMutant)
 // Beside the switches of the common list.

@@ -1,6 +1,5 @@
 // What: a call shared by ranks: heads cut, tokens cut, or both, around a lane that knows neither.
-// Why: pieces of a sequence merge like chunks; every host lane takes part without a line of its
-//      own.
+// Why: pieces of a sequence merge like chunks; every lane takes part without a line of its own.
 // Never: waits for another rank's scan, or lets a result depend on who arrived first.
 #include "ops/mamba3/ranks.hpp"
 
@@ -12,47 +11,58 @@
 #include "ops/mamba3/element.hpp"
 #include "ops/mamba3/fields.hpp"
 #include "ops/mamba3/mutants.hpp"
+#include "ops/mamba3/rows_moved.hpp"
 #include "ops/mamba3/token_ranks.hpp"
 
 namespace talea::mamba3 {
 namespace {
 
-constexpr int64_t block_tokens = 64;  // of rows that are summed over ranks at once
+constexpr int64_t host_tokens = 64;                  // of rows that are summed at once
+constexpr int64_t device_bytes = int64_t{32} << 20;  // the same, where a block is an exchange
 
 DType plain_of(const Problem& p) { return p.dtype == DType::f64 ? DType::f64 : DType::f32; }
+
+// Tokens of a block of rows over ranks: the same on all of them.
+int64_t block_tokens(const Problem& p) {
+  if (p.device == DeviceKind::cpu) return host_tokens;
+  const int64_t row = p.rank * std::max<int64_t>(p.total_groups, 1) * p.state_dim * 4;
+  return std::clamp<int64_t>(device_bytes / row, 1, std::max<int64_t>(p.batch * p.tokens, 1));
+}
+
+bool shares_rows(const Problem& p) { return p.heads_world > 1 && p.backward(); }
+// Ranks that know no heads but their own share no group.
+bool shares_groups(const Problem& p) { return shares_rows(p) && p.total_heads > 0; }
 
 // Gradients that other ranks add to: whole in fp32 here, summed a block of tokens at a time.
 struct SharedRows {
   SharedRows(Arena& arena, const Problem& p) {
     const int64_t size = size_of(plain_of(p)), tokens = p.batch * p.tokens;
-    const int64_t groups = std::max(p.total_groups, p.groups);
-    const auto rows = [&](const Tensor& t, int64_t row) {
-      return arena.take<char>(t ? tokens * row * size : 0);
+    const auto rows = [&](bool wanted, int64_t count, int64_t row) {
+      return arena.take<char>(wanted ? count * row * size : 0);
     };
-    q = rows(p.out.d.q, p.rank * p.groups * p.state_dim);
-    k = rows(p.out.d.k, p.rank * p.groups * p.state_dim);
-    angles = rows(p.out.d.angles, p.pairs);
-    block =
-        arena.take<char>(block_tokens * std::max(p.rank * groups * p.state_dim, p.pairs) * size);
+    const bool groups = shares_groups(p);
+    q = rows(groups && p.out.d.q, tokens, p.rank * p.groups * p.state_dim);
+    k = rows(groups && p.out.d.k, tokens, p.rank * p.groups * p.state_dim);
+    angles = rows(p.out.d.angles.present, tokens, p.pairs);
+    block = rows(groups, block_tokens(p), p.rank * p.total_groups * p.state_dim);
   }
   char *q, *k, *angles, *block;
 };
-
-bool shares_rows(const Problem& p) { return p.heads_world > 1 && p.backward(); }
 
 // The problem that the lane sees: d_q, d_k and summed d_angles in the workspace.
 Problem local_problem(const Problem& p) {
   Problem local = p;
   local.heads_world = 1;
-  if (!shares_rows(p)) return local;
+  if (!shares_groups(p)) return local;
   const DType plain = plain_of(p);
   for (Tensor* t : {&local.out.d.q, &local.out.d.k})
     if (*t) {
-      t->dtype = plain;
       if (p.rank_axis)
-        *t = make_tensor(nullptr, plain, {p.batch, p.tokens, p.rank, p.groups, p.state_dim});
+        *t = make_tensor(nullptr, plain, {p.batch, p.tokens, p.rank, p.groups, p.state_dim},
+                         p.device, p.device_index);
       else
-        *t = make_tensor(nullptr, plain, {p.batch, p.tokens, p.groups, p.state_dim});
+        *t = make_tensor(nullptr, plain, {p.batch, p.tokens, p.groups, p.state_dim}, p.device,
+                         p.device_index);
     }
   return local;
 }
@@ -65,44 +75,49 @@ struct HeadShare {
 class SharedHeads {
  public:
   SharedHeads(const Call& c, Communicator& ranks, Arena& arena)
-      : c_(c), p_(c.problem), ranks_(ranks), m_(arena, p_) {
+      : c_(c),
+        p_(c.problem),
+        ranks_(ranks),
+        m_(arena, p_),
+        moved_{p_.device, p_.device_index, c.stream} {
     const Tensor& angles = c_.out.d.angles;
     const HeadShare own = {p_.head_begin, p_.heads, p_.groups, p_.sum_angles,
                            angles ? angles.shape[2] : -1};
     all_.resize(static_cast<size_t>(ranks.size()));
-    ranks.all_gather(&own, all_.data(), sizeof own, nullptr);
+    require(ranks.host_gather(&own, all_.data(), sizeof own), ErrorKind::usage,
+            "heads over ranks: ranks over {} cannot tell each other which heads they hold",
+            ranks.engine());
     check();
   }
 
   Outputs outputs() const {
     Outputs out = c_.out;
     const auto rows = [&](Tensor& t, char* data) {
-      if (t)
-        t = make_tensor(data, plain_of(p_),
-                        {p_.batch, p_.tokens, p_.rank, p_.groups, p_.state_dim});
+      if (t && shares_groups(p_))
+        t = make_tensor(data, plain_of(p_), {p_.batch, p_.tokens, p_.rank, p_.groups, p_.state_dim},
+                        p_.device, p_.device_index);
     };
     rows(out.d.q, m_.q);
     rows(out.d.k, m_.k);
     if (sums_angles() && out.d.angles) {
-      out.d.angles = make_tensor(m_.angles, plain_of(p_), {p_.batch, p_.tokens, 1, p_.pairs});
+      out.d.angles = make_tensor(m_.angles, plain_of(p_), {p_.batch, p_.tokens, 1, p_.pairs},
+                                 p_.device, p_.device_index);
       out.d.angles.stride[2] = 0;
     }
     return out;
   }
 
   void sum(const Outputs& local) {
-    const int64_t first = first_group();
-    const bool exchange = groups_are_shared();
-    rows(c_.out.d.q, local.d.q, first, exchange, "d_q");
-    rows(c_.out.d.k, local.d.k, first, exchange, "d_k");
+    if (shares_groups(p_)) {
+      rows(c_.out.d.q, m_.q, "d_q");
+      rows(c_.out.d.k, m_.k, "d_k");
+    }
     if (sums_angles() && c_.out.d.angles) angles(local.d.angles);
   }
 
  private:
   bool known() const { return p_.total_heads > 0; }
-  int64_t first_group() const {
-    return known() ? (p_.head_begin - p_.head_offset) / p_.heads_per_group : 0;
-  }
+  int64_t first_group() const { return (p_.head_begin - p_.head_offset) / p_.heads_per_group; }
   bool sums_angles() const {
     for (const HeadShare& s : all_)
       if (s.sums_angles) return true;
@@ -130,7 +145,6 @@ class SharedHeads {
 
   // Whether a rank holds a group that another rank's heads read.
   bool groups_are_shared() const {
-    if (!known()) return false;
     for (const HeadShare& s : all_) {
       if (s.groups * p_.heads_per_group > s.heads) return true;
       if (s.begin % p_.heads_per_group != 0 && s.heads > 0) return true;
@@ -142,56 +156,61 @@ class SharedHeads {
     c_.result.exchanges.push_back({name, "all_reduce_sum", bytes});
   }
 
-  void rows(const Tensor& to, const Tensor& from, int64_t first, bool exchange, const char* name) {
+  // Rows (r, g) of a token of all groups, in blocks of tokens, or of this rank's, all at once.
+  void rows(const Tensor& to, char* own, const char* name) {
     if (!to) return;
-    const int64_t N = p_.state_dim, R = p_.rank, G = exchange ? p_.total_groups : p_.groups;
-    const int64_t offset = exchange ? first : 0, row = R * G * N;
-    Tensor block = make_tensor(m_.block, plain_of(p_), {block_tokens, R, G, N});
-    if (mutant(ScanMutant::m3_6_rows_cut_as_if_by_groups) && ranks_.rank() > 0)
-      block.stride[1] = N, block.stride[2] = R * N;
+    const int64_t N = p_.state_dim, G = p_.groups, all = p_.total_groups;
+    const int64_t tokens = p_.batch * p_.tokens, at = first_group() * N;
+    const DType plain = plain_of(p_);
+    const RowsOfTokens local = {
+        own, plain, 0, p_.tokens, {p_.tokens * p_.rank * G * N, p_.rank * G * N, G * N, N, 1}};
+    RowsOfTokens outer = {to.data, to.dtype, 0, p_.tokens, to.stride};
+    const RowShape shape = {p_.rank, G, N};
+    if (!groups_are_shared()) return moved_.put(local, outer, shape, 0, tokens);
+    const int64_t row = p_.rank * all * N, block = block_tokens(p_);
     int64_t bytes = 0;
-    for (int64_t t = 0; t < p_.batch * p_.tokens; t += block_tokens) {
-      const int64_t count = std::min(block_tokens, p_.batch * p_.tokens - t);
-      std::fill_n(m_.block, count * row * size_of(block.dtype), char{0});
-      each(count, [&](int64_t i, int64_t r, int64_t g, int64_t n) {
-        const int64_t b = (t + i) / p_.tokens, s = (t + i) % p_.tokens;
-        set(block, get(from, b, s, r, g, n), i, r, g + offset, n);
-      });
-      if (exchange) ranks_.all_reduce_sum(m_.block, count * row, block.dtype, nullptr);
-      if (exchange) bytes += count * row * size_of(block.dtype);
-      each(count, [&](int64_t i, int64_t r, int64_t g, int64_t n) {
-        const int64_t b = (t + i) / p_.tokens, s = (t + i) % p_.tokens;
-        set(to, get(block, i, r, g + offset, n), b, s, r, g, n);
-      });
+    for (int64_t t = 0; t < tokens; t += block) {
+      const int64_t count = std::min(block, tokens - t);
+      RowsOfTokens shared = {
+          m_.block + at * size_of(plain), plain, t, count, {0, row, all * N, N, 1}};
+      if (mutant(ScanMutant::m3_6_rows_cut_as_if_by_groups) && ranks_.rank() > 0)
+        shared.stride[2] = N, shared.stride[3] = p_.rank * N;
+      moved_.clear(m_.block, count * row * size_of(plain));
+      moved_.put(local, shared, shape, t, count);
+      ranks_.all_reduce_sum(m_.block, count * row, plain, c_.stream);
+      bytes += count * row * size_of(plain);
+      moved_.put(shared, outer, shape, t, count);
     }
-    if (exchange) said(name, bytes);
-  }
-
-  template <typename F>
-  void each(int64_t tokens, F f) {
-    for (int64_t i = 0; i < tokens; ++i)
-      for (int64_t r = 0; r < p_.rank; ++r)
-        for (int64_t g = 0; g < p_.groups; ++g)
-          for (int64_t n = 0; n < p_.state_dim; ++n) f(i, r, g, n);
+    said(name, bytes);
   }
 
   void angles(const Tensor& from) {
-    const int64_t count = p_.batch * p_.tokens * p_.pairs;
-    ranks_.all_reduce_sum(from.data, count, from.dtype, nullptr);
+    const int64_t tokens = p_.batch * p_.tokens, count = tokens * p_.pairs;
+    if (count > 0) ranks_.all_reduce_sum(from.data, count, from.dtype, c_.stream);
     said("d_angles", count * size_of(from.dtype));
-    for (int64_t i = 0; i < p_.batch * p_.tokens; ++i)
-      for (int64_t a = 0; a < p_.pairs; ++a) {
-        const int64_t b = i / p_.tokens, s = i % p_.tokens;
-        set(c_.out.d.angles, get(from, b, s, 0, a), b, s, 0, a);
-      }
+    const Tensor& to = c_.out.d.angles;
+    const auto rows_of = [&](const Tensor& t) {
+      return RowsOfTokens{
+          t.data, t.dtype, 0, p_.tokens, {t.stride[0], t.stride[1], 0, 0, t.stride[3]}};
+    };
+    moved_.put(rows_of(from), rows_of(to), {1, 1, p_.pairs}, 0, tokens);
   }
 
   const Call& c_;
   const Problem& p_;
   Communicator& ranks_;
   SharedRows m_;
+  const RowsMoved moved_;
   std::vector<HeadShare> all_;
 };
+
+// Ranks of device tensors exchange them where they lie.
+void check_place(const Problem& p, const Communicator* ranks) {
+  require(p.device == DeviceKind::cpu || !ranks || ranks->size() == 1 ||
+              ranks->device() == DeviceKind::cuda,
+          ErrorKind::usage, "ranks over {}: they exchange host memory, the tensors are a device's",
+          ranks ? ranks->engine() : "");
+}
 
 void count_room(Arena& arena, const Problem& p) {
   if (shares_rows(p)) SharedRows(arena, p);
@@ -261,30 +280,38 @@ void shake_hands(const Problem& p, const Inputs& in, const std::string& lane,
 }
 
 Planned plan_over_ranks(PlanAlone plan, const Problem& p, const DeviceFacts& device) {
-  require(alone(p) || p.device == DeviceKind::cpu, ErrorKind::unavailable,
-          "mamba3: heads or tokens over several ranks are for host tensors");
-  const Problem local = local_problem(p);
+  if (alone(p)) {
+    RankedPlan one;
+    one.whole = plan(p, device);
+    Planned planned = talea::planned(one.whole.workspace_bytes, one.whole.flops, one);
+    planned.kept_bytes = one.whole.kept_bytes;
+    return planned;
+  }
+  Arena arena;
+  count_room(arena, p);
+  const int64_t room = arena.used() > 0 ? arena.bytes() : 0;
+  Problem local = local_problem(p);
+  int64_t& limit = local.options.workspace_limit_bytes;
+  limit = std::max<int64_t>(limit - room, 0);
   RankedPlan ranked;
-  ranked.whole = plan(local, device);
-  int64_t most = ranked.whole.workspace_bytes;
-  if (p.sequence_world > 1) {
+  int64_t most = 0;
+  const auto of = [&](const Problem& one) {
+    Planned made = plan(one, device);
+    most = std::max(most, made.workspace_bytes);
+    return made;
+  };
+  if (p.sequence_world == 1) {
+    ranked.whole = of(local);
+  } else {
     const PieceProblems pieces(local);
-    const auto of = [&](const Problem& one) {
-      Planned made = plan(one, device);
-      most = std::max(most, made.workspace_bytes);
-      return made;
-    };
-    ranked.turns = of(pieces.turns);
+    if (p.device == DeviceKind::cpu) ranked.turns = of(pieces.turns);
     ranked.summary = of(pieces.summary);
     if (p.backward()) ranked.feedback = of(pieces.feedback);
     ranked.whole = of(pieces.whole);
   }
-  Arena arena;
-  count_room(arena, p);
-  if (arena.used() > 0) most += arena.bytes();
   const double flops = ranked.whole.flops;
   const int64_t kept = ranked.whole.kept_bytes;
-  Planned planned = talea::planned(most, flops, std::move(ranked));
+  Planned planned = talea::planned(most + room, flops, std::move(ranked));
   planned.kept_bytes = kept;
   return planned;
 }
@@ -292,6 +319,8 @@ Planned plan_over_ranks(PlanAlone plan, const Problem& p, const DeviceFacts& dev
 void run_over_ranks(RunAlone run, const Call& call, const RankedPlan& plan) {
   const Problem& p = call.problem;
   if (alone(p)) return run(call, plan.whole);
+  check_place(p, call.ranks.heads);
+  check_place(p, call.ranks.sequence);
   Arena arena(call.workspace);
   const Problem local = local_problem(p);
   const auto run_local = [&](const Outputs& out) {

@@ -1,6 +1,5 @@
 // What: a call shared by ranks: heads cut, tokens cut, or both, around a lane that knows neither.
-// Why: pieces of a sequence merge like chunks; every host lane takes part without a line of its
-// own.
+// Why: pieces of a sequence merge like chunks; every lane takes part without a line of its own.
 // Never: waits for another rank's scan, or lets a result depend on who arrived first.
 #pragma once
 

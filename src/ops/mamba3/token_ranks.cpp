@@ -5,11 +5,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
+#include <vector>
 
-#include "algebra/scan_state.hpp"
 #include "core/fail.hpp"
-#include "core/mutant.hpp"
 #include "ops/mamba3/element.hpp"
 #include "ops/mamba3/fields.hpp"
 
@@ -17,32 +15,39 @@ namespace talea::mamba3 {
 namespace {
 
 DType plain_of(const Problem& p) { return p.dtype == DType::f64 ? DType::f64 : DType::f32; }
+bool on_host(const Problem& p) { return p.device == DeviceKind::cpu; }
 
 int64_t summary_elements(const Problem& p) {
   return p.sequences * p.heads * (p.head_dim * p.state_dim + p.rank * p.state_dim + p.head_dim);
 }
+int64_t state_elements(const Problem& p) {
+  return p.sequences * p.heads * p.head_dim * p.state_dim;
+}
 
-Tensor some_view(const Problem& p, std::initializer_list<int64_t> shape) {
-  return make_tensor(nullptr, plain_of(p), shape);
+Tensor plain_view(const Problem& p, char* data, std::initializer_list<int64_t> shape) {
+  return make_tensor(data, plain_of(p), shape, p.device, p.device_index);
 }
 
 // ssm, k and v of `summary_elements` numbers.
 States states_at(const Problem& p, char* data) {
   const int64_t n = p.sequences, H = p.heads, size = size_of(plain_of(p));
+  const auto behind = [&](const Tensor& t) { return data ? data += t.elements() * size : nullptr; };
   States s;
-  s.ssm = make_tensor(data, plain_of(p), {n, H, p.head_dim, p.state_dim});
-  data += s.ssm.elements() * size;
-  s.k = make_tensor(data, plain_of(p), {n, p.rank, H, p.state_dim});
-  data += s.k.elements() * size;
-  s.v = make_tensor(data, plain_of(p), {n, H, p.head_dim});
+  s.ssm = plain_view(p, data, {n, H, p.head_dim, p.state_dim});
+  s.k = plain_view(p, behind(s.ssm), {n, p.rank, H, p.state_dim});
+  s.v = plain_view(p, behind(s.k), {n, H, p.head_dim});
   return s;
 }
 
-// Rank r's of a gathered tensor.
-Tensor of_rank(Tensor t, int64_t rank, int64_t bytes) {
-  t.data = static_cast<char*>(t.data) + rank * bytes;
-  return t;
-}
+// Sums of a host, in order.
+struct InOrder {
+  template <class F>
+  double operator()(int64_t count, F f) const {
+    double sum = 0;
+    for (int64_t i = 0; i < count; ++i) sum += f(i);
+    return sum;
+  }
+};
 
 class Piece {
  public:
@@ -52,6 +57,7 @@ class Piece {
         p_(call.problem),
         ranks_(*call.ranks.sequence),
         m_(arena, p_),
+        own_(p_, m_.measures),
         problems_(p_) {
     // What is left is the lane's.
     const int64_t used = arena.used();
@@ -59,54 +65,101 @@ class Piece {
   }
 
   void run() {
-    layout();
-    exchange_turns();
+    const int64_t tokens = whole_tokens();
+    if (on_host(p_))
+      measure(tokens);
+    else
+      measure_on_device(on_device(), m_, tokens);
+    exchange("turns, decays and tokens of the pieces", m_.measures, m_.all_measures,
+             Measures::words(p_) * 8);
+    turns_before();
     exchange_summaries();
-    for (int64_t n = 0; n < p_.sequences; ++n)
-      for (int64_t h = 0; h < p_.heads; ++h) before_piece(n, h);
+    const Pieces x = pieces();
+    const PieceStates initial = views_of(states_at(p_, m_.initial));
+    const PieceStates final_states = views_of(c_.out.final_states);
+    if (on_host(p_))
+      states(x, initial, final_states);
+    else
+      states_on_device(on_device(), x, initial, final_states);
     if (p_.backward()) {
       exchange_feedback();
-      for (int64_t n = 0; n < p_.sequences; ++n)
-        for (int64_t h = 0; h < p_.heads; ++h) behind_piece(n, h);
+      const PieceStates last = views_of(last_states()), d = views_of(c_.out.d.initial_states);
+      if (on_host(p_))
+        gradients(x, last, d);
+      else
+        gradients_on_device(on_device(), x, last, d);
     }
     whole();
   }
 
  private:
-  int64_t length(int64_t rank, int64_t n) const { return m_.lengths[rank * p_.sequences + n]; }
-  double decay_of(int64_t rank, int64_t n, int64_t h, int which) const {
-    return m_.all_decays[((rank * p_.sequences + n) * p_.heads + h) * 2 + which];
-  }
-  double project(int64_t h, int64_t r, int64_t p) const { return get_or(1, c_.in.mimo_v, h, r, p); }
+  PieceCall on_device() const { return {p_, c_.in, c_.out, c_.stream}; }
 
-  void layout() {
+  // Of all pieces, which must lie one behind another.
+  int64_t whole_tokens() const {
     const int64_t own[2] = {p_.token_begin, p_.tokens};
-    int64_t covered = 0;
     std::vector<int64_t> all(static_cast<size_t>(2 * ranks_.size()));
-    ranks_.all_gather(own, all.data(), sizeof own, nullptr);
-    for (int r = 0; r < ranks_.size(); ++r) {
-      m_.begins[r] = all[static_cast<size_t>(2 * r)];
-      require(m_.begins[r] == covered, ErrorKind::invalid_data,
-              "token_begin = {} on rank {}: the tokens before it end at {}", m_.begins[r], r,
+    require(ranks_.host_gather(own, all.data(), sizeof own), ErrorKind::usage,
+            "tokens over ranks: ranks over {} cannot tell each other which tokens they hold",
+            ranks_.engine());
+    int64_t covered = 0;
+    for (size_t r = 0; r < all.size() / 2; ++r) {
+      require(all[2 * r] == covered, ErrorKind::invalid_data,
+              "token_begin = {} on rank {}: the tokens before it end at {}", all[2 * r], r,
               covered);
-      covered += all[static_cast<size_t>(2 * r) + 1];
+      covered += all[2 * r + 1];
     }
-    m_.begins[ranks_.size()] = covered;
+    return covered;
+  }
+
+  void measure(int64_t tokens) {
     int64_t before = 0;
     for (int64_t i = 0; p_.packed && i <= p_.sequences; ++i) {
       const int64_t value = index_at(c_.in.cu_seqlens, i);
-      require(value >= before && value <= covered, ErrorKind::invalid_data,
-              "cu_seqlens: entry {} = {}: must lie in [{}, {}]", i, value, before, covered);
+      require(value >= before && value <= tokens, ErrorKind::invalid_data,
+              "cu_seqlens: entry {} = {}: must lie in [{}, {}]", i, value, before, tokens);
       before = value;
       m_.cu[i] = static_cast<int32_t>(std::clamp<int64_t>(value - p_.token_begin, 0, p_.tokens));
     }
-    for (int64_t r = 0; r < ranks_.size(); ++r)
-      for (int64_t n = 0; n < p_.sequences; ++n) {
-        const int64_t first = p_.packed ? index_at(c_.in.cu_seqlens, n) : 0;
-        const int64_t last = p_.packed ? index_at(c_.in.cu_seqlens, n + 1) : covered;
-        m_.lengths[r * p_.sequences + n] =
-            std::max<int64_t>(0, std::min(last, m_.begins[r + 1]) - std::max(first, m_.begins[r]));
-      }
+    for (int64_t n = 0; n < p_.sequences; ++n) {
+      own_.lengths[n] = p_.packed ? m_.cu[n + 1] - m_.cu[n] : p_.tokens;
+      for (int64_t h = 0; h < p_.heads; ++h) measure(n, h);
+    }
+    Inputs in = inputs();
+    in.initial_states = {};
+    Result ignored;
+    std::fill_n(own_.turns, p_.sequences * p_.heads * p_.pairs, uint64_t{0});
+    call({problems_.turns, lane_.plan.turns, ignored}, in, {}, nullptr, own_.turns);
+  }
+
+  // What is left behind the piece of a head, and b of its first token.
+  void measure(int64_t n, int64_t h) {
+    double* const to = own_.decays + (n * p_.heads + h) * 2;
+    const int64_t batch = p_.packed ? 0 : n, first = p_.packed ? m_.cu[n] : 0;
+    double sum = 0;
+    to[1] = 0;
+    for (int64_t t = first; t < first + own_.lengths[n]; ++t) {
+      const double adt = get(c_.in.adt, batch, h, t);
+      sum += adt <= reset_below ? -INFINITY : adt;
+    }
+    to[0] = std::exp(sum);
+    if (own_.lengths[n] > 0)
+      to[1] = get(c_.in.dt, batch, h, first) / (1 + std::exp(get(c_.in.trap, batch, h, first)));
+  }
+
+  void turns_before() {
+    if (!on_host(p_)) return turns_before_on_device(on_device(), m_);
+    const int64_t count = p_.sequences * p_.heads * p_.pairs;
+    std::fill_n(m_.before, count, uint64_t{0});
+    if (mutant(ScanMutant::m3_turns_of_other_ranks)) return;
+    for (int64_t r = 0; r < p_.sequence_rank; ++r) {
+      const uint64_t* const of = of_rank(r).turns;
+      for (int64_t i = 0; i < count; ++i) m_.before[i] += of[i];
+    }
+  }
+
+  Measures of_rank(int64_t r) const {
+    return Measures(p_, m_.all_measures + r * Measures::words(p_) * 8);
   }
 
   Inputs inputs() const {
@@ -131,42 +184,12 @@ class Piece {
               one.plan);
   }
 
-  void said(const char* name, int64_t bytes) {
+  void exchange(const char* name, const char* own, char* all, int64_t bytes) {
+    if (bytes > 0) ranks_.all_gather(own, all, bytes, c_.stream);
     c_.result.exchanges.push_back({name, "all_gather", bytes});
   }
 
-  void exchange_turns() {
-    const int64_t count = p_.sequences * p_.heads * p_.pairs;
-    Inputs in = inputs();
-    in.initial_states = {};
-    Result ignored;
-    std::fill_n(m_.turns, count, uint64_t{0});
-    call({problems_.turns, lane_.plan.turns, ignored}, in, {}, nullptr, m_.turns);
-    ranks_.all_gather(m_.turns, m_.all_turns, count * 8, nullptr);
-    said("turns of the pieces", count * 8);
-    std::fill_n(m_.before, count, uint64_t{0});
-    for (int64_t r = 0; r < p_.sequence_rank; ++r)
-      for (int64_t i = 0; i < count; ++i) m_.before[i] += m_.all_turns[r * count + i];
-  }
-
-  // Sum of adt and b of the first token, of each head of each piece.
-  void decays() {
-    for (int64_t n = 0; n < p_.sequences; ++n)
-      for (int64_t h = 0; h < p_.heads; ++h) {
-        double* to = m_.decay + (n * p_.heads + h) * 2;
-        const int64_t batch = p_.packed ? 0 : n, first = p_.packed ? m_.cu[n] : 0;
-        to[0] = to[1] = 0;
-        for (int64_t t = first; t < first + length(p_.sequence_rank, n); ++t) {
-          const double adt = get(c_.in.adt, batch, h, t);
-          to[0] += adt <= reset_below ? -INFINITY : adt;
-        }
-        if (length(p_.sequence_rank, n) > 0)
-          to[1] = get(c_.in.dt, batch, h, first) / (1 + std::exp(get(c_.in.trap, batch, h, first)));
-      }
-  }
-
   void exchange_summaries() {
-    const int64_t bytes = summary_elements(p_) * size_of(plain_of(p_));
     Inputs in = inputs();
     in.initial_states = {};
     in.initial_states.angle = c_.in.initial_states.angle;
@@ -174,198 +197,121 @@ class Piece {
     out.final_states = states_at(p_, m_.summary);
     Result ignored;
     call({problems_.summary, lane_.plan.summary, ignored}, in, out, m_.before);
-    decays();
-    ranks_.all_gather(m_.summary, m_.summaries, bytes, nullptr);
-    const int64_t small = p_.sequences * p_.heads * 2 * 8;
-    ranks_.all_gather(m_.decay, m_.all_decays, small, nullptr);
-    said("states, last keys and values, decays of the pieces", bytes + small);
-  }
-
-  // What the global initial states are for this head.
-  void start(int64_t n, int64_t h) {
-    const States& s = c_.in.initial_states;
-    for (int64_t p = 0; p < p_.head_dim; ++p) {
-      for (int64_t i = 0; i < p_.state_dim; ++i)
-        m_.h[p * p_.state_dim + i] = get_or(0, s.ssm, n, h, p, i);
-      m_.v[p] = get_or(0, s.v, n, h, p);
-    }
-    for (int64_t r = 0; r < p_.rank; ++r)
-      for (int64_t i = 0; i < p_.state_dim; ++i)
-        m_.k[r * p_.state_dim + i] = get_or(0, s.k, n, r, h, i);
-  }
-
-  // m_.h + b sum over r of v_r k_r^T: what the first token of a piece finds.
-  void hold(double b, int64_t h) {
-    for (int64_t p = 0; p < p_.head_dim; ++p)
-      for (int64_t r = 0; r < p_.rank; ++r) {
-        const double left = b * m_.v[p] * project(h, r, p);
-        for (int64_t i = 0; i < p_.state_dim; ++i)
-          m_.h[p * p_.state_dim + i] += left * m_.k[r * p_.state_dim + i];
-      }
-  }
-
-  // From the states before rank r's piece to those behind it.
-  void pass(int64_t r, int64_t n, int64_t h) {
-    const int64_t bytes = summary_elements(p_) * size_of(plain_of(p_));
-    const States own = states_at(p_, m_.summaries + r * bytes);
-    hold(decay_of(r, n, h, 1), h);
-    const double a = std::exp(decay_of(r, n, h, 0));
-    for (int64_t p = 0; p < p_.head_dim; ++p) {
-      for (int64_t i = 0; i < p_.state_dim; ++i) {
-        double& x = m_.h[p * p_.state_dim + i];
-        const double own_state = get(own.ssm, n, h, p, i);
-        x = mutant(Mutant::m3_merge_out_of_order) ? x + a * own_state : joined(x, a, own_state);
-      }
-      m_.v[p] = get(own.v, n, h, p);
-    }
-    for (int64_t q = 0; q < p_.rank; ++q)
-      for (int64_t i = 0; i < p_.state_dim; ++i)
-        m_.k[q * p_.state_dim + i] = get(own.k, n, q, h, i);
-  }
-
-  void write(const States& to, int64_t n, int64_t h) {
-    for (int64_t p = 0; p < p_.head_dim; ++p) {
-      for (int64_t i = 0; to.ssm && i < p_.state_dim; ++i)
-        set(to.ssm, m_.h[p * p_.state_dim + i], n, h, p, i);
-      if (to.v) set(to.v, m_.v[p], n, h, p);
-    }
-    for (int64_t r = 0; to.k && r < p_.rank; ++r)
-      for (int64_t i = 0; i < p_.state_dim; ++i) set(to.k, m_.k[r * p_.state_dim + i], n, r, h, i);
-  }
-
-  void before_piece(int64_t n, int64_t h) {
-    start(n, h);
-    for (int64_t r = 0; r < ranks_.size(); ++r) {
-      if (r == p_.sequence_rank) write(states_at(p_, m_.initial), n, h);
-      if (length(r, n) > 0) pass(r, n, h);
-    }
-    const States& f = c_.out.final_states;
-    write(f, n, h);
-    for (int64_t i = 0; f.angle && i < p_.pairs; ++i) {
-      const int64_t at = (n * p_.heads + h) * p_.pairs + i;
-      const double begin = get_or(0, c_.in.initial_states.angle, n, h, i) / two_pi;
-      uint64_t turns = to_turns(begin);
-      for (int64_t r = 0; r < ranks_.size(); ++r)
-        turns += m_.all_turns[r * p_.sequences * p_.heads * p_.pairs + at];
-      set(f.angle, stored_radians(turns, f.angle.dtype == DType::f32) + taint_of(begin), n, h, i);
-    }
+    exchange("states, last keys and values of the pieces", m_.summary, m_.summaries,
+             summary_elements(p_) * size_of(plain_of(p_)));
   }
 
   void exchange_feedback() {
-    const int64_t count = p_.sequences * p_.heads * p_.head_dim * p_.state_dim;
-    const int64_t bytes = count * size_of(plain_of(p_));
     Inputs in = inputs();
     in.d_out = c_.in.d_out;
-    in.initial_states = states_at(p_, m_.initial);
-    in.initial_states.angle = c_.in.initial_states.angle;
+    in.initial_states = before_piece();
     Outputs out;
     out.d.initial_states.ssm =
-        make_tensor(m_.feedback, plain_of(p_), {p_.sequences, p_.heads, p_.head_dim, p_.state_dim});
+        plain_view(p_, m_.feedback, {p_.sequences, p_.heads, p_.head_dim, p_.state_dim});
     Result ignored;
     call({problems_.feedback, lane_.plan.feedback, ignored}, in, out, m_.before);
-    ranks_.all_gather(m_.feedback, m_.feedbacks, bytes, nullptr);
-    said("gradients of the states before the pieces", bytes);
+    exchange("gradients of the states before the pieces", m_.feedback, m_.feedbacks,
+             state_elements(p_) * size_of(plain_of(p_)));
   }
 
-  std::pair<int64_t, int64_t> columns_of(int64_t i) const {
-    if (p_.rotary_pairs == RotaryPairs::halves) return {i, i + p_.state_dim / 2};
-    return {2 * i, 2 * i + 1};
+  Pieces pieces() const {
+    Pieces x;
+    x.world = ranks_.size();
+    x.sequences = p_.sequences, x.heads = p_.heads;
+    x.columns = p_.state_dim, x.values = p_.head_dim, x.rows = p_.rank, x.pairs = p_.pairs;
+    x.halves = p_.rotary_pairs == RotaryPairs::halves;
+    const Measures first = of_rank(0);
+    x.lengths = first.lengths, x.decays = first.decays, x.turns = first.turns;
+    x.words = Measures::words(p_);
+    x.own = views_of(states_at(p_, m_.summaries));
+    x.own_apart = summary_elements(p_);
+    x.feedback =
+        view_of(plain_view(p_, m_.feedbacks, {p_.sequences, p_.heads, p_.head_dim, p_.state_dim}));
+    x.feedback_apart = state_elements(p_);
+    x.mimo_v = view_of(c_.in.mimo_v);
+    x.initial = views_of(c_.in.initial_states);
+    x.d_final = views_of(c_.in.d_final_states);
+    return x;
   }
 
-  double torque(const double* x, const double* g, int64_t rows, int64_t pair) const {
-    const auto [a, b] = columns_of(pair);
-    double sum = 0;
-    for (int64_t r = 0; r < rows; ++r, x += p_.state_dim, g += p_.state_dim)
-      sum += x[a] * g[b] - x[b] * g[a];
-    return sum;
-  }
-
-  // States before rank r's piece, with what its first token finds in m_.h.
-  void found(int64_t r, int64_t n, int64_t h) {
-    start(n, h);
-    for (int64_t other = 0; other < r; ++other)
-      if (length(other, n) > 0) pass(other, n, h);
-    hold(decay_of(r, n, h, 1), h);
-  }
-
-  // The gradients behind this rank's piece, and those of the initial states.
-  void behind_piece(int64_t n, int64_t h) {
-    const States& d = c_.in.d_final_states;
-    const int64_t N = p_.state_dim, P = p_.head_dim, count = p_.sequences * p_.heads * P * N;
-    States to = states_at(p_, m_.last);
-    to.angle = make_tensor(m_.last_angle, plain_of(p_), {p_.sequences, p_.heads, p_.pairs});
-    // All that lies behind the sequence turns it like this (section 2.2).
-    start(n, h);
-    for (int64_t r = 0; r < ranks_.size(); ++r)
-      if (length(r, n) > 0) pass(r, n, h);
-    std::vector<double> dk(static_cast<size_t>(p_.rank * N)), dv(static_cast<size_t>(P));
-    for (int64_t p = 0; p < P; ++p) {
-      for (int64_t i = 0; i < N; ++i) m_.e[p * N + i] = get_or(0, d.ssm, n, h, p, i);
-      dv[static_cast<size_t>(p)] = get_or(0, d.v, n, h, p);
-    }
-    for (int64_t r = 0; r < p_.rank; ++r)
-      for (int64_t i = 0; i < N; ++i)
-        dk[static_cast<size_t>(r * N + i)] = get_or(0, d.k, n, r, h, i);
-    std::vector<double> angle(static_cast<size_t>(p_.pairs)), base(angle);
-    for (int64_t i = 0; i < p_.pairs; ++i) {
-      angle[static_cast<size_t>(i)] = get_or(0, d.angle, n, h, i);
-      base[static_cast<size_t>(i)] = angle[static_cast<size_t>(i)] + torque(m_.h, m_.e, P, i) +
-                                     torque(m_.k, dk.data(), p_.rank, i);
-    }
-    const auto store = [&](const States& s) {
-      for (int64_t p = 0; p < P; ++p) {
-        for (int64_t i = 0; s.ssm && i < N; ++i) set(s.ssm, m_.e[p * N + i], n, h, p, i);
-        if (s.v) set(s.v, dv[static_cast<size_t>(p)], n, h, p);
+  void states(const Pieces& x, const PieceStates& initial, const PieceStates& last) {
+    for (int64_t n = 0; n < p_.sequences; ++n)
+      for (int64_t h = 0; h < p_.heads; ++h) {
+        put_states(x, n, h, p_.sequence_rank, initial);
+        put_states(x, n, h, x.world, last);
+        for (int64_t i = 0; last.angle.data && i < p_.pairs; ++i) {
+          const double begin =
+              element_or(0, x.initial.angle, at(x.initial.angle, n, h, i)) / two_pi;
+          uint64_t turns = to_turns(begin);
+          for (int64_t r = 0; r < x.world; ++r)
+            turns += x.turns[r * x.words + (n * p_.heads + h) * p_.pairs + i];
+          put_element(last.angle, at(last.angle, n, h, i),
+                      stored_radians(turns, last.angle.dtype == DType::f32) + taint_of(begin));
+        }
       }
-      for (int64_t r = 0; s.k && r < p_.rank; ++r)
-        for (int64_t i = 0; i < N; ++i) set(s.k, dk[static_cast<size_t>(r * N + i)], n, r, h, i);
-      for (int64_t i = 0; s.angle && i < p_.pairs; ++i)
-        set(s.angle, angle[static_cast<size_t>(i)], n, h, i);
-    };
-    for (int64_t r = ranks_.size() - 1; r >= 0; --r) {
-      if (r == p_.sequence_rank) store(to);
-      if (length(r, n) == 0) continue;
-      found(r, n, h);
-      const double a = std::exp(decay_of(r, n, h, 0)), b = decay_of(r, n, h, 1);
-      Tensor own = make_tensor(m_.feedbacks, plain_of(p_), {p_.sequences, p_.heads, P, N});
-      own = of_rank(own, r, count * size_of(plain_of(p_)));
-      for (int64_t p = 0; p < P; ++p)
-        for (int64_t i = 0; i < N; ++i) {
-          double& e = m_.e[p * N + i];
-          e = joined(e, a, get(own, n, h, p, i));
-        }
-      for (int64_t i = 0; i < p_.pairs; ++i)
-        angle[static_cast<size_t>(i)] = base[static_cast<size_t>(i)] - torque(m_.h, m_.e, P, i);
-      std::fill(dk.begin(), dk.end(), 0.0);
-      std::fill(dv.begin(), dv.end(), 0.0);
-      for (int64_t p = 0; p < P; ++p)
-        for (int64_t q = 0; q < p_.rank; ++q) {
-          const double project_v = b * project(h, q, p);
-          double sum = 0;
-          for (int64_t i = 0; i < N; ++i) {
-            sum += m_.e[p * N + i] * m_.k[q * N + i];
-            dk[static_cast<size_t>(q * N + i)] += project_v * m_.v[p] * m_.e[p * N + i];
-          }
-          dv[static_cast<size_t>(p)] += project_v * sum;
-        }
+  }
+
+  // What rank r's piece finds of one head.
+  void put_states(const Pieces& x, int64_t n, int64_t h, int64_t r, const PieceStates& to) {
+    const Chain chain(x, n, h);
+    const int64_t last = chain.nearest_before(r);
+    for (int64_t p = 0; p < p_.head_dim; ++p) {
+      for (int64_t i = 0; to.ssm.data && i < p_.state_dim; ++i)
+        put_element(to.ssm, at(to.ssm, n, h, p, i), chain.before(r, p, i));
+      if (to.v.data) put_element(to.v, at(to.v, n, h, p), chain.value(last, p));
     }
-    store(c_.out.d.initial_states);
+    for (int64_t q = 0; to.k.data && q < p_.rank; ++q)
+      for (int64_t i = 0; i < p_.state_dim; ++i)
+        put_element(to.k, at(to.k, n, q, h, i), chain.key(last, q, i));
+  }
+
+  void gradients(const Pieces& x, const PieceStates& last, const PieceStates& initial) {
+    for (int64_t n = 0; n < p_.sequences; ++n)
+      for (int64_t h = 0; h < p_.heads; ++h) {
+        put_gradients(x, n, h, p_.sequence_rank, last);
+        put_gradients(x, n, h, -1, initial);
+      }
+  }
+
+  // What rank r's piece is handed of one head.
+  void put_gradients(const Pieces& x, int64_t n, int64_t h, int64_t r, const PieceStates& to) {
+    const Chain chain(x, n, h);
+    const InOrder sum;
+    for (int64_t p = 0; p < p_.head_dim; ++p) {
+      for (int64_t i = 0; to.ssm.data && i < p_.state_dim; ++i)
+        put_element(to.ssm, at(to.ssm, n, h, p, i), chain.gradient(r, p, i));
+      if (to.v.data) put_element(to.v, at(to.v, n, h, p), chain.value_gradient(r, p, sum));
+    }
+    for (int64_t q = 0; to.k.data && q < p_.rank; ++q)
+      for (int64_t i = 0; i < p_.state_dim; ++i)
+        put_element(to.k, at(to.k, n, q, h, i), chain.key_gradient(r, q, i, sum));
+    for (int64_t i = 0; to.angle.data && i < p_.pairs; ++i)
+      put_element(to.angle, at(to.angle, n, h, i), chain.angle_gradient(r, i, sum));
+  }
+
+  States before_piece() const {
+    States s = states_at(p_, m_.initial);
+    s.angle = c_.in.initial_states.angle;
+    return s;
+  }
+  States last_states() const {
+    States s = states_at(p_, m_.last);
+    s.angle = plain_view(p_, m_.last_angle, {p_.sequences, p_.heads, p_.pairs});
+    return s;
   }
 
   // The piece itself, between what the chain says of both its ends.
   void whole() {
     Inputs in = inputs();
-    in.initial_states = states_at(p_, m_.initial);
-    in.initial_states.angle = c_.in.initial_states.angle;
+    in.initial_states = before_piece();
     in.saved = c_.in.saved;
     Outputs out = c_.out;
     out.final_states = {};
     out.d.initial_states = {};
+    if (!on_host(p_)) out.status = {};
     if (p_.backward()) {
       in.d_out = c_.in.d_out;
-      in.d_final_states = states_at(p_, m_.last);
-      in.d_final_states.angle =
-          make_tensor(m_.last_angle, plain_of(p_), {p_.sequences, p_.heads, p_.pairs});
+      in.d_final_states = last_states();
     }
     call({problems_.whole, lane_.plan.whole, c_.result}, in, out, m_.before);
   }
@@ -375,15 +321,30 @@ class Piece {
   const Problem& p_;
   Communicator& ranks_;
   PieceMemory m_;
+  Measures own_;
   PieceProblems problems_;
   Workspace rest_;
 };
 
 }  // namespace
 
+PieceView view_of(const Tensor& t) {
+  PieceView v;
+  if (!t) return v;
+  v.data = t.data;
+  v.dtype = t.dtype;
+  for (int i = 0; i < std::min(t.rank, 4); ++i) v.stride[i] = t.stride[i];
+  return v;
+}
+PieceStates views_of(const States& s) {
+  return {view_of(s.angle), view_of(s.ssm), view_of(s.k), view_of(s.v)};
+}
+
 PieceProblems::PieceProblems(const Problem& p) : turns(p) {
   turns.sequence_world = 1;
   turns.pass = Pass::forward;
+  // Entries of cu_seqlens on a device are read once, of the whole sequences.
+  if (p.device != DeviceKind::cpu) turns.options.sequence_check = SequenceCheck::clamp;
   turns.in.d_out = turns.in.saved = {};
   turns.in.d_final_states = {};
   turns.in.initial_states = {};
@@ -391,11 +352,7 @@ PieceProblems::PieceProblems(const Problem& p) : turns(p) {
   turns.sum_angles = false;
   summary = turns;
   summary.in.initial_states.angle = p.in.initial_states.angle;
-  const int64_t n = p.sequences, H = p.heads;
-  States states;
-  states.ssm = some_view(p, {n, H, p.head_dim, p.state_dim});
-  states.k = some_view(p, {n, p.rank, H, p.state_dim});
-  states.v = some_view(p, {n, H, p.head_dim});
+  const States states = states_at(p, nullptr);
   summary.out.final_states = states;
   feedback = summary;
   feedback.pass = Pass::backward;
@@ -406,28 +363,30 @@ PieceProblems::PieceProblems(const Problem& p) : turns(p) {
   feedback.out.d.initial_states.ssm = states.ssm;
   whole = p;
   whole.sequence_world = 1;
+  whole.options.sequence_check = turns.options.sequence_check;
   whole.in.initial_states = feedback.in.initial_states;
   whole.out.final_states = {};
   whole.out.d.initial_states = {};
   if (p.backward()) {
     whole.in.d_final_states = states;
-    whole.in.d_final_states.angle = some_view(p, {n, H, p.pairs});
+    whole.in.d_final_states.angle = plain_view(p, nullptr, {p.sequences, p.heads, p.pairs});
   }
 }
 
+Measures::Measures(const Problem& p, char* data)
+    : lengths(reinterpret_cast<int64_t*>(data)),
+      decays(reinterpret_cast<double*>(lengths + p.sequences)),
+      turns(reinterpret_cast<uint64_t*>(decays + 2 * p.sequences * p.heads)) {}
+
 PieceMemory::PieceMemory(Arena& arena, const Problem& p) {
-  const int64_t world = p.sequence_world, n = p.sequences, heads = n * p.heads;
+  const int64_t world = p.sequence_world, heads = p.sequences * p.heads;
   const int64_t size = size_of(plain_of(p)), bytes = summary_elements(p) * size;
-  const int64_t states = heads * p.head_dim * p.state_dim * size;
-  const int64_t one = p.head_dim * p.state_dim;
-  begins = arena.take<int64_t>(world + 1);
-  lengths = arena.take<int64_t>(world * n);
-  cu = arena.take<int32_t>(n + 1);
-  turns = arena.take<uint64_t>(heads * p.pairs);
-  all_turns = arena.take<uint64_t>(world * heads * p.pairs);
+  const int64_t states = state_elements(p) * size, told = Measures::words(p) * 8;
+  cu = arena.take<int32_t>(p.sequences + 1);
+  status = arena.take<int64_t>(4);
+  measures = arena.take<char>(told);
+  all_measures = arena.take<char>(world * told);
   before = arena.take<uint64_t>(heads * p.pairs);
-  decay = arena.take<double>(heads * 2);
-  all_decays = arena.take<double>(world * heads * 2);
   summary = arena.take<char>(bytes);
   summaries = arena.take<char>(world * bytes);
   initial = arena.take<char>(bytes);
@@ -435,9 +394,6 @@ PieceMemory::PieceMemory(Arena& arena, const Problem& p) {
   feedbacks = arena.take<char>(p.backward() ? world * states : 0);
   last = arena.take<char>(p.backward() ? bytes : 0);
   last_angle = arena.take<char>(p.backward() ? heads * p.pairs * size : 0);
-  h = arena.take<double>(one), e = arena.take<double>(one);
-  k = arena.take<double>(p.rank * p.state_dim), v = arena.take<double>(p.head_dim);
-  turn = arena.take<double>(p.pairs);
 }
 
 void run_piece(const PieceLane& lane, const Call& call, Arena& arena) {

@@ -8,6 +8,7 @@
 #include <random>
 #include <vector>
 
+#include "core/arena.hpp"
 #include "ops/mamba3/rows/sums.hpp"
 #include "ops/mamba3/sm90/config.hpp"
 #include "yardsticks/mamba3/draw.hpp"
@@ -88,8 +89,25 @@ TEST(ScanSm90Config, NamesWhatItDoesNotTake) {
             "k: stride 516 of axis 1, must be a multiple of 8");
   EXPECT_EQ(with([](Problem& p) { p.in.v.stride[3] = 2; }), "v: last stride 2, must be 1");
   EXPECT_EQ(with([](Problem& p) { p.alignment_bytes = 8; }), "rows on 8 bytes, must be on 16");
-  EXPECT_EQ(with([](Problem& p) { p.sequence_world = 2; }),
-            "heads or tokens over several ranks are for host tensors");
+  EXPECT_EQ(with([](Problem& p) { p.sequence_world = 2; }), "");
+  EXPECT_EQ(with([](Problem& p) { p.sequence_world = 2, p.out.saved.present = true; }),
+            "tokens over several ranks: states of a pass that saves");
+  EXPECT_EQ(with([](Problem& p) { p.sequence_world = 2, p.pass = Pass::backward; }),
+            "tokens over several ranks: states of backward");
+  EXPECT_EQ(with([](Problem& p) { p.heads_world = 2, p.pass = Pass::backward; }), "");
+}
+
+// Of a group whose heads other ranks have, a part may have none: its line of d_angles is there.
+TEST(ScanSm90Config, PartsWithoutHeadsHaveRoom) {
+  Problem p = problem(Pass::backward, 1, 300, 3, 2, 1);
+  p.heads_per_group = 2, p.head_offset = 1;
+  const cuda::Plan plan = make_plan(p, h200());
+  std::vector<char> room(static_cast<size_t>(cuda::workspace_of(p, plan)));
+  Arena arena(Workspace{room.data(), static_cast<int64_t>(room.size())});
+  const cuda::UnitBuffers b = cuda::lay_out(arena, p, plan).units;
+  const int64_t lines = p.groups * plan.parts, tokens = plan.wave * plan.slice * plan.chunk;
+  EXPECT_GT(lines, p.heads);
+  EXPECT_GE(reinterpret_cast<float*>(b.inner_upstream) - b.dangles, tokens * lines * p.pairs);
 }
 
 // A step has a kernel of its own, for any row.

@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include "ops/mamba3/cuda/machine.hpp"
+#include "ops/mamba3/ranks.hpp"
 #include "ops/mamba3/rows/step.hpp"
 
 namespace talea::mamba3 {
@@ -35,8 +36,6 @@ std::optional<std::string> decline(const Problem& p, const DeviceFacts& d) {
   if (auto why = cuda::declined_place(p, d)) return why;
   if (d.sm < 80) return fmt::format("sm_{}: needs sm_80 or later", d.sm);
   if (p.dtype == DType::f64) return "fp64 q: lane reference computes it, on the host";
-  if (p.heads_world > 1 || p.sequence_world > 1)
-    return "heads or tokens over several ranks are for host tensors";
   if (p.state_dim > widest || p.head_dim > widest)
     return fmt::format("N = {}, P = {}: at most {}", p.state_dim, p.head_dim, widest);
   if (p.rank > most_rank) return fmt::format("R = {}: at most {}", p.rank, most_rank);
@@ -52,7 +51,7 @@ Planned plan(const Problem& p, const DeviceFacts& d) {
 
 std::vector<std::string> details(const Problem& p, const Planned& planned) {
   if (p.pass == Pass::step) return cuda::step_details();
-  const auto& made = planned.as<cuda::Plan>();
+  const auto& made = alone<cuda::Plan>(planned);
   const cuda::ChunkPlaces& places = p.backward() ? made.backward : made.forward;
   std::vector<std::string> said = {
       fmt::format("operands = {}", cuda::name_of(made.engine)),
@@ -76,13 +75,11 @@ void run(const Call& c, const Planned& planned) {
 }  // namespace
 
 Lane cuda_lane() {
-  return {.name = "cuda",
-          .kind = "native kernel",
-          .runs_on = DeviceKind::cuda,
-          .decline = decline,
-          .plan = plan,
-          .details = details,
-          .run = run};
+  return over_ranks<plan, run>({.name = "cuda",
+                                .kind = "native kernel",
+                                .runs_on = DeviceKind::cuda,
+                                .decline = decline,
+                                .details = details});
 }
 
 }  // namespace talea::mamba3

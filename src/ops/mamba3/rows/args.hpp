@@ -81,6 +81,7 @@ struct Args {
   const int64_t* ends = nullptr;  // [n + 1] tokens of packed sequences; a step: the row of each
   const int64_t* kept = nullptr;  // [n + 1] packed: checkpoints of the sequences before
   PackRounds pack;                // where packed sequences go in rounds; `segment` is their room
+  const uint64_t* turns_before = nullptr;  // [n, H, A], of the pieces that other ranks hold
 };
 
 // Where an array of a chunk lies: bytes from the block's shared memory, or, where negative, from

@@ -11,20 +11,27 @@ namespace talea::mamba3::cuda {
 void check_sequences(const Call& c, const Launch& at, DeviceMachine& machine) {
   if (c.problem.options.sequence_check != SequenceCheck::checked) return;
   if (!c.in.cu_seqlens && !c.slots) return;
-  require(!device::capturing(at.stream), ErrorKind::usage,
-          "sequence_check = checked: needs a synchronisation, impossible while the stream is "
-          "captured");
+  refuse_capture(at.stream);
   const Plan none;
   Sequences from = sequences_of(c, at.buffers);
   from.status.data = at.buffers.status;
   from.status.stride[0] = 1;
   from.pack = {};  // of another size
   machine.read_sequences(sizes_of(c.problem, none), from);
+  check_counts(at.buffers.status, at.stream);
+}
+
+void refuse_capture(cudaStream_t stream) {
+  require(!device::capturing(stream), ErrorKind::usage,
+          "sequence_check = checked: needs a synchronisation, impossible while the stream is "
+          "captured");
+}
+
+void check_counts(const int64_t* counts, cudaStream_t stream) {
   int64_t status[4];
-  device::check(
-      cudaMemcpyAsync(status, at.buffers.status, sizeof status, cudaMemcpyDeviceToHost, at.stream),
-      "reading the counts of sequences");
-  device::check(cudaStreamSynchronize(at.stream), "sequence_check = checked");
+  device::check(cudaMemcpyAsync(status, counts, sizeof status, cudaMemcpyDeviceToHost, stream),
+                "reading the counts of sequences");
+  device::check(cudaStreamSynchronize(stream), "sequence_check = checked");
   require_clean(status);
 }
 

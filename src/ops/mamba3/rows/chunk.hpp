@@ -46,6 +46,15 @@ TALEA_SCAN Unit unit_of(const Args& a, const Part& part, int head) {
   return u;
 }
 
+// What turns a pair before the first token, or no_turn.
+TALEA_SCAN uint64_t first_turn(const Args& a, const Unit& u, int i) {
+  const View& from = a.initial.angle;
+  uint64_t turn = from.data ? turn_of_radians(load(from, at(from, u.row, u.head, i))) : 0;
+  if (a.turns_before && turn != no_turn)
+    turn += a.turns_before[(u.sequence * a.size.heads + u.head) * a.size.pairs + i];
+  return turn;
+}
+
 // The checkpoints of a sequence lie behind those of the sequences before.
 TALEA_SCAN float* saved_states(const Args& a, const Unit& u) {
   if (!a.saved) return nullptr;
@@ -167,9 +176,7 @@ class Chunk {
 
   TALEA_SCAN void start_turns() {
     team.each(s.pairs, [&](int i) {
-      uint64_t turn = 0;
-      if (a.initial.angle.data)
-        turn = turn_of_radians(load(a.initial.angle, cuda::at(a.initial.angle, u.row, u.head, i)));
+      const uint64_t turn = first_turn(a, u, i);
       tainted[i] = turn == no_turn;
       turns[i] = turn == no_turn ? 0 : turn;
     });

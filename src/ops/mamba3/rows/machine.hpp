@@ -33,5 +33,7 @@ class DeviceMachine : public Machine {
 
 // The one synchronisation of SequenceCheck::checked.
 void check_sequences(const Call& call, const Launch& at, DeviceMachine& machine);
+void refuse_capture(cudaStream_t stream);
+void check_counts(const int64_t* counts, cudaStream_t stream);  // [4] as in Outputs::status
 
 }  // namespace talea::mamba3::cuda

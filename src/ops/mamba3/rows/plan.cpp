@@ -160,7 +160,9 @@ Buffers lay_out(Arena& arena, const Problem& p, const Plan& plan) {
   const int64_t by_head = apart ? (plan.parts > 1 ? p.groups * plan.parts : 0) : p.heads;
   u.dq = arena.take<float>(p.out.d.q ? places * by_head * p.rank * p.state_dim : 0);
   u.dk = arena.take<float>(p.out.d.k ? places * by_head * p.rank * p.state_dim : 0);
-  u.dangles = arena.take<float>(p.sum_angles ? places * p.heads * A : 0);
+  // A line a head, or a part of a group, of whose heads other ranks may have some.
+  const int64_t lines = std::max(p.heads, p.groups * plan.parts);
+  u.dangles = arena.take<float>(p.sum_angles ? places * lines * A : 0);
   u.parts = static_cast<int>(plan.parts);
   u.slice = plan.slice;
   if (!apart) return b;

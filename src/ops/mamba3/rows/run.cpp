@@ -91,6 +91,7 @@ Args args_of(const Call& c, const Plan& plan, const Buffers& buffers) {
   a.ends = buffers.ends;
   a.kept = buffers.kept;
   a.pack = buffers.pack;
+  a.turns_before = c.angle_offset;
   return a;
 }
 

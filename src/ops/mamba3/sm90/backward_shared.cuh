@@ -17,6 +17,17 @@ struct Place {
   int group = 0, part = 0, first = 0, last = 0;  // heads [first, last)
 };
 
+// The heads of its part of its group: some or none where ranks share the group.
+__device__ __forceinline__ void put_heads(const Args& a, const UnitBuffers& b, Place& place) {
+  const cuda::Sizes& s = a.size;
+  const int each = (s.heads_per_group + b.parts - 1) / b.parts;
+  const int begin = place.group * s.heads_per_group - s.head_offset,
+            end = begin + s.heads_per_group;
+  const int first = begin + place.part * each, last = first + each < end ? first + each : end;
+  place.first = first > 0 ? first : 0;
+  place.last = last < s.heads ? last : s.heads;
+}
+
 // Unit and tokens of the chunk at `place`, which a round of a pack numbers among all of its pack.
 template <int C>
 __device__ __forceinline__ void put_chunk(const Args& a, const Wave& w, Place& place, Unit& unit,

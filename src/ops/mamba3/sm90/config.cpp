@@ -44,6 +44,9 @@ bool any_of(const States& s) { return s.angle || s.ssm || s.k || s.v; }
 std::string states_declined(const Problem& p) {
   if (p.out.saved && any_of(p.in.initial_states)) return "initial states of a pass that saves";
   if (p.out.saved && any_of(p.out.final_states)) return "final states of a pass that saves";
+  if (p.sequence_world > 1 && (p.backward() || p.out.saved))
+    return fmt::format("tokens over several ranks: {}",
+                       p.backward() ? "states of backward" : "states of a pass that saves");
   if (!p.backward()) return "";
   if (any_of(p.in.initial_states)) return "initial states of backward";
   if (any_of(p.in.d_final_states)) return "gradients of final states";
@@ -160,7 +163,8 @@ void fit_forward(const Problem& p, int64_t limit, cuda::Plan& plan) {
   if (p.packed && p.sequences > 0 && p.tokens > 0) {
     cuda::Plan rounds = plan;
     rounds.hands = any_of(p.in.initial_states) || any_of(p.out.final_states);
-    const int64_t homes = std::max<int64_t>(forward_homes / (p.heads * columns * values * 4), 8);
+    const int64_t homes = std::max<int64_t>(
+        forward_homes / (std::max<int64_t>(p.heads, 1) * columns * values * 4), 8);
     const auto set = [&](int64_t room) {
       rounds.ahead = room;
       return std::min(std::min(room, n), rounds.hands ? homes : room);
@@ -213,8 +217,6 @@ int64_t parts_of(Problem p, cuda::Plan plan) {
 
 std::optional<std::string> declined(const Problem& p, const DeviceFacts&) {
   if (p.dtype != DType::bf16) return fmt::format("{} q: bf16 alone", name_of(p.dtype));
-  if (p.heads_world > 1 || p.sequence_world > 1)
-    return "heads or tokens over several ranks are for host tensors";
   if (p.pass == Pass::step) return declined_step(p);
   if (p.state_dim != columns || p.head_dim != values)
     return fmt::format("N = {}, P = {}: {} and {} alone", p.state_dim, p.head_dim, columns, values);
@@ -226,7 +228,6 @@ std::optional<std::string> declined(const Problem& p, const DeviceFacts&) {
                        rows);
   if (p.options.head_norm) return "head_norm";
   if (const std::string why = states_declined(p); !why.empty()) return why;
-  if (!p.backward() && !p.out.out) return "no out";
   for (const auto& [name, tensor, bytes] :
        {std::tuple<const char*, const Tensor&, int64_t>{"q", p.in.q, 16},
         {"k", p.in.k, 16},

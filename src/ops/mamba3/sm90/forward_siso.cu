@@ -147,10 +147,7 @@ __global__ void __launch_bounds__(256, 2)
   read_projection<1>(a.mimo_out, u.head, sh.mimo_out, threadIdx.x, 256);
   if (threadIdx.x < 64) {
     const int i = threadIdx.x;
-    uint64_t turn = 0;
-    if (a.initial.angle.data && i < a.size.pairs)
-      turn = cuda::turn_of_radians(
-          cuda::load(a.initial.angle, cuda::at(a.initial.angle, u.row, u.head, i)));
+    const uint64_t turn = i < a.size.pairs ? cuda::first_turn(a, u, i) : 0;
     sh.carried.tainted[i] = turn == cuda::no_turn;
     sh.carried.turns[i] = turn == cuda::no_turn ? 0 : turn;
   }

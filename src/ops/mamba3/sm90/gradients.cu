@@ -31,10 +31,7 @@ __global__ void __launch_bounds__(gradient_threads, 1)
     place.in_segment = wave.slice + place.in_slice;
     place.sequence = number / wave.slice_chunks;
     place.chunk = wave.segment * s.segment + place.in_segment;
-    const int each = (s.heads_per_group + b.parts - 1) / b.parts;
-    const int end = (place.group + 1) * s.heads_per_group;
-    place.first = place.group * s.heads_per_group + place.part * each;
-    place.last = place.first + each < end ? place.first + each : end;
+    put_heads(a, b, place);
     put_chunk<tokens_of<R>>(a, wave, place, sh.unit, sh.part);
     if (place.in_segment >= s.segment) sh.part.n = 0;
     sh.place = place;

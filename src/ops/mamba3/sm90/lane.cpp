@@ -7,6 +7,7 @@
 
 #include <algorithm>
 
+#include "ops/mamba3/ranks.hpp"
 #include "ops/mamba3/rows/step.hpp"
 #include "ops/mamba3/sm90/config.hpp"
 #include "ops/mamba3/sm90/machine.hpp"
@@ -38,6 +39,7 @@ class HopperMachine final : public cuda::DeviceMachine {
   }
   void slice_back(const cuda::Args& a, const cuda::Wave& w) override {
     sm90::launch_upstream(a, w, at_.buffers.units, at_.stream);
+    sm90::launch_without_heads(a, w, at_.buffers.units, at_.stream);
     if (sm90::has_two_heads(a.size.rank, a.size.pairs))
       sm90::launch_gradients(a, w, at_.buffers.units, at_.stream);
     else
@@ -64,7 +66,7 @@ Planned plan(const Problem& p, const DeviceFacts& d) {
 
 std::vector<std::string> details(const Problem& p, const Planned& planned) {
   if (p.pass == Pass::step) return cuda::step_details();
-  const auto& made = planned.as<cuda::Plan>();
+  const auto& made = alone<cuda::Plan>(planned);
   std::vector<std::string> said = {
       "operands = bf16", fmt::format("chunk = {} tokens, {} rows", made.chunk, made.chunk * p.rank),
       "state = registers"};
@@ -82,13 +84,11 @@ void run(const Call& c, const Planned& planned) {
 }  // namespace
 
 Lane sm90_lane() {
-  return {.name = "sm90",
-          .kind = "native kernel",
-          .runs_on = DeviceKind::cuda,
-          .decline = decline,
-          .plan = plan,
-          .details = details,
-          .run = run};
+  return over_ranks<plan, run>({.name = "sm90",
+                                .kind = "native kernel",
+                                .runs_on = DeviceKind::cuda,
+                                .decline = decline,
+                                .details = details});
 }
 
 }  // namespace talea::mamba3

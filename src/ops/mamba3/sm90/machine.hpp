@@ -42,6 +42,9 @@ constexpr bool has_two_heads(int64_t rank, int64_t pairs) { return rank == 1 && 
 void launch_gradients(const Args& args, const Wave& wave, const UnitBuffers& b,
                       cudaStream_t stream);
 void launch_back(const Args& args, const Wave& wave, const UnitBuffers& b, cudaStream_t stream);
+// What parts of groups leave whose heads other ranks have, ahead of the gradients of the others.
+void launch_without_heads(const Args& args, const Wave& wave, const UnitBuffers& b,
+                          cudaStream_t stream);
 // d_q and d_k of a segment, d_angles that heads share, and its share of the parameters: of a unit,
 // or, of a pack, of `totals`.
 void launch_sums(const Args& args, const Wave& wave, const UnitBuffers& b, double* totals,

@@ -231,9 +231,8 @@ __global__ void __launch_bounds__(256)
         by_segment ? b.segment_turns + (number * w.segments + w.segment) * A + i : nullptr;
     if (by_segment && w.segment > 0 && i < A)
       sum = *before_segment;
-    else if (a.initial.angle.data && i < A)
-      sum = cuda::turn_of_radians(
-          cuda::load(a.initial.angle, cuda::at(a.initial.angle, u.row, u.head, i)));
+    else if (i < A)
+      sum = cuda::first_turn(a, u, static_cast<int>(i));
     bool lost = sum == no_turn;
     if (lost) sum = 0;
     for (int before = 0; before < share; ++before) {

@@ -1,0 +1,60 @@
+// What: what a rank tells of its piece, where the exchanges leave it, and the steps beside the lane's
+//       calls on device tensors.
+// Why: token_ranks.cpp says in which order; kernels see no more of a call than this.
+// Never: exchanges.
+#pragma once
+
+#include "ops/mamba3/pieces.hpp"
+#include "talea/communicator.hpp"
+#include "talea/mamba3.hpp"
+
+namespace talea {
+class Arena;
+}
+
+namespace talea::mamba3 {
+
+// What a rank tells of its piece before any state is known, 8 bytes each.
+struct Measures {
+  Measures(const Problem& p, char* data);
+  int64_t* lengths;  // [n] tokens
+  double* decays;    // [n, H, 2]: what is left behind the piece, b of its first token
+  uint64_t* turns;   // [n, H, A]
+  static int64_t words(const Problem& p) { return p.sequences * (1 + p.heads * (2 + p.pairs)); }
+};
+
+// What the exchanges leave.
+struct PieceMemory {
+  PieceMemory(Arena& arena, const Problem& p);
+  int32_t* cu;      // [n + 1], of this piece
+  int64_t* status;  // [4], of the entries of cu_seqlens
+  char *measures, *all_measures;
+  uint64_t* before;            // [n, H, A], turns of the ranks before
+  char *summary, *summaries;   // [n, H, P N], [n, R, H, N], [n, H, P]
+  char *feedback, *feedbacks;  // [n, H, P N]
+  char *initial, *last;        // as summary: states before the piece, gradients behind it
+  char* last_angle;            // [n, H, A]
+};
+
+struct PieceCall {
+  const Problem& problem;
+  const Inputs& in;
+  const Outputs& out;
+  Stream stream;
+};
+
+// The steps beside the lane's calls, of device tensors: queued on the call's stream.
+// Sequences of this piece of the whole `tokens`, and their measures.
+void measure_on_device(const PieceCall& c, const PieceMemory& m, int64_t tokens);
+void turns_before_on_device(const PieceCall& c, const PieceMemory& m);
+// States before this piece, and behind all.
+void states_on_device(const PieceCall& c, const Pieces& x, const PieceStates& initial,
+                      const PieceStates& last);
+// Gradients behind this piece, and before all.
+void gradients_on_device(const PieceCall& c, const Pieces& x, const PieceStates& last,
+                         const PieceStates& initial);
+
+PieceView view_of(const Tensor& t);
+PieceStates views_of(const States& s);
+
+}  // namespace talea::mamba3

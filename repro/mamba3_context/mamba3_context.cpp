@@ -49,7 +49,7 @@ std::vector<double> in_pieces(const Scan& s, const std::vector<int64_t>& cuts,
 }
 
 void run_all(Report& r) {
-  const Scan s = draw_scan({1, 40, 4, 2, 2, 8, 4, 4, {}, {}, {}},
+  const Scan s = draw_scan({1, 40, 4, 2, 2, 8, 8, 4, {}, {}, {}},
                            {"mimo_v", "mimo_out", "q_bias", "k_bias", "d"}, 81);
   const std::vector<double> truth = run_scan(s, "reference").t.at("out");
   const std::vector<int64_t> cuts = {0, 13, 13, 14, 40};

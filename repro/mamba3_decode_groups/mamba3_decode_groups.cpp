@@ -11,7 +11,7 @@ namespace {
 void run_all(Report& r) {
   for (const int64_t groups : {int64_t{1}, int64_t{2}, int64_t{4}, int64_t{8}}) {
     const Scan s =
-        draw_scan({2, 24, 8, groups, 1, 8, 4, 3, {}, {}, {}}, {"q_bias", "k_bias", "d"}, 31);
+        draw_scan({2, 24, 8, groups, 1, 8, 8, 3, {}, {}, {}}, {"q_bias", "k_bias", "d"}, 31);
     const Values truth = plain_scan(s);
     Loop tiled;
     tiled.group_of = [groups](int64_t head) { return head % groups; };

@@ -1,9 +1,11 @@
 // What: shared tiles of rank 3, (token, r, n), which a compiler that copies rank-2 tiles in bulk
 // refuses.
 // Why: asynchronous loads are then off in every such kernel, without an error.
-// Never: runs a device; the map of indices and what it changes are shown on the host.
+// Never: runs upstream's kernels; on a device, kernels of this project show what the driver takes
+// and what bulk copies are worth.
 #include <set>
 
+#include "repro/support/chunk.hpp"
 #include "repro/support/scan.hpp"
 
 namespace talea::repro {
@@ -24,7 +26,24 @@ int64_t block(int64_t c, int64_t r1, int64_t r2, int64_t rank) {
   return c * rank * rank + r1 * rank + r2;
 }
 
+// What the driver itself refuses, and the gradients of a chunk with bulk copies and without.
+void run_on_device(Report& r) {
+  r.broken("same-token blocks [C, R, R] in 16 bits: the driver refuses the box",
+           describes_blocks(false) ? 0 : 1, 0);
+  r.ours("same-token blocks [C, R R]: the driver refuses the box",
+         describes_blocks(!r.fix_disabled()) ? 0 : 1, 0);
+  if (r.fix_disabled()) return;
+  ChunkKernels kernels({4096, 4, 8});
+  const ChunkGradients bulk = kernels.run({.bulk = true}), copied = kernels.run({.bulk = false});
+  r.ours("gradients of four that differ between bulk copies and copies by threads",
+         bulk.differ(copied), 0);
+  r.ours("dq and dk with bulk copies, beside fp64", kernels.error(bulk, 5), 6e-3);
+  r.figure("ms with bulk copies", bulk.ms);
+  r.figure("ms with copies by threads", copied.ms);
+}
+
 void run_all(Report& r) {
+  if (std::string why; has_chunk_kernels(why)) run_on_device(r);
   constexpr int64_t C = 16, R = 4, N = 32;
   r.broken("tile [C, R, N]: bulk copies refused", takes_bulk_copy({C, R, N}) ? 0 : 1, 0);
   r.broken("blocks [C, R, R]: bulk copies refused", takes_bulk_copy({C, R, R}) ? 0 : 1, 0);

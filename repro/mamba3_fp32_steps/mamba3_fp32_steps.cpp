@@ -48,7 +48,7 @@ std::string refusal(const Scan& s) {
 }
 
 void run_all(Report& r) {
-  const Scan drawn = draw_scan({1, 512, 4, 1, 1, 8, 4, 0, {}, {}, {}}, {"d_out"}, 9);
+  const Scan drawn = draw_scan({1, 512, 4, 1, 1, 8, 8, 0, {}, {}, {}}, {"d_out"}, 9);
   // Steps of 0.001 to 0.1, whose inverse softplus are biases around -7 to -2.
   std::vector<float> bias = {-6.907f, -5.123f, -3.467f, -2.252f}, cast = bias;
   for (float& x : cast) x = round_to_bf16(x);

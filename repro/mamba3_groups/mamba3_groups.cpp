@@ -26,7 +26,7 @@ std::vector<double> bias_after_the_sum(const Scan& s, const std::vector<double>&
 }
 
 Scan problem(int64_t groups, int64_t heads, int64_t tokens, int64_t columns) {
-  Scan sizes{1, tokens, heads, groups, 2, columns, 2, 0, {}, {}, {}};
+  Scan sizes{1, tokens, heads, groups, 2, columns, 8, 0, {}, {}, {}};
   return draw_scan(sizes, {"q_bias", "k_bias", "mimo_v", "mimo_out", "d_out"}, 41);
 }
 

@@ -25,7 +25,7 @@ Values last_of_the_pack(const Scan& s, Values right) {
 }
 
 void run_all(Report& r) {
-  Scan sizes{1, 30, 4, 2, 2, 8, 4, 3, {}, {0, 11, 11, 12, 30}, {}};
+  Scan sizes{1, 30, 4, 2, 2, 8, 8, 3, {}, {0, 11, 11, 12, 30}, {}};
   const Scan s = draw_scan(sizes,
                            {"initial_angle", "initial_ssm", "initial_k", "initial_v", "mimo_v",
                             "mimo_z", "mimo_out", "z"},

@@ -42,7 +42,7 @@ Values prefix_sum(const Scan& s) {
 }
 
 void run_all(Report& r) {
-  Scan s = draw_scan({1, 256, 2, 1, 1, 8, 4, 0, {}, {}, {}}, {"d_out"}, 13);
+  Scan s = draw_scan({1, 256, 2, 1, 1, 8, 8, 0, {}, {}, {}}, {"d_out"}, 13);
   const Values plain = plain_scan(s);
   r.figure("out without a reset, fp32 prefix sum", off(prefix_sum(s), plain, "out"));
   for (int64_t h = 0; h < s.H; ++h)

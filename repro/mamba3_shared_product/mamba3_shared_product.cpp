@@ -3,6 +3,7 @@
 // Never: counts what a compiler may merge: every product here is a call.
 #include <cmath>
 
+#include "repro/support/chunk.hpp"
 #include "repro/support/scan.hpp"
 
 namespace talea::repro {
@@ -119,9 +120,31 @@ Chunk chunk_of(const Scan& s) {
   return c;
 }
 
+// The same in kernels of a device, whose blocks count the products that they form.
+void run_on_device(Report& r) {
+  ChunkKernels kernels({4096, 4, 8});
+  const ChunkGradients thrice = kernels.run({.once = false}), once = kernels.run({.once = true});
+  const ChunkGradients edited = kernels.run({.once = true, .edited = true});
+  const auto wide = [](const std::vector<float>& x) {
+    return std::vector<double>(x.begin(), x.end());
+  };
+  r.broken("products dO V^T of a chunk, counted on the device", thrice.products, 1);
+  r.broken("dk on the device, one of the three masks edited alone",
+           relative_l2(wide(edited.dk), wide(once.dk)), 1e-2);
+  const ChunkGradients& shown = r.fix_disabled() ? edited : once;
+  r.ours("gradients of four that differ on the device between one product and three",
+         thrice.differ(shown), 0);
+  r.ours("products dO V^T of a chunk, shared, counted on the device",
+         r.fix_disabled() ? thrice.products : once.products, 1);
+  r.ours("dq and dk on the device, beside fp64", kernels.error(shown, 5), 6e-3);
+  r.figure("ms with three products", thrice.ms);
+  r.figure("ms with one", once.ms);
+}
+
 void run_all(Report& r) {
+  if (std::string why; has_chunk_kernels(why)) run_on_device(r);
   const Scan s =
-      draw_scan({1, 48, 1, 1, 1, 8, 4, 0, {}, {}, {}}, {"d", "initial_ssm", "d_out"}, 51);
+      draw_scan({1, 48, 1, 1, 1, 8, 8, 0, {}, {}, {}}, {"d", "initial_ssm", "d_out"}, 51);
   const Chunk c = chunk_of(s);
   Counters thrice, once;
   const Values three =

@@ -3,7 +3,9 @@
 // Why: with 64 or 128 columns nothing is wrong, and nothing else is tested.
 // Never: writes outside memory of its own: the neighbour here is a guard.
 #include <algorithm>
+#include <optional>
 
+#include "repro/support/on_device.hpp"
 #include "repro/support/scan.hpp"
 
 namespace talea::repro {
@@ -41,29 +43,44 @@ Stepped step_on_guards(const Scan& s, const std::string& lane) {
   auto out = guarded(std::vector<float>(static_cast<size_t>(H * P), 0.f));
   auto ssm = guarded(s.in.at("initial_ssm")), k = guarded(s.in.at("initial_k"));
   auto v = guarded(s.in.at("initial_v"));
+  std::optional<OnDevice> device;
+  if (device_in_use() && lane == "auto") device.emplace();
+  // What lies behind `guard` elements of a block, which goes to the device whole.
+  const auto part = [&](const std::vector<float>& block, int64_t guard,
+                        std::initializer_list<int64_t> shape) {
+    Tensor whole = make_tensor(block.data(), DType::f32, {static_cast<int64_t>(block.size())});
+    if (device) device->take(whole, guard > 0);
+    return make_tensor(static_cast<float*>(whole.data) + guard, DType::f32, shape, whole.device);
+  };
   mamba3::StepArguments a;
-  a.in.q = make_tensor(s.in.at("q").data(), DType::f32, {1, 1, N});
-  a.in.k = make_tensor(s.in.at("k").data(), DType::f32, {1, 1, N});
-  a.in.v = make_tensor(s.in.at("v").data(), DType::f32, {1, H, P});
-  a.in.adt = make_tensor(s.in.at("adt").data(), DType::f32, {1, H});
-  a.in.dt = make_tensor(s.in.at("dt").data(), DType::f32, {1, H});
-  a.in.trap = make_tensor(s.in.at("trap").data(), DType::f32, {1, H});
-  a.out = make_tensor(out.data() + tile, DType::f32, {1, H, P});
-  a.state.ssm = make_tensor(ssm.data() + tile, DType::f32, {1, H, P, N});
-  a.state.k = make_tensor(k.data() + tile, DType::f32, {1, H, N});
-  a.state.v = make_tensor(v.data() + tile, DType::f32, {1, H, P});
+  a.in.q = part(s.in.at("q"), 0, {1, 1, N});
+  a.in.k = part(s.in.at("k"), 0, {1, 1, N});
+  a.in.v = part(s.in.at("v"), 0, {1, H, P});
+  a.in.adt = part(s.in.at("adt"), 0, {1, H});
+  a.in.dt = part(s.in.at("dt"), 0, {1, H});
+  a.in.trap = part(s.in.at("trap"), 0, {1, H});
+  a.out = part(out, tile, {1, H, P});
+  a.state.ssm = part(ssm, tile, {1, H, P, N});
+  a.state.k = part(k, tile, {1, H, N});
+  a.state.v = part(v, tile, {1, H, P});
   mamba3::Options options;
   options.lane = lane;
-  std::vector<double> memory(static_cast<size_t>(workspace_bytes(describe(a, options)) / 8 + 1));
-  step(a, options, {memory.data(), static_cast<int64_t>(memory.size() * 8)});
+  const int64_t bytes = workspace_bytes(describe(a, options));
+  if (device) {
+    step(a, options, device->workspace(bytes), device->stream());
+    device->finish();
+  } else {
+    std::vector<double> memory(static_cast<size_t>(bytes / 8 + 1));
+    step(a, options, {memory.data(), static_cast<int64_t>(memory.size() * 8)});
+  }
   Stepped made;
-  const auto take = [&](const char* name, const std::vector<float>& block) {
+  const auto keep = [&](const char* name, const std::vector<float>& block) {
     made.t[name].assign(block.begin() + tile, block.end() - tile);
     for (int64_t i = 0; i < tile; ++i)
       made.lost += (block[static_cast<size_t>(i)] != mark) +
                    (block[block.size() - 1 - static_cast<size_t>(i)] != mark);
   };
-  take("out", out), take("ssm", ssm), take("k", k), take("v", v);
+  keep("out", out), keep("ssm", ssm), keep("k", k), keep("v", v);
   return made;
 }
 

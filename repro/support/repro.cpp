@@ -7,6 +7,7 @@
 #include <random>
 
 #include "core/half.hpp"
+#include "repro/support/on_device.hpp"
 
 namespace talea::repro {
 
@@ -23,36 +24,18 @@ LinearCrossEntropyResult on_host(const LinearCrossEntropyInputs& in,
                               {workspace.data(), static_cast<int64_t>(workspace.size())});
 }
 
-// The same call on copies in device memory; what it wrote is copied back.
+// The same call on copies in device memory.
 LinearCrossEntropyResult on_device(LinearCrossEntropyInputs in, LinearCrossEntropyOutputs out,
                                    LinearCrossEntropyOptions options) {
   if (options.target_check == TargetCheck::automatic) options.target_check = TargetCheck::checked;
-  session->free_all();
-  struct Copy {
-    void *host, *device;
-    int64_t bytes;
-  };
-  std::vector<Copy> copies;
-  auto move = [&](Tensor& t, bool read) {
-    if (!t) return;
-    const int64_t bytes = t.elements() * size_of(t.dtype);
-    void* device = session->allocate(bytes);
-    if (read)
-      session->upload(device, t.data, bytes);
-    else
-      copies.push_back({t.data, device, bytes});
-    t.data = device;
-    t.device = DeviceKind::cuda;
-  };
+  OnDevice there;
   for (Tensor* t : {&in.hidden, &in.weight, &in.targets, &in.bias, &in.class_weight,
                     &in.token_weight, &in.upstream})
-    move(*t, true);
-  for (Tensor* t : {&out.loss, &out.lse, &out.dx, &out.dw}) move(*t, false);
-  const int64_t bytes = workspace_bytes(describe(in, out, options));
-  auto result = linear_cross_entropy(in, out, options, {session->allocate(bytes), bytes}, {},
-                                     session->stream());
-  session->synchronise();
-  for (const Copy& c : copies) session->download(c.host, c.device, c.bytes);
+    there.take(*t, false);
+  for (Tensor* t : {&out.loss, &out.lse, &out.dx, &out.dw}) there.take(*t, true);
+  const Workspace workspace = there.workspace(workspace_bytes(describe(in, out, options)));
+  auto result = linear_cross_entropy(in, out, options, workspace, {}, there.stream());
+  there.finish();
   return result;
 }
 

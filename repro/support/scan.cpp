@@ -8,6 +8,7 @@
 
 #include "core/fail.hpp"
 #include "ops/mamba3/fields.hpp"
+#include "repro/support/on_device.hpp"
 
 namespace talea::repro {
 namespace {
@@ -88,6 +89,26 @@ mamba3::Inputs inputs_of(const Scan& s, bool backward) {
   return in;
 }
 
+// On the host, or where the caller has named a device on copies in its memory.
+mamba3::Result run_pass(bool backward, mamba3::Inputs in, mamba3::Outputs out,
+                        const mamba3::Options& options) {
+  const auto pass = backward ? mamba3::Pass::backward : mamba3::Pass::forward;
+  const auto call = backward ? mamba3::backward : mamba3::forward;
+  if (!device_in_use() || options.lane != "auto") {
+    std::vector<double> workspace(
+        static_cast<size_t>(workspace_bytes(describe(pass, in, out, options)) / 8 + 1));
+    return call(in, out, options, {workspace.data(), static_cast<int64_t>(workspace.size() * 8)},
+                {}, nullptr);
+  }
+  OnDevice there;
+  mamba3::for_inputs(in, [&](const char*, Tensor& t) { there.take(t, false); });
+  mamba3::for_outputs(out, [&](const char*, Tensor& t) { there.take(t, true); });
+  const Workspace workspace = there.workspace(workspace_bytes(describe(pass, in, out, options)));
+  const mamba3::Result result = call(in, out, options, workspace, {}, there.stream());
+  there.finish();
+  return result;
+}
+
 mamba3::Result call(const Scan& s, const std::string& lane, bool backward, Values& into) {
   mamba3::Options options = s.options;
   options.lane = lane;
@@ -97,12 +118,7 @@ mamba3::Result call(const Scan& s, const std::string& lane, bool backward, Value
   place(s, out, backward, buffers,
         [&](const std::string& name) { return !backward || s.in.count(name.substr(2)) > 0; });
   const mamba3::Inputs in = inputs_of(s, backward);
-  const auto pass = backward ? mamba3::Pass::backward : mamba3::Pass::forward;
-  std::vector<double> workspace(
-      static_cast<size_t>(workspace_bytes(describe(pass, in, out, options)) / 8 + 1));
-  const Workspace memory{workspace.data(), static_cast<int64_t>(workspace.size() * 8)};
-  const mamba3::Result result = backward ? mamba3::backward(in, out, options, memory)
-                                         : mamba3::forward(in, out, options, memory);
+  const mamba3::Result result = run_pass(backward, in, out, options);
   for (const auto& [name, buffer] : buffers)
     into[name] = std::vector<double>(buffer.begin(), buffer.end());
   return result;

@@ -9,6 +9,7 @@
 
 #include "core/half.hpp"
 #include "ops/sparse_attention/fields.hpp"
+#include "repro/support/on_device.hpp"
 
 namespace talea::repro {
 namespace {
@@ -44,32 +45,16 @@ void normal(std::vector<float>& to, int64_t n, std::mt19937_64& engine, DType dt
   }
 }
 
-// A pass where the caller's memory is: on the host, or on copies in device memory.
+// A pass on copies in device memory.
 template <typename Call>
 sa::Result on_device(sa::Pass pass, sa::Inputs in, sa::Outputs out, const sa::Options& options,
                      const Call& call) {
-  DeviceSession& session = *device_in_use();
-  session.free_all();
-  struct Copy {
-    void *host, *device;
-    int64_t bytes;
-  };
-  std::vector<Copy> back;
-  const auto move = [&](Tensor& t, bool written) {
-    if (!t) return;
-    const int64_t bytes = t.elements() * size_of(t.dtype);
-    void* device = session.allocate(bytes);
-    session.upload(device, t.data, bytes);
-    if (written) back.push_back({t.data, device, bytes});
-    t.data = device;
-    t.device = DeviceKind::cuda;
-  };
-  for (const auto& f : sa::input_fields) move(in.*f.member, false);
-  for (const auto& f : sa::output_fields) move(out.*f.member, true);
+  OnDevice there;
+  for (const auto& f : sa::input_fields) there.take(in.*f.member, false);
+  for (const auto& f : sa::output_fields) there.take(out.*f.member, true);
   const int64_t bytes = sa::workspace_bytes(sa::describe(pass, in, out, options));
-  sa::Result r = call(in, out, options, {session.allocate(bytes), bytes}, {}, session.stream());
-  session.synchronise();
-  for (const Copy& c : back) session.download(c.host, c.device, c.bytes);
+  sa::Result r = call(in, out, options, there.workspace(bytes), {}, there.stream());
+  there.finish();
   return r;
 }
 

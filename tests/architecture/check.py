@@ -32,7 +32,7 @@ OUTSIDE = {
     "yardsticks": {"talea"},
     "apps": {"talea", "yardsticks", "repro", "core", "device", "io", "ops", "report", "train"},
     "bench": {"talea", "core", "io", "ops"},
-    "repro": {"talea", "core", "ops"},
+    "repro": {"talea", "core", "device", "ops"},
     "tests": {"talea", "yardsticks", "repro", *ROOMS},
     "examples": {"talea"},
 }

@@ -8,23 +8,25 @@
 namespace talea::sm90 {
 namespace {
 
-using Encode = decltype(&cuTensorMapEncodeTiled);
-
-Encode find_encode() {
+TensorMapEncoder find_encoder() {
   void* entry = nullptr;
   cudaDriverEntryPointQueryResult found{};
   const cudaError_t status = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry,
                                                               12000, cudaEnableDefault, &found);
   require(status == cudaSuccess && found == cudaDriverEntryPointSuccess, ErrorKind::unavailable,
           "the CUDA driver has no cuTensorMapEncodeTiled: {}", cudaGetErrorString(status));
-  return reinterpret_cast<Encode>(entry);
+  return reinterpret_cast<TensorMapEncoder>(entry);
 }
 
 }  // namespace
 
+TensorMapEncoder tensor_map_encoder() {
+  static const TensorMapEncoder encoder = find_encoder();
+  return encoder;
+}
+
 CUtensorMap tensor_map(const void* data, Element element, int64_t rows, int64_t columns,
                        int64_t row_stride, int box_rows) {
-  static const Encode encode = find_encode();
   const int64_t size = element == Element::f32 ? 4 : 2;
   const CUtensorMapDataType type = element == Element::bf16  ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
                                    : element == Element::f16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
@@ -36,9 +38,9 @@ CUtensorMap tensor_map(const void* data, Element element, int64_t rows, int64_t 
                              static_cast<cuuint32_t>(box_rows)};
   const cuuint32_t step[2] = {1, 1};
   const CUresult status =
-      encode(&map, type, 2, const_cast<void*>(data), extent, stride, box, step,
-             CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+      tensor_map_encoder()(&map, type, 2, const_cast<void*>(data), extent, stride, box, step,
+                           CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                           CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   require(status == CUDA_SUCCESS, ErrorKind::runtime,
           "tensor map of [{}, {}] with row stride {} at {}: driver error {}", rows, columns,
           row_stride, data, static_cast<int>(status));

@@ -12,6 +12,10 @@ namespace talea::sm90 {
 
 enum class Element { bf16, f16, f32 };
 
+// The driver's function; throws Error(unavailable) where it has none.
+using TensorMapEncoder = decltype(&cuTensorMapEncodeTiled);
+TensorMapEncoder tensor_map_encoder();
+
 // A row-major [rows, columns] matrix, copied in boxes of box_rows x 128 bytes with 128-byte
 // swizzle. Throws Error(runtime) where the driver refuses.
 CUtensorMap tensor_map(const void* data, Element element, int64_t rows, int64_t columns,

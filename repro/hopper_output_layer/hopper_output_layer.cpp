@@ -94,7 +94,7 @@ void memory(Report& r) {
 void run_all(Report& r) {
   Data d = make_data(1024, 16, 509, 202, 2.0, 3);
   const Answer truth = run(d, "reference");
-  d.options.workspace_limit_bytes = int64_t{256} << 10;  // a chunk of rows, not all of them
+  d.options.workspace_limit_bytes = limit_for(int64_t{256} << 10);  // a chunk of rows, not all
   const Answer plain = plain_layer(d);
   r.figure("loss of the plain layer minus the true loss (looks the same)", plain.loss - truth.loss);
   r.broken("full logits tensor in the layer that has the fused layer's shape (1 = yes)",

@@ -36,7 +36,7 @@ double off_one(const std::vector<double>& now, const std::vector<double>& old) {
 
 void run_all(Report& r) {
   Data d = make_data(64, 64, 512, 161, 6.0);
-  const int64_t large = int64_t{64} << 20, small = int64_t{256} << 10;
+  const int64_t large = int64_t{64} << 20, small = limit_for(int64_t{256} << 10);
   const auto truth = fused(d, "reference", large);
   const auto rounded = from_bf16_logits(d);
   r.broken("ratio - 1, trainer in fp32, sampler from bf16 logits", off_one(truth, rounded), 0.01);

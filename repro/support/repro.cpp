@@ -45,6 +45,8 @@ void run_on(DeviceSession* device) { session = device; }
 
 DeviceSession* device_in_use() { return session; }
 
+int64_t limit_for(int64_t bytes) { return bytes + (session ? int64_t{4} << 20 : 0); }
+
 Data make_data(int64_t tokens, int64_t hidden, int64_t vocab, uint64_t seed, double spread,
                int64_t padding) {
   Data d;

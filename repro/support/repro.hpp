@@ -43,6 +43,9 @@ Answer run(const Data& data, const std::string& lane);
 void run_on(DeviceSession* device);
 DeviceSession* device_in_use();  // null: the host
 
+// A workspace limit that leaves this to a lane: on a device cuBLASLt takes 4 MiB for itself.
+int64_t limit_for(int64_t bytes);
+
 // fp32 logits [tokens, stored] by plain loops: what a broken pattern starts from.
 std::vector<float> logits_of(const Data& data);
 

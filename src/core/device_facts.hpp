@@ -22,6 +22,7 @@ struct DeviceFacts {
   int64_t shared_bytes = 0;  // per block, opted in
   int64_t l2_bytes = 0;
   int64_t memory_bytes = 0;
+  int memory_mhz = 0, memory_bus_bits = 0;  // the clock at its highest, and how wide; 0: not known
   std::string device_name;
 };
 

@@ -16,6 +16,7 @@ struct Known {
   bool asked = false;
   int sm = 0, sm_count = 0;
   int64_t shared_bytes = 0, l2_bytes = 0, memory_bytes = 0;
+  int memory_mhz = 0, memory_bus_bits = 0;
   std::string name;
 };
 
@@ -33,6 +34,8 @@ Known ask(int device) {
   k.sm_count = attribute(cudaDevAttrMultiProcessorCount, device);
   k.shared_bytes = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
   k.l2_bytes = attribute(cudaDevAttrL2CacheSize, device);
+  k.memory_mhz = attribute(cudaDevAttrMemoryClockRate, device) / 1000;
+  k.memory_bus_bits = attribute(cudaDevAttrGlobalMemoryBusWidth, device);
   cudaDeviceProp properties;
   if (cudaGetDeviceProperties(&properties, device) == cudaSuccess) {
     k.name = properties.name;
@@ -69,6 +72,7 @@ void gather_cuda_facts(int device_index, DeviceFacts& facts) {
   facts.shared_bytes = k.shared_bytes;
   facts.l2_bytes = k.l2_bytes;
   facts.memory_bytes = k.memory_bytes;
+  facts.memory_mhz = k.memory_mhz, facts.memory_bus_bits = k.memory_bus_bits;
   facts.device_name = k.name;
   facts.cublaslt_problem = device::cublaslt_problem();
 }

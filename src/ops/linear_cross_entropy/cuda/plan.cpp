@@ -7,6 +7,7 @@
 
 #include "ops/linear_cross_entropy/cuda/products.hpp"
 #include "ops/linear_cross_entropy/forced.hpp"
+#include "ops/linear_cross_entropy/memory_speed.hpp"
 #include "ops/linear_cross_entropy/outputs.hpp"
 
 namespace talea::lce::cuda {
@@ -57,6 +58,7 @@ Plan layout_of(const Problem& p, const DeviceFacts& device) {
   Plan r;
   r.compute = p.weight_dtype;
   r.choose_tiles = device.sm >= 90;
+  r.memory = memory_speed(p, device);
   if (r.choose_tiles && is_16bit(r.compute)) r.multiprocessors = device.sm_count;
   r.with_gradient = p.backward();
   r.granule_rows = is_16bit(r.compute) ? 128 : 32;
@@ -115,7 +117,8 @@ Plan plan(const Problem& p, const DeviceFacts& device) {
 // is read and written by each, in part beside its product.
 double predicted_ms(const Problem& p, const Plan& plan) {
   if (!plan.with_gradient || !p.wants_dw || !is_16bit(plan.compute) || p.world > 1) return 0;
-  constexpr double flops = 670e9, bytes = 4.0e9, launches = 0.1, row_bytes = 14;
+  constexpr double flops = 670e9, launches = 0.1, row_bytes = 14;
+  const double bytes = 4.0e9 * plan.memory;
   const double dv = static_cast<double>(p.hidden) * static_cast<double>(p.vocab_local);
   const double rows = static_cast<double>(round_up(std::min(plan.chunk_rows, p.tokens), 128)),
                chunks = static_cast<double>(plan.chunks);

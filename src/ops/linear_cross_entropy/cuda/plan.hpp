@@ -24,6 +24,7 @@ struct Plan {
   int64_t dx_stride = 0;       // floats from row to row of the chunk's dX
   int64_t parts = 0;           // of a row, each reduced by one block
   bool choose_tiles = false;   // Hopper: tiles by measurement, not by the library's first choice
+  double memory = 1;           // the device's beside an H200's
   int multiprocessors = 0;     // Hopper, 16 bits: rows by whole waves over them; otherwise 0
   int64_t kept = 0;            // candidates a row
   bool dw_in_place = false;    // products add straight into the caller's dw
@@ -57,7 +58,8 @@ int64_t buffer_rows(const Plan& plan, int64_t rows);  // in rows of dz
 
 Plan plan(const Problem& p, const DeviceFacts& device);
 
-// Milliseconds of training on one H200, to compare plans of a problem; 0: not known.
+// Milliseconds of training by an H200's rates and the device's memory, to compare plans of a
+// problem; 0: not known.
 double predicted_ms(const Problem& p, const Plan& plan);
 
 // The columns one after the other whose logits share the buffer.

@@ -10,6 +10,7 @@
 
 #include "core/fail.hpp"
 #include "ops/linear_cross_entropy/forced.hpp"
+#include "ops/linear_cross_entropy/memory_speed.hpp"
 #include "ops/linear_cross_entropy/outputs.hpp"
 #include "ops/linear_cross_entropy/sm90/cost.hpp"
 #include "ops/linear_cross_entropy/sm90/layout.hpp"
@@ -53,7 +54,7 @@ void share_device(const Problem& p, Config& c) {
                  additions =
                      (c.dw == DwOutput::split ? bytes_added(p, c, false) / kRates.added_split_bytes
                                               : 8 / kRates.added_bytes) *
-                     d * v;
+                     d * v / c.memory;
     const double products = 2 * static_cast<double>(c.chunk_rows) * d * v / kRates.flops;
     const double alone = std::max(products, additions) + 0.15 * std::min(products, additions);
     double best = 0;
@@ -346,6 +347,7 @@ static Config decide(const Problem& p, const DeviceFacts& device) {
   Config c;
   const Options& o = p.options;
   c.blocks = std::max(2, device.sm_count / 2 * 2);
+  c.memory = memory_speed(p, device);
   c.f16 = p.hidden_dtype == DType::f16;
   c.kept = candidates_kept(p);
   const bool smooth = o.label_smoothing > 0, capped = o.softcap > 0;
@@ -396,15 +398,18 @@ Config config(const Problem& p, const DeviceFacts& device) {
   struct Kept {
     Problem problem;
     int sm_count = 0;
+    double memory = 1;
     Forced way;
     Config config;
   };
   constexpr size_t kMost = 8;
   thread_local std::vector<Kept> kept;
   thread_local size_t next = 0;
+  const double memory = memory_speed(p, device);
   for (const Kept& k : kept)
-    if (k.sm_count == device.sm_count && k.way == forced && k.problem == p) return k.config;
-  Kept made{p, device.sm_count, forced, decide(p, device)};
+    if (k.sm_count == device.sm_count && k.memory == memory && k.way == forced && k.problem == p)
+      return k.config;
+  Kept made{p, device.sm_count, memory, forced, decide(p, device)};
   if (kept.size() < kMost)
     kept.push_back(made);
   else

@@ -90,7 +90,8 @@ struct Config {
   // their products, on fewer blocks, take no more waves of tiles than the whole.
   int64_t dx_part_rows = 0;
   int dx_part_blocks = 0;
-  double ms = 0;  // predicted, of one H200: to compare plans
+  double memory = 1;  // the device's memory beside an H200's
+  double ms = 0;      // predicted, of one such chip: to compare plans
   int64_t sort_bytes = 0;
 
   bool is_wide() const { return path == Path::wide; }

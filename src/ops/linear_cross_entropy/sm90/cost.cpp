@@ -57,7 +57,7 @@ static double dw_ms(const Problem& p, const Config& c, int64_t rows, bool first)
   if (!p.wants_dw) return 0;
   const double dv = static_cast<double>(p.hidden) * static_cast<double>(p.vocab_local);
   const double one = 2 * static_cast<double>(round_up(rows, kPairRows)) * dv / kRates.flops;
-  const double added = bytes_added(p, c, first) * dv / kRates.bytes;
+  const double added = bytes_added(p, c, first) * dv / (kRates.bytes * c.memory);
   return std::max(one, added) + 0.65 * added * std::min(1.0, added / one);
 }
 static double with_dw(const DxTiles& t, double dw) {
@@ -107,9 +107,9 @@ double chunk_ms(const Problem& p, const DeviceFacts& device, const Config& c, in
 double cost(const Problem& p, const DeviceFacts& device, const Config& c, int64_t rows) {
   const int64_t full = p.tokens / rows, rest = p.tokens % rows;
   const double dv = static_cast<double>(p.hidden) * static_cast<double>(p.vocab_local);
-  double ms = c.dw == DwOutput::workspace ? 6 * dv / kRates.bytes : 0.0;
-  if (c.sums_in_codes() && p.wants_rest)
-    ms += 4 * dv / kRates.bytes;  // read once more, by its factor
+  const double pass = dv / (kRates.bytes * c.memory);  // a byte of each element of dW
+  double ms = c.dw == DwOutput::workspace ? 6 * pass : 0.0;
+  if (c.sums_in_codes() && p.wants_rest) ms += 4 * pass;  // read once more, by its factor
   if (rest > 0) ms += chunk_ms(p, device, c, rest, full == 0);
   if (full > 0) ms += chunk_ms(p, device, c, rows, true);
   if (full > 1) ms += static_cast<double>(full - 1) * chunk_ms(p, device, c, rows, false);

@@ -11,7 +11,7 @@ constexpr int64_t round_up(int64_t value, int64_t to) { return (value + to - 1) 
 constexpr int64_t kPairRows = 256;  // rows of the two stacked tiles of a pair of blocks
 
 // What is known of a chip: sustained rates of one H200, a millisecond. Only their proportions
-// decide anything; another chip's stand here.
+// decide anything; those of memory are times Config::memory, which is 1 there.
 struct Rates {
   double flops = 665e9;              // of large products on all multiprocessors
   double dx_wave_flops = 10.0e9;     // of one wave of dX tiles, on however few of them

@@ -99,7 +99,7 @@ std::vector<std::string> details(const Problem& p, const Planned& planned) {
           fmt::format("chunks = {}", c.chunks),
           fmt::format("slice_words = {}", c.slice_words),
           fmt::format("state_rows = {}", c.state_rows),
-          fmt::format("predicted = {:.3g} ms (of an H200, to compare plans)", c.ms),
+          fmt::format("predicted = {:.3g} ms (H200's rates, this memory's)", c.ms),
           fmt::format("dw sum = {}", c.sums_in_codes() ? "16 bits and an exponent for 128"
                                      : c.dw == DwOutput::split
                                          ? fmt::format("bf16 and {} bits", c.rest_bits)

@@ -9,8 +9,8 @@
 
 namespace talea::lce {
 
-// The time of an addition is half the memory's, half the cache's: so the plans that were timed on an
-// H100 are told apart.
+// The time of an addition is half the memory's, half the cache's: so the plans that were timed on
+// an H100 are told apart.
 inline double memory_speed(const Problem& p, const DeviceFacts& device) {
   constexpr double h200 = 3201.0 * 6144;  // MHz, bits
   if (p.world > 1 || device.memory_mhz <= 0 || device.memory_bus_bits <= 0) return 1;

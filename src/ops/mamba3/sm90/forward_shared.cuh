@@ -26,6 +26,18 @@ __device__ __forceinline__ void join_chunk(Shared& sh, int stage, float (&h)[64]
   hopper::warpgroup_commit();
 }
 
+// Where no output is asked for but states: chunks [from, end) go by. A loop of its own, since a
+// branch in the other costs it registers that it has not.
+__device__ __forceinline__ void pass_chunks(int from, int end) {
+#pragma unroll 1
+  for (int chunk = from; chunk < end; ++chunk) {
+    const int stage = (chunk - from) & 1;
+    hopper::named_barrier_sync(full + stage, 256);
+    if (chunk + 1 < end) hopper::named_barrier_arrive(state_read, 256);
+    if (chunk + 2 < end) hopper::named_barrier_arrive(empty + stage, 256);
+  }
+}
+
 // Chunks [from, end), which come through `sh` one after the other.
 template <int R, class Shared>
 __device__ __forceinline__ void multiply_chunks(const Args& a, const Unit& u, Shared& sh, int from,
@@ -33,7 +45,8 @@ __device__ __forceinline__ void multiply_chunks(const Args& a, const Unit& u, Sh
   const int row = own_row(), column = own_column();
   const int t0 = row / R, t1 = (row + 8) / R, r = row % R;  // 8 rows on, the same r
   const float skip = cuda::read_or(0, a.d, cuda::at(a.d, u.head));
-  const bool wanted = a.out.data != nullptr, gated = wanted && a.z.data;
+  const bool gated = a.z.data != nullptr;
+  if (!a.out.data) return pass_chunks(from, end);
 #pragma unroll 1
   for (int chunk = from; chunk < end; ++chunk) {
     const int stage = (chunk - from) & 1;
@@ -57,11 +70,6 @@ __device__ __forceinline__ void multiply_chunks(const Args& a, const Unit& u, Sh
     };
     load_z();
     hopper::named_barrier_sync(full + stage, 256);
-    if (!wanted) {  // but the states
-      if (chunk + 1 < end) hopper::named_barrier_arrive(state_read, 256);
-      if (chunk + 2 < end) hopper::named_barrier_arrive(empty + stage, 256);
-      continue;
-    }
     float scores[32], y[32];
     const auto with_state = [&] {
       rows_by_rows<128, false>(y, Operand(sh.q[stage]), Operand(sh.h));

@@ -273,7 +273,7 @@ __global__ void __launch_bounds__(256)
 
 // Cosines, sines and steps of the tokens of some chunks of each unit.
 template <int R, int blocks>
-__global__ void __launch_bounds__(threads, 4)
+__global__ void __launch_bounds__(threads, R > 1 ? 5 : 4)
     tokens_kernel(const __grid_constant__ Args a, const __grid_constant__ UnitBuffers b,
                   const __grid_constant__ Wave w, int64_t first, int64_t count, int64_t most,
                   bool crossing) {

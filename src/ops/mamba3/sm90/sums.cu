@@ -16,8 +16,9 @@ constexpr int threads = 256, pieces = 32;  // of four columns
 // Blocks that have them, in this order; rows twice, of q and of k.
 struct Shares {
   int64_t angles = 0, parameters = 0, rows = 0;
-  int64_t places = 0;   // tokens
-  int angle_lines = 0;  // of a token
+  int64_t places = 0;     // tokens
+  int angle_lines = 0;    // of a token
+  bool by_block = false;  // they are many: a block a token, not a warp
 };
 
 // A warp a row of a group.
@@ -59,18 +60,30 @@ __device__ __forceinline__ void add_rows(const Args& a, const Wave& w, const Uni
   cuda::store(to, out + 3 * to.stride[4], sum.w);
 }
 
-// A warp a token: d_angles over heads that share them, or over parts of heads.
+// d_angles over heads that share them, a block a token; over the few parts of heads a warp a token.
 __device__ __forceinline__ void add_angles(const Args& a, const Wave& w, const UnitBuffers& b,
-                                           int lines, int64_t place, int64_t places) {
+                                           const Shares& n, int64_t block) {
+  constexpr int warps = threads / 32;
+  __shared__ float sums[warps][64];
   const cuda::Sizes& s = a.size;
-  if (place >= places) return;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int64_t place = n.by_block ? block : block * warps + warp;
+  if (place >= n.places) return;
   const cuda::SliceToken token = cuda::slice_token(a, w, place);
   if (token.token < 0) return;
-  const float* const row = b.dangles + place * lines * s.pairs;
-  for (int i = threadIdx.x % 32; i < s.pairs; i += 32) {
+  const int apart = n.by_block ? warps : 1;
+  const float* const row = b.dangles + place * n.angle_lines * s.pairs;
+  for (int i = lane; i < s.pairs; i += 32) {
     float sum = 0;
 #pragma unroll 8
-    for (int line = 0; line < lines; ++line) sum += row[int64_t{line} * s.pairs + i];
+    for (int line = n.by_block ? warp : 0; line < n.angle_lines; line += apart)
+      sum += row[int64_t{line} * s.pairs + i];
+    sums[warp][i] = sum;
+  }
+  if (n.by_block) __syncthreads();
+  for (int i = lane; i < s.pairs && (warp == 0 || !n.by_block); i += 32) {
+    float sum = sums[warp][i];
+    for (int other = 1; other < apart; ++other) sum += sums[other][i];
     cuda::store(a.grad.angles, cuda::at(a.grad.angles, token.batch, token.token, 0, i), sum);
   }
 }
@@ -137,8 +150,7 @@ __global__ void __launch_bounds__(threads)
                 double* totals, int64_t items) {
   hopper::begin_after_earlier_kernels();
   int64_t block = blockIdx.x;
-  if (block < n.angles)
-    return add_angles(a, w, b, n.angle_lines, block * (threads / 32) + threadIdx.x / 32, n.places);
+  if (block < n.angles) return add_angles(a, w, b, n, block);
   block -= n.angles;
   if (block < n.parameters) return add_parameters(a, w, b, totals, block);
   block -= n.parameters;
@@ -187,9 +199,11 @@ void launch_sums(const Args& a, const Wave& w, const UnitBuffers& b, double* tot
   if (places == 0) return;
   Shares n;
   n.places = places;
-  if (s.sum_angles && a.grad.angles.data && s.pairs > 0) n.angles = blocks_of(places * 32);
   // The gradients of one row a token have summed over the heads of a part.
-  n.angle_lines = has_two_heads(s.rank, s.pairs) ? s.groups * b.parts : s.heads;
+  n.by_block = !has_two_heads(s.rank, s.pairs);
+  if (s.sum_angles && a.grad.angles.data && s.pairs > 0)
+    n.angles = n.by_block ? places : blocks_of(places * 32);
+  n.angle_lines = n.by_block ? s.heads : s.groups * b.parts;
   n.parameters =
       blocks_of((w.last - w.first) * s.heads *
                 (s.rank * (2 * int64_t{s.columns} + 3 * int64_t{s.values}) + s.values + 1));

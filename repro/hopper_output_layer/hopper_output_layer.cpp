@@ -94,12 +94,14 @@ void memory(Report& r) {
 void run_all(Report& r) {
   Data d = make_data(1024, 16, 509, 202, 2.0, 3);
   const Answer truth = run(d, "reference");
-  d.options.workspace_limit_bytes = limit_for(int64_t{256} << 10);  // a chunk of rows, not all
+  d.options.workspace_limit_bytes = int64_t{256} << 10;  // a chunk of rows, not all of them
+  Data ours = d;
+  ours.options.workspace_limit_bytes = limit_for(d.options.workspace_limit_bytes);
   const Answer plain = plain_layer(d);
   r.figure("loss of the plain layer minus the true loss (looks the same)", plain.loss - truth.loss);
   r.broken("full logits tensor in the layer that has the fused layer's shape (1 = yes)",
            plain.full_logits ? 1.0 : 0.0, 0.5);
-  const Answer good = r.fixed([&] { return run(d, "auto"); }, [&] { return plain_layer(d); });
+  const Answer good = r.fixed([&] { return run(ours, "auto"); }, [&] { return plain_layer(d); });
   r.ours("full logits tensor by the result's own account (0 = none)", good.full_logits ? 1.0 : 0.0,
          0.0);
   r.ours("dX without a full tensor",

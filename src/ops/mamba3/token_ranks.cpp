@@ -99,7 +99,12 @@ class Piece {
   int64_t whole_tokens() const {
     const int64_t own[2] = {p_.token_begin, p_.tokens};
     std::vector<int64_t> all(static_cast<size_t>(2 * ranks_.size()));
-    require(ranks_.host_gather(own, all.data(), sizeof own), ErrorKind::usage,
+    bool told = ranks_.host_gather(own, all.data(), sizeof own);
+    if (!told && on_host(p_)) {  // what gathers tensors of the host gathers these as well
+      ranks_.all_gather(own, all.data(), sizeof own, nullptr);
+      told = true;
+    }
+    require(told, ErrorKind::usage,
             "tokens over ranks: ranks over {} cannot tell each other which tokens they hold",
             ranks_.engine());
     int64_t covered = 0;

@@ -144,10 +144,11 @@ Case full_case(const Sizes& size, DType type, uint64_t seed) {
 namespace {
 
 using Lengths = int64_t[6];
-constexpr Lengths short_ones = {0, 1, 2, 17, 40, 75}, long_ones = {0, 1, 63, 64, 130, 321};
+constexpr Lengths short_ones = {0, 1, 2, 17, 40, 75}, long_ones = {0, 1, 63, 64, 130, 321},
+                  middle_ones = {0, 24, 40, 64, 70, 130};
 
 void draw_sizes(const Choice& f, const Lengths& lengths, Sizes& s) {
-  constexpr int64_t dims[] = {4, 8, 20, 33, 64, 128}, values[] = {1, 5, 16, 64};
+  constexpr int64_t dims[] = {4, 8, 20, 33, 64, 128, 256}, values[] = {1, 5, 16, 64, 128};
   constexpr int64_t ranks[] = {1, 2, 3, 4, 8};
   s.N = dims[f[state_dim]], s.P = values[f[head_dim]], s.R = ranks[f[rank]];
   s.H = f[heads] == 0 ? 1 : f[heads] == 1 ? 4 : 6;
@@ -240,6 +241,21 @@ std::vector<Case> training_cases(uint64_t seed) {
     if (f[rank] == 2 || f[rank] == 4) --f[rank];
     f[chunk] = f[norm] = f[states] = f[final_gradients] = 0;
     cases.push_back(draw_case(f, seed + cases.size(), long_ones, 8));
+  }
+  return cases;
+}
+
+std::vector<Case> wider_cases(uint64_t seed) {
+  std::vector<Case> cases;
+  for (Choice f : covering(seed)) {
+    ++seed;
+    if (f[heads] == 0) continue;  // d_d of one head is one number, whose rounding is luck
+    f[dtype] = 1;
+    f[state_dim] = 4 + f[state_dim] % 3, f[head_dim] = f[head_dim] % 2 == 0 ? 3 : 4;
+    if (f[rank] == 2) f[rank] = 4;
+    if (f[state_dim] == 5 && f[head_dim] == 3) f[rank] = 4;  // others are training_cases
+    f[chunk] = f[norm] = f[states] = f[final_gradients] = 0;
+    cases.push_back(draw_case(f, seed - 1, middle_ones, 8));
   }
   return cases;
 }

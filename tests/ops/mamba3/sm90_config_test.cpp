@@ -56,9 +56,17 @@ DeviceFacts h200() {
 std::string reason(const Problem& p) { return declined(p, h200()).value_or(""); }
 
 TEST(ScanSm90Config, TakesWhatModelsAreTrainedAt) {
-  for (const int64_t R : {1, 2, 4})
-    for (const Pass pass : {Pass::forward, Pass::backward})
-      EXPECT_EQ(reason(problem(pass, 2, 4096, 112, 8, R)), "");
+  for (const int64_t R : {1, 2, 4, 8})
+    for (const Pass pass : {Pass::forward, Pass::backward}) {
+      Problem p = problem(pass, 2, 4096, 112, 8, R);
+      EXPECT_EQ(reason(p), "");
+      p.state_dim = 64;
+      EXPECT_EQ(reason(p), "");
+      p.head_dim = 128;
+      EXPECT_EQ(reason(p), "");
+      p.state_dim = 256;
+      EXPECT_EQ(reason(p), "");
+    }
 }
 
 TEST(ScanSm90Config, NamesWhatItDoesNotTake) {
@@ -69,8 +77,9 @@ TEST(ScanSm90Config, NamesWhatItDoesNotTake) {
     return reason(p);
   };
   EXPECT_EQ(with([](Problem& p) { p.dtype = DType::f16; }), "fp16 q: bf16 alone");
-  EXPECT_EQ(with([](Problem& p) { p.state_dim = 64; }), "N = 64, P = 64: 128 and 64 alone");
-  EXPECT_EQ(with([](Problem& p) { p.rank = 8; }), "R = 8: 1, 2 and 4 alone");
+  EXPECT_EQ(with([](Problem& p) { p.state_dim = 96; }), "N = 96: 64, 128 and 256 alone");
+  EXPECT_EQ(with([](Problem& p) { p.head_dim = 32; }), "P = 32: 64 and 128 alone");
+  EXPECT_EQ(with([](Problem& p) { p.rank = 3; }), "R = 3: 1, 2, 4 and 8 alone");
   EXPECT_EQ(with([](Problem& p) { p.pairs = 3; }), "A = 3: even numbers alone");
   EXPECT_EQ(with([](Problem& p) { p.options.chunk = 8; }),
             "chunk = 8 tokens of rank 4: 64 rows alone");
@@ -127,7 +136,9 @@ TEST(ScanSm90Config, TakesAStep) {
 TEST(ScanSm90Config, TakesEveryDrawnCase) {
   namespace yard = yardsticks::mamba3;
   int taken = 0;
-  for (const yard::Case& c : yard::training_cases(11))
+  std::vector<yard::Case> cases = yard::training_cases(11);
+  for (const yard::Case& c : yard::wider_cases(17)) cases.push_back(c);
+  for (const yard::Case& c : cases)
     for (const Pass pass : {Pass::forward, Pass::backward}) {
       const bool back = pass == Pass::backward;
       yard::Tensors out;
@@ -468,6 +479,38 @@ TEST(ScanSm90Config, ALimitOfAPackIsKept) {
     EXPECT_LE(cuda::workspace_of(p, plan), limit);
     EXPECT_EQ(plan.parts, parts);
   }
+}
+
+// Heads of more values are several units, which share turns and steps; q and k of fewer columns
+// fill their tiles up.
+TEST(ScanSm90Config, WiderHeadsAreSeveralUnits) {
+  Problem p = problem(Pass::backward, 2, 4096, 64, 1, 4);
+  p.head_dim = 128;
+  const auto kept = [](const cuda::Plan& m) {
+    return (m.chunks + cuda::kept_every(m) - 1) / cuda::kept_every(m);
+  };
+  const cuda::Plan wide = make_plan(p, h200());
+  EXPECT_LE(cuda::workspace_of(p, wide), int64_t{160} << 20);
+  EXPECT_EQ(cuda::saved_of(p, wide), 4 * 2 * 64 * 128 * 128 * kept(wide));
+  const cuda::Sizes s = cuda::sizes_of(p, wide);
+  EXPECT_EQ(s.heads, 128);
+  EXPECT_EQ(s.heads_per_group, 64);
+  EXPECT_EQ(s.slab_bits, 1);
+  EXPECT_EQ(s.values, 64);
+  p.state_dim = 64, p.head_dim = 64;
+  const cuda::Sizes narrow = cuda::sizes_of(p, make_plan(p, h200()));
+  EXPECT_EQ(narrow.columns, 128);
+  EXPECT_EQ(narrow.own_columns, 64);
+  EXPECT_EQ(narrow.slab_bits, 0);
+  p.state_dim = 256, p.pairs = 100;
+  const cuda::Plan parts = make_plan(p, h200());
+  EXPECT_LE(cuda::workspace_of(p, parts), int64_t{256} << 20);
+  EXPECT_EQ(cuda::saved_of(p, parts), 4 * 2 * 64 * 256 * 64 * kept(parts));
+  const cuda::Sizes of = cuda::sizes_of(p, parts);
+  EXPECT_EQ(of.heads, 128);
+  EXPECT_EQ(of.part_bits, 1);
+  EXPECT_EQ(of.pairs, 64);
+  EXPECT_EQ(of.own_pairs, 100);
 }
 
 TEST(ScanSm90Config, MemoryOfTheLargestTrainingRow) {

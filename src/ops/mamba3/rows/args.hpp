@@ -30,6 +30,12 @@ struct Sizes {
   int64_t batch = 0, tokens = 0, sequences = 0, state_rows = 0;
   int heads = 0, groups = 0, heads_per_group = 1, head_offset = 0;
   int rank = 1, columns = 0, values = 0, pairs = 0;  // R, N, P, A
+  // Kernels of one N and one P: a head is units, 2^part_bits parts of its N by 2^slab_bits slabs of
+  // `values` of its P; `heads` counts units, and `pairs` those of a part at most. `columns` are
+  // those of a tile, in two panels: of the problem's own_columns the second begins panel_apart
+  // behind the first, and a part part_apart behind the other.
+  int slab_bits = 0, part_bits = 0, own_columns = 0, own_pairs = 0;
+  int panel_apart = 0, part_apart = 0;
   bool halves = false, head_norm = false, reduce = true, packed = false, step = false;
   bool backward = false, sum_angles = false, accumulate = false;
   bool even_rows = false;  // two neighbours of q and k are one load
@@ -124,7 +130,7 @@ struct Edge {
 
 // Of chunks side by side: tokens of a piece, whose turns are summed ahead; pairs that are turned,
 // of A; bytes of what the tokens of a chunk step by.
-constexpr int64_t turn_tokens = 16;
+constexpr int64_t turn_tokens(int64_t chunk) { return chunk < 16 ? chunk : 16; }
 constexpr int64_t turned_pairs(int64_t A) { return A <= 32 ? 32 : 64; }
 constexpr int64_t chunk_step_bytes(int64_t tokens) { return 44 * tokens + 16; }
 
@@ -132,6 +138,10 @@ constexpr int64_t chunk_step_bytes(int64_t tokens) { return 44 * tokens + 16; }
 constexpr int64_t head_parameter_count(int64_t rank, int64_t columns, int64_t values) {
   return rank * (2 * columns + 3 * values) + 4;
 }
+
+// What a slab of a head leaves for the next one: d_adt, d_dt and d_trap of the tokens of a chunk,
+// and d_angles.
+constexpr int64_t slab_count(int64_t tokens, int64_t A) { return tokens * (3 + turned_pairs(A)); }
 
 struct UnitBuffers {
   float* states = nullptr;    // [units, segments, Pp, Np] before each segment
@@ -155,8 +165,12 @@ struct UnitBuffers {
   float* head_parameters = nullptr;   // [H] of head_parameter_count, as blocks read them
   Edge* edges = nullptr;              // [units, segments J]
   float* partial = nullptr;           // [units, slice, parameter_count]
-  int parts = 0;                      // of the heads of a group; 0: chunks are taken in turn
-  int64_t slice = 0;                  // chunks side by side
+  // [blocks of the gradients, their heads] of slab_count, where heads have slabs or parts; with
+  // parts, [the same, slabs, 2] tiles of y and of the gradient of values, which parts add up to.
+  float *slabs = nullptr, *tiles = nullptr;
+  float* outs = nullptr;  // of forward, with parts: [units of a part, ahead] tiles of y
+  int parts = 0;          // of the heads of a group; 0: chunks are taken in turn
+  int64_t slice = 0;      // chunks side by side
 };
 
 // Sequences [first, last) at work, and which of their chunks.
@@ -166,6 +180,7 @@ struct Wave {
   int64_t segment = 0;   // number of the one at work; of a pack: the round
   int64_t slice = 0;     // first chunk of the slice within the segment
   int64_t slice_chunks = 1;
+  int part = 0;  // of N, at work in forward
 };
 
 }  // namespace talea::mamba3::cuda

@@ -13,15 +13,26 @@ namespace talea::mamba3::cuda {
 struct Unit {
   int64_t number = 0, sequence = 0, batch = 0, row = 0, begin = 0, tokens = 0;
   int head = 0, group = 0;
+  int part = 0, slab = 0;  // of the head
 };
+
+TALEA_SCAN int number_of(const Sizes& s, const Unit& u) {
+  return (((u.head << s.part_bits) + u.part) << s.slab_bits) + u.slab;
+}
+// Unit `number` of a sequence.
+TALEA_SCAN void put_head(const Sizes& s, int number, Unit& u) {
+  u.head = number >> (s.part_bits + s.slab_bits);
+  u.part = (number >> s.slab_bits) & ((1 << s.part_bits) - 1);
+  u.slab = number & ((1 << s.slab_bits) - 1);
+  u.group = static_cast<int>(group_of(s, u.head));
+  if (mutant(Mutant::m3_1_groups_as_heads)) u.group = u.head % s.groups;
+}
 
 TALEA_SCAN Unit unit_of(const Args& a, int64_t sequence, int head) {
   const Sizes& s = a.size;
   Unit u;
   u.sequence = sequence;
-  u.head = head;
-  u.group = static_cast<int>(group_of(s, head));
-  if (mutant(Mutant::m3_1_groups_as_heads)) u.group = head % s.groups;
+  put_head(s, head, u);
   u.row = u.batch = sequence;
   u.tokens = s.tokens;
   if (s.step) u.row = a.ends[sequence];
@@ -38,9 +49,7 @@ template <class Part>
 TALEA_SCAN Unit unit_of(const Args& a, const Part& part, int head) {
   Unit u;
   u.sequence = u.row = part.sequence;
-  u.head = head;
-  u.group = static_cast<int>(group_of(a.size, head));
-  if (mutant(Mutant::m3_1_groups_as_heads)) u.group = head % a.size.groups;
+  put_head(a.size, head, u);
   u.begin = part.begin;
   u.tokens = part.tokens;
   return u;
@@ -51,7 +60,10 @@ TALEA_SCAN uint64_t first_turn(const Args& a, const Unit& u, int i) {
   const View& from = a.initial.angle;
   uint64_t turn = from.data ? turn_of_radians(load(from, at(from, u.row, u.head, i))) : 0;
   if (a.turns_before && turn != no_turn)
-    turn += a.turns_before[(u.sequence * a.size.heads + u.head) * a.size.pairs + i];
+    turn += a.turns_before[(u.sequence * (a.size.heads >> (a.size.part_bits + a.size.slab_bits)) +
+                            u.head) *
+                               a.size.own_pairs +
+                           i];
   return turn;
 }
 
@@ -63,7 +75,7 @@ TALEA_SCAN float* saved_states(const Args& a, const Unit& u) {
     return (chunks_of(s, tokens) + s.kept_every - 1) / s.kept_every;
   };
   const int64_t before = s.packed ? a.kept[u.sequence] : u.sequence * kept(s.tokens);
-  return a.saved + (before * s.heads + u.head * kept(u.tokens)) * s.columns * s.values;
+  return a.saved + (before * s.heads + number_of(s, u) * kept(u.tokens)) * s.columns * s.values;
 }
 
 template <class Team, class T>

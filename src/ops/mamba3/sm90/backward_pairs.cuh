@@ -65,8 +65,9 @@ __device__ __forceinline__ void Backward<R, blocks, halves>::weigh_pairs() {
       }
     } else {
       float all = over_eight(far[0] + far[1]);
-      if constexpr (R == 4) all += __shfl_xor_sync(0xffffffffu, all, 1);
-      if (lane < 4 && (R == 2 || lane % 2 == 0)) sh.by_later[warp][(column + 8 * j) / R] = all;
+      if constexpr (R >= 4) all += __shfl_xor_sync(0xffffffffu, all, 1);
+      if constexpr (R == 8) all += __shfl_xor_sync(0xffffffffu, all, 2);
+      if (lane < 4 && lane % (R / 2) == 0) sh.by_later[warp][(column + 8 * j) / R] = all;
     }
   }
   // Rows of the same token lie among the keys of one group.
@@ -113,6 +114,7 @@ __device__ __forceinline__ void Backward<R, blocks, halves>::pairs_and_values(in
     for (int w = 0; w < 16; ++w) all += sh.torque[w][thread];
     sh.torques[thread] = all;
   }
+  if (!sum_of_parts(head, 1, dv)) return;
   const auto* const v0 =
       static_cast<const __nv_bfloat16*>(a.v.data) + home(sh.homes.v, a.v, head) + own_column();
   uint32_t v[16];
@@ -125,6 +127,27 @@ __device__ __forceinline__ void Backward<R, blocks, halves>::pairs_and_values(in
               ? __ldg(reinterpret_cast<const uint32_t*>(v0 + t[second] * a.v.stride[1] + 8 * j))
               : 0u;
   values_back(head, dv, v);
+}
+
+template <int R, int blocks, bool halves>
+__device__ __forceinline__ bool Backward<R, blocks, halves>::sum_of_parts(int head, int which,
+                                                                          float (&x)[32]) const {
+  if (a.size.part_bits == 0) return true;
+  const int slab = head & ((1 << a.size.slab_bits) - 1);
+  const int64_t number = (head_of_block(a, b, real(head) - real(place.first)) << a.size.slab_bits);
+  float4* const at = reinterpret_cast<float4*>(b.tiles) +
+                     ((number + slab) * 2 + which) * (rows * values / 4) + thread;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    if (part_of(head) == 0) {
+      at[i * 128] = {x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3]};
+    } else {
+      const float4 before = at[i * 128];
+      x[4 * i] += before.x, x[4 * i + 1] += before.y;
+      x[4 * i + 2] += before.z, x[4 * i + 3] += before.w;
+    }
+  }
+  return part_of(head) > 0;
 }
 
 template <int R, int blocks, bool halves>

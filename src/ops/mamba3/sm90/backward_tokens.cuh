@@ -27,11 +27,12 @@ template <int R, int blocks, bool halves>
 __device__ __forceinline__ void Backward<R, blocks, halves>::begin_angles(
     int head, uint32_t (&rates)[angle_tokens]) {
   const int i = threadIdx.x % pairs, first = threadIdx.x / pairs * angle_tokens, n = p.n;
-  const int64_t at = home(sh.homes.angles, a.angles, head) + i * a.angles.stride[3];
+  const int64_t at = angles_home(sh.homes.angles, a.angles, head) +
+                     (i + first_pair(part_of(head))) * a.angles.stride[3];
 #pragma unroll
   for (int j = 0; j < angle_tokens; ++j) {
     rates[j] = 0;
-    if (a.angles.data && i < a.size.pairs && first + j < n)
+    if (a.angles.data && i < pairs_of(a.size, part_of(head)) && first + j < n)
       rates[j] = cuda::bits_at(a.angles, at + (first + j) * a.angles.stride[1]);
   }
 }
@@ -43,7 +44,7 @@ __device__ __forceinline__ void Backward<R, blocks, halves>::angles_back(
   constexpr int groups = back_threads / pairs, each = angle_tokens;
   const int i = threadIdx.x % pairs, own_group = threadIdx.x / pairs, A = a.size.pairs;
   const int first = own_group * each;
-  const bool turns = a.angles.data && i < A;
+  const bool turns = a.angles.data && i < pairs_of(a.size, part_of(head));
   float own[each], sum = 0;
 #pragma unroll
   for (int j = 0; j < each; ++j) {
@@ -87,15 +88,19 @@ __device__ __forceinline__ void Backward<R, blocks, halves>::angles_back(
         const int64_t at = (place.sequence * wave.slice_chunks + place.in_slice) * C + t;
         b.dangles[(at * a.size.heads + head) * A + i] = angle;
       } else if (a.grad.angles.data) {
-        cuda::store(a.grad.angles,
-                    home(sh.homes.d_angles, a.grad.angles, head) + t * a.grad.angles.stride[1] +
-                        i * a.grad.angles.stride[3],
-                    angle);
+        const SlabSums slabs = sums_of_units(head, true);
+        const float all = slabs.add(SlabPlaces<C, pairs>::angle(t, i), angle);
+        if (slabs.last)
+          cuda::store(a.grad.angles,
+                      angles_home(sh.homes.d_angles, a.grad.angles, head) +
+                          t * a.grad.angles.stride[1] +
+                          (i + first_pair(part_of(head))) * a.grad.angles.stride[3],
+                      all);
       }
       by_rate = whole * rate;
     }
     by_rate = over_warp(by_rate);
-    if (threadIdx.x % 32 == 0) sh.by_rate[i / 32][t] = by_rate;
+    if (threadIdx.x % 32 == 0 && t < C) sh.by_rate[i / 32][t] = by_rate;
   }
 }
 
@@ -119,7 +124,8 @@ __device__ __forceinline__ void Backward<R, blocks, halves>::steps_back(int head
   cuda::Edge& edge = b.edges[number(head) * wave.segments * a.size.segment + place.chunk];
   if (t == p.n - 1) edge.last = static_cast<double>(sh.of_step[t]);
   if (t > 0)
-    store_token(a, u, x, p.first + t, static_cast<double>(sh.of_step[t - 1]));
+    store_token<C>(a, u, x, p.first + t, static_cast<double>(sh.of_step[t - 1]),
+                   sums_of_units(head), t);
   else
     edge.first = x;  // waits for the last key of the chunk before
 }
@@ -146,6 +152,7 @@ __device__ __forceinline__ void Backward<R, blocks, halves>::decays_back(int hea
     sum += own[i];
   }
   double before = sum;
+  const SlabSums slabs = sums_of_units(head);
 #pragma unroll
   for (int step = 1; step < 32 && step < C; step *= 2) {
     const double other = __shfl_up_sync(0xffffffffu, before, step);
@@ -157,9 +164,12 @@ __device__ __forceinline__ void Backward<R, blocks, halves>::decays_back(int hea
   for (int i = 0; i < each; ++i) {
     const int t = p.n - 1 - (lane * each + i);
     before += own[i];
-    if (t >= 0)
-      cuda::store(a.grad.adt, cuda::at(a.grad.adt, u.batch, head, u.begin + p.first + t),
-                  steps().adt[t] <= -128.0f ? 0.0f : static_cast<float>(energy + before));
+    if (t < 0) continue;
+    const float all =
+        slabs.add(t, steps().adt[t] <= -128.0f ? 0.0f : static_cast<float>(energy + before));
+    if (slabs.last)
+      cuda::store(a.grad.adt, cuda::at(a.grad.adt, u.batch, real(head), u.begin + p.first + t),
+                  all);
   }
 }
 
@@ -187,8 +197,8 @@ __device__ __forceinline__ void Backward<R, blocks, halves>::parameters_back(int
   for (int i = threadIdx.x; i < R * values; i += others) {
     const int at = i / 4 % R * values + column_of(i);
     projections[at] = sum_of(sh.by_v, i);
-    projections[R * values + at] = sum_of(sh.by_z, i);
-    projections[2 * R * values + at] = sum_of(sh.by_out, i);
+    projections[R * values + at] = sum_of(sh.by_z(), i);
+    projections[2 * R * values + at] = sum_of(sh.by_out(), i);
   }
   if (threadIdx.x == others - 1)
     projections[3 * R * values + values] =

@@ -68,8 +68,9 @@ class Chain {
 
   // All threads, ahead of a walk; as launch_parameters has written them.
   __device__ __forceinline__ void read_parameters(const float* head_parameters, bool upstream) {
+    const int64_t number = cuda::number_of(a.size, u);
     const float* const from =
-        head_parameters + u.head * cuda::head_parameter_count(R, columns, values);
+        head_parameters + number * cuda::head_parameter_count(R, columns, values);
     const int all = threadIdx.x;
     copy_bytes<R * columns * 4, chain_threads>(from + (upstream ? 0 : R * columns), sh.bias, all);
     copy_bytes<3 * R * values * 4, chain_threads>(from + 2 * R * columns, sh.mimo_v, all);
@@ -82,9 +83,10 @@ class Chain {
   template <bool upstream, class Before>
   __device__ __forceinline__ void add(float (&h)[64], int first, int end, Before before) {
     const View& narrow = upstream ? a.d_out : a.v;
-    const int64_t z_home = cuda::at(a.z, u.batch, u.begin, u.head);
-    const int64_t narrow_home = upstream ? cuda::at(a.d_out, u.batch, u.begin, 0, u.head)
-                                         : cuda::at(a.v, u.batch, u.begin, u.head);
+    const int64_t z_home = cuda::at(a.z, u.batch, u.begin, u.head, first_value(u));
+    const int64_t narrow_home = upstream
+                                    ? cuda::at(a.d_out, u.batch, u.begin, 0, u.head, first_value(u))
+                                    : cuda::at(a.v, u.batch, u.begin, u.head, first_value(u));
     const bool pieces = !upstream || Upstream(a).pieces;
     const int64_t by_rank = upstream && !a.size.reduce ? a.d_out.stride[2] : 0;
     const int count = end - first;
@@ -142,8 +144,8 @@ class Chain {
       const int chunk = upstream ? end - 1 - i : first + i;
       const int thread = formed_anew(this->thread);
       auto& to = sh.stages[i & 1];
-      copy_rows<R, 128>(from, home + int64_t{chunk} * C * from.stride[1], tokens_in(chunk), to.rows,
-                        thread);
+      copy_rows<R, 128>(a.size, u.part, from, home + int64_t{chunk} * C * from.stride[1],
+                        tokens_in(chunk), to.rows, thread);
       copy_bytes<C * pairs * 8, 128>(sh.turns_from + int64_t{chunk - segment} * (C * pairs * 2),
                                      to.turns, thread);
       copies_commit();
@@ -178,9 +180,11 @@ class Chain {
   __device__ __forceinline__ void copy_pieces(const View& from, int64_t home, int64_t apart, int n,
                                               uint4* to, int thread) {
     const auto* const at = static_cast<const __nv_bfloat16*>(from.data) + home + thread % 8 * 8;
+    constexpr int items = C * 8;
 #pragma unroll
-    for (int i = 0; i < C * 8 / 128; ++i) {
-      const int item = thread + i * 128, t = item / 8;
+    for (int i = 0; i < (items + 127) / 128; ++i) {
+      // No branch: of fewer pieces than threads some are copied twice.
+      const int item = items < 128 ? thread % items : thread + i * 128, t = item / 8;
       hopper::copy_16_bytes(hopper::smem_address(to + item), at + (t < n ? t * apart : 0), t < n);
     }
   }
@@ -207,14 +211,18 @@ class Chain {
       const bool turned = block < blocks;
       if (!turned && !biased) break;
       const int pp = (thread & 15) + 16 * block;
-      constexpr int together = 4 / R;  // tokens
       float4 bias[4];
+      const auto read_biases = [&](int row) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) bias[i] = sh.bias[i % R * 32 + pp];
+        for (int i = 0; i < 4; ++i) bias[i] = sh.bias[(row + i) % R * 32 + pp];
+      };
+      if constexpr (R <= 4) read_biases(0);
+        // Four rows at a time.
 #pragma unroll 1
-      for (int j = 0; j < each; j += together) {
-        const int t0 = (thread >> 4) * each + j;
+      for (int j = 0; j < each * R; j += 4) {
+        const int t0 = (thread >> 4) * each + j / R;
         if (t0 >= n) break;
+        if constexpr (R > 4) read_biases(j % R);
         TwoTurns by[4];
         char* at[4];
         bool live[4];
@@ -225,7 +233,8 @@ class Chain {
             const float4 x = *reinterpret_cast<const float4*>(to.turns + t * pairs + 2 * pp);
             by[i] = {x.x, x.y, x.z, x.w};
           }
-          at[i] = to.rows + row_behind(place_of(t * R, halves ? 2 * pp : 4 * pp), i % R);
+          const int r = R > 4 ? j % R + i : i % R;
+          at[i] = to.rows + row_behind(place_of(t * R, halves ? 2 * pp : 4 * pp), r);
           live[i] = t < n;
         }
         if (turned)

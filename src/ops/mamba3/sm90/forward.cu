@@ -26,6 +26,7 @@ struct Shared {
   float* saved = nullptr;       // of the whole unit
   const float* turns_from = nullptr;
   const char* steps_from = nullptr;
+  float4* outs = nullptr;  // y of the parts before, where there are parts
 };
 
 // A line that is read soon.
@@ -81,8 +82,8 @@ __device__ __forceinline__ void read_chunks(const Args& a, Shared<R>& sh) {
 
   Part p = part_of<C>(u, 0);
   const auto begin = [&](int chunk, int stage) {
-    copy_rows<R, 128>(a.q, u, p, sh.q[stage], thread);
-    copy_rows<R, 128>(a.k, u, p, sh.k[stage], thread);
+    copy_rows<R, 128>(a.size, a.q, u, p, sh.q[stage], thread);
+    copy_rows<R, 128>(a.size, a.k, u, p, sh.k[stage], thread);
     if constexpr (R == 1) copy_values<128>(a, u, p, sh.v[stage], thread);
     copy_bytes<sizeof(ChunkSteps<C>), 128>(
         sh.steps_from + chunk * static_cast<int64_t>(sizeof(ChunkSteps<C>)), &sh.steps[stage],
@@ -90,7 +91,9 @@ __device__ __forceinline__ void read_chunks(const Args& a, Shared<R>& sh) {
     // What registers take once the product is through. No branch: accumulators would be moved.
     if constexpr (R > 1)
       fetch(static_cast<const char*>(a.v.data) +
-            cuda::at(a.v, u.batch, u.begin + p.first + (thread < p.n ? thread : 0), u.head) * 2);
+            cuda::at(a.v, u.batch, u.begin + p.first + (thread < p.n ? thread : 0), u.head,
+                     first_value(u)) *
+                2);
   };
   begin(0, 0);
 #pragma unroll 1
@@ -159,6 +162,13 @@ __device__ __forceinline__ void read_chunks(const Args& a, Shared<R>& sh) {
   if (sh.left) put_state(sh.left, h);
 }
 
+// The unit of a block among those of the sequences at work: those of the part at work alone.
+__device__ __forceinline__ int64_t number_of_block(const cuda::Sizes& s, int part, int64_t block) {
+  if (s.part_bits == 0) return block;
+  const int64_t slab = block & ((1 << s.slab_bits) - 1);
+  return (((block >> s.slab_bits << s.part_bits) + part) << s.slab_bits) + slab;
+}
+
 // A run of `count` chunks from `first` on.
 template <int R>
 __device__ __forceinline__ void put_run(const Args& a, const Unit& u, int first, int count,
@@ -173,7 +183,7 @@ __device__ __forceinline__ void put_run(const Args& a, const Unit& u, int first,
 template <int R>
 __device__ __forceinline__ int64_t find_run(const Args& a, const UnitBuffers& b, const Wave& wave,
                                             int first, int ahead, Shared<R>& sh) {
-  const int64_t number = blockIdx.x;
+  const int64_t number = number_of_block(a.size, wave.part, blockIdx.x);
   const Unit u = unit_at(a, wave.first, number);
   const int chunks = static_cast<int>(cuda::chunks_of(a.size, u.tokens));
   const int end = chunks < first + ahead ? chunks : first + ahead;
@@ -181,14 +191,15 @@ __device__ __forceinline__ int64_t find_run(const Args& a, const UnitBuffers& b,
   float* const home = b.upstream + number * (columns * values);
   sh.home = first > 0 || starts_with_state(a) ? home : nullptr;
   sh.left = end < chunks || a.last.ssm.data ? home : nullptr;
-  return number * ahead;
+  return (number >> a.size.slab_bits) * ahead;
 }
 // The same of a stretch of a round, the longest first, by all heads.
 template <int R>
-__device__ __forceinline__ int64_t find_stretch(const Args& a, const UnitBuffers& b, int64_t round,
-                                                Shared<R>& sh) {
+__device__ __forceinline__ int64_t find_stretch(const Args& a, const UnitBuffers& b,
+                                                const Wave& wave, int64_t round, Shared<R>& sh) {
   const RoundAt at(a, round);
-  const int64_t heads = a.size.heads, i = blockIdx.x / heads, head = blockIdx.x - i * heads;
+  const int64_t heads = a.size.heads, number = number_of_block(a.size, wave.part, blockIdx.x);
+  const int64_t i = number / heads, head = number - i * heads;
   sh.count = 0;
   if (i >= at.stretches) return 0;
   const cuda::Stretch x = a.pack.by_length[at.stretch + i];
@@ -200,11 +211,11 @@ __device__ __forceinline__ int64_t find_stretch(const Args& a, const UnitBuffers
   const bool last = is_last<tokens_of<R>>(x);
   sh.home = x.first > 0 ? home(round & 1) : starts_with_state(a) ? home(2 + i) : nullptr;
   sh.left = !last ? home(~round & 1) : a.last.ssm.data ? home(2 + i) : nullptr;
-  return head * a.size.segment + x.number - at.first;
+  return (head >> a.size.slab_bits) * a.size.segment + x.number - at.first;
 }
 
 // first: of a pack the round.
-template <int R, int blocks>
+template <int R, int blocks, bool parts>
 __global__ void __launch_bounds__(256, 2)
     forward_kernel(const __grid_constant__ Args a, const __grid_constant__ UnitBuffers b,
                    const __grid_constant__ Wave wave, int first, int ahead) {
@@ -213,27 +224,46 @@ __global__ void __launch_bounds__(256, 2)
   constexpr int C = tokens_of<R>;
   auto& sh = *reinterpret_cast<Shared<R>*>(memory);
   if (threadIdx.x == 0) {
-    const int64_t at = a.pack.rounds ? find_stretch<R>(a, b, first, sh)
+    const int64_t at = a.pack.rounds ? find_stretch<R>(a, b, wave, first, sh)
                                      : find_run<R>(a, b, wave, first, ahead, sh);
     sh.turns_from = b.token_turns + at * (C * 32 * blocks * 2);
     sh.steps_from = b.token_steps + at * cuda::chunk_step_bytes(C);
+    if constexpr (parts) {
+      // As `at`, but by slab and not by part.
+      const int64_t run = a.pack.rounds ? a.size.segment : ahead, turning = at / run;
+      const int64_t unit = (turning >> 1 << a.size.slab_bits) + sh.unit.slab;
+      sh.outs = reinterpret_cast<float4*>(b.outs) + (unit * run + at % run) * (rows * values / 4);
+    }
   }
   __syncthreads();
   if (sh.count <= 0) return;
   const Unit& u = sh.unit;
-  read_bias<R>(a.q_bias, u.head, a.size.halves, sh.q_bias, threadIdx.x, 256);
-  read_bias<R>(a.k_bias, u.head, a.size.halves, sh.k_bias, threadIdx.x, 256);
-  read_projection<R>(a.mimo_v, u.head, sh.mimo_v, threadIdx.x, 256);
-  read_projection<R>(a.mimo_z, u.head, sh.mimo_z, threadIdx.x, 256);
-  read_projection<R>(a.mimo_out, u.head, sh.mimo_out, threadIdx.x, 256);
+  read_bias<R>(a.size, a.q_bias, u, sh.q_bias, threadIdx.x, 256);
+  read_bias<R>(a.size, a.k_bias, u, sh.k_bias, threadIdx.x, 256);
+  read_projection<R>(a.mimo_v, u, sh.mimo_v, threadIdx.x, 256);
+  read_projection<R>(a.mimo_z, u, sh.mimo_z, threadIdx.x, 256);
+  read_projection<R>(a.mimo_out, u, sh.mimo_out, threadIdx.x, 256);
   __syncthreads();
   if (warpgroup() == 0) {
     hopper::lower_registers<104>();
-    multiply_chunks<R>(a, sh.unit, sh, 0, sh.count);
+    multiply_chunks<R, parts>(a, sh.unit, sh, 0, sh.count);
   } else {
     hopper::raise_registers<152>();
     read_chunks<R, blocks>(a, sh);
   }
+}
+
+// Parts of N one after another: what they give y adds up.
+template <int R, int blocks>
+void launch_parts(const Args& args, Wave wave, const UnitBuffers& b, int64_t units, int64_t first,
+                  int64_t ahead, cudaStream_t stream) {
+  const auto one = [&](auto* kernel) {
+    launch("mamba3: forward", kernel, units >> args.size.part_bits, 256, sizeof(Shared<R>), stream,
+           args, b, wave, static_cast<int>(first), static_cast<int>(ahead));
+  };
+  if (args.size.part_bits == 0) return one(forward_kernel<R, blocks, false>);
+  if constexpr (blocks == 2)
+    for (wave.part = 0; wave.part < 2; ++wave.part) one(forward_kernel<R, blocks, true>);
 }
 
 }  // namespace
@@ -247,9 +277,7 @@ void launch_forward(const Args& args, const Wave& wave, const UnitBuffers& b, in
   for (int64_t first = 0; first < chunks; first += ahead) {
     launch_tokens(args, wave, b, first, ahead, chunks, stream);
     with_shape(args.size, [&](auto rank, auto blocks) {
-      launch("mamba3: forward", forward_kernel<rank(), blocks()>, units, 256,
-             sizeof(Shared<rank()>), stream, args, b, wave, static_cast<int>(first),
-             static_cast<int>(ahead));
+      launch_parts<rank(), blocks()>(args, wave, b, units, first, ahead, stream);
     });
   }
   launch_end(args, wave, b, chunks, stream);
@@ -265,9 +293,8 @@ void launch_forward_pack(const Args& args, const UnitBuffers& b, cudaStream_t st
     launch_start(args, wave, b, stream);
     launch_tokens(args, wave, b, wave.segment, pack.room, pack.most_chunks, stream);
     with_shape(args.size, [&](auto rank, auto blocks) {
-      launch("mamba3: forward", forward_kernel<rank(), blocks()>,
-             int64_t{pack.abreast} * args.size.heads, 256, sizeof(Shared<rank()>), stream, args, b,
-             wave, static_cast<int>(wave.segment), static_cast<int>(pack.room));
+      launch_parts<rank(), blocks()>(args, wave, b, int64_t{pack.abreast} * args.size.heads,
+                                     wave.segment, pack.room, stream);
     });
     launch_end(args, wave, b, pack.most_chunks, stream);
   }

@@ -49,8 +49,8 @@ __device__ __forceinline__ void read_chunks(const Args& a, const Unit& u, Shared
 
   Part p = part_of<C>(u, 0);
   const auto begin = [&](int stage) {
-    copy_rows<1, 128>(a.q, u, p, sh.q[stage], thread);
-    copy_rows<1, 128>(a.k, u, p, sh.k[stage], thread);
+    copy_rows<1, 128>(a.size, a.q, u, p, sh.q[stage], thread);
+    copy_rows<1, 128>(a.size, a.k, u, p, sh.k[stage], thread);
     copy_values<128>(a, u, p, sh.v[stage], thread);
   };
   begin(0);
@@ -140,11 +140,11 @@ __global__ void __launch_bounds__(256, 2)
   }
   const Unit u = unit_at(a, wave.first, number);
   if (u.tokens <= 0) return;
-  read_bias<1>(a.q_bias, u.head, a.size.halves, sh.q_bias, threadIdx.x, 256);
-  read_bias<1>(a.k_bias, u.head, a.size.halves, sh.k_bias, threadIdx.x, 256);
-  read_projection<1>(a.mimo_v, u.head, sh.mimo_v, threadIdx.x, 256);
-  read_projection<1>(a.mimo_z, u.head, sh.mimo_z, threadIdx.x, 256);
-  read_projection<1>(a.mimo_out, u.head, sh.mimo_out, threadIdx.x, 256);
+  read_bias<1>(a.size, a.q_bias, u, sh.q_bias, threadIdx.x, 256);
+  read_bias<1>(a.size, a.k_bias, u, sh.k_bias, threadIdx.x, 256);
+  read_projection<1>(a.mimo_v, u, sh.mimo_v, threadIdx.x, 256);
+  read_projection<1>(a.mimo_z, u, sh.mimo_z, threadIdx.x, 256);
+  read_projection<1>(a.mimo_out, u, sh.mimo_out, threadIdx.x, 256);
   if (threadIdx.x < 64) {
     const int i = threadIdx.x;
     const uint64_t turn = i < a.size.pairs ? cuda::first_turn(a, u, i) : 0;
@@ -158,7 +158,7 @@ __global__ void __launch_bounds__(256, 2)
   __syncthreads();
   if (warpgroup() == 0) {
     hopper::lower_registers<104>();
-    multiply_chunks<1>(a, u, sh, 0, static_cast<int>(cuda::chunks_of(a.size, u.tokens)));
+    multiply_chunks<1, false>(a, u, sh, 0, static_cast<int>(cuda::chunks_of(a.size, u.tokens)));
   } else {
     hopper::raise_registers<152>();
     read_chunks<blocks>(a, u, sh);

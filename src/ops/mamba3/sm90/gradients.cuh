@@ -58,11 +58,19 @@ class Gradients {
   }
   __device__ __forceinline__ StepsLate<C>& late(int head) const { return sh.late[third(head)]; }
   // Where rows of a head begin.
-  static __device__ __forceinline__ int64_t home(int64_t first, const View& v, int head) {
-    return first + head * v.stride[2];
+  __device__ __forceinline__ int64_t home(int64_t first, const View& v, int head) const {
+    return first + real(head) * v.stride[2] + first_of(head);
+  }
+  __device__ __forceinline__ int64_t angles_home(int64_t first, const View& v, int head) const {
+    return first + real(head) * v.stride[2];
   }
   __device__ __forceinline__ int64_t d_out_home(int head) const {
-    return sh.homes.d_out + head * a.d_out.stride[3];
+    return sh.homes.d_out + real(head) * a.d_out.stride[3] + first_of(head) * a.d_out.stride[4];
+  }
+  // Heads are counted by their slabs: the head itself, and the first of its P that the slab has.
+  __device__ __forceinline__ int real(int head) const { return head >> a.size.slab_bits; }
+  __device__ __forceinline__ int first_of(int head) const {
+    return (head & ((1 << a.size.slab_bits) - 1)) * values;
   }
   __device__ __forceinline__ int64_t number(int head) const {
     return place.sequence * a.size.heads + head;

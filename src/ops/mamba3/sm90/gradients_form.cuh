@@ -19,9 +19,10 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::put_homes(const Ar
   const int64_t token = u.begin + sh.part.first;
   Homes& to = sh.homes;
   const auto columns_of = [&](const View& v) { return cuda::at(v, u.batch, token); };
-  const auto of_heads = [&](const void* buffer, int64_t each, int64_t at, int64_t bytes) {
+  const auto of_heads = [&](const void* buffer, int64_t each, int64_t at, int64_t bytes,
+                            int bits = 0) {
     char* const from = static_cast<char*>(const_cast<void*>(buffer));
-    return OfHeads{from + (place.sequence * a.size.heads * each + at) * bytes,
+    return OfHeads{from + ((place.sequence * a.size.heads >> bits) * each + at) * bytes,
                    static_cast<uint32_t>(each * bytes)};
   };
   const int64_t J = a.size.segment;
@@ -52,10 +53,11 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::put_homes(const Ar
       sh.from.e = of_heads(b.inner_upstream, wave.slice_chunks, place.in_slice, size * 2);
       break;
     case 7:
-      sh.from.turns = of_heads(b.token_turns, J, place.in_segment, C * pairs * 8);
+      sh.from.turns = of_heads(b.token_turns, J, place.in_segment, C * pairs * 8, a.size.slab_bits);
       break;
     case 8:
-      sh.from.steps = of_heads(b.token_steps, J, place.in_segment, cuda::chunk_step_bytes(C));
+      sh.from.steps =
+          of_heads(b.token_steps, J, place.in_segment, cuda::chunk_step_bytes(C), a.size.slab_bits);
       break;
     case 9:
       sh.from.partial = of_heads(b.partial, wave.slice_chunks, place.in_slice,
@@ -94,7 +96,7 @@ template <int R, int blocks, bool halves>
 __device__ __forceinline__ void Gradients<R, blocks, halves>::begin_rows(int head) {
   auto& to = sh.operands[stage(head)];
   const int thread = formed_anew(this->thread);
-  const char* const turns = sh.from.turns.of(head) + thread * 16;
+  const char* const turns = sh.from.turns.of(head >> a.size.slab_bits) + thread * 16;
   // Swapped by row: eight rows on they lie alike.
   const int t0 = thread / (pairs / 2);
   const uint32_t turns_to =
@@ -102,15 +104,15 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::begin_rows(int hea
       static_cast<uint32_t>(Shared::turn_at(t0, thread % (pairs / 2) * 2) * 8);
   constexpr int apart = 256 / pairs;  // tokens
   static_assert(apart % 8 == 0);
-  if (n == C) {
+  if (n == C && a.size.own_columns == columns) {
     copy_all_rows(a.q, sh.homes.q, to.q, thread);
     copy_all_rows(a.k, sh.homes.k, to.k, thread);
 #pragma unroll
     for (int i = 0; i < C / apart; ++i)
       hopper::copy_16_bytes(turns_to + static_cast<uint32_t>(i * 2048), turns + i * 2048, true);
   } else {
-    copy_rows<R, 128>(a.q, sh.homes.q, n, to.q, thread);
-    copy_rows<R, 128>(a.k, sh.homes.k, n, to.k, thread);
+    copy_rows<R, 128>(a.size, 0, a.q, sh.homes.q, n, to.q, thread);
+    copy_rows<R, 128>(a.size, 0, a.k, sh.homes.k, n, to.k, thread);
 #pragma unroll
     for (int i = 0; i < C / apart; ++i)
       hopper::copy_16_bytes(turns_to + static_cast<uint32_t>(i * 2048), turns + i * 2048,
@@ -118,7 +120,7 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::begin_rows(int hea
   }
   copy_bytes<R * columns * 8, 128>(b.head_parameters + head * int64_t{Shared::parameters},
                                    sh.of_head[stage(head)].q_bias, thread);
-  const char* const steps_from = sh.from.steps.of(head);
+  const char* const steps_from = sh.from.steps.of(head >> a.size.slab_bits);
   copy_bytes<sizeof(StepsNear<C>), 128>(steps_from, &sh.near[stage(head)], thread);
   copy_bytes<sizeof(StepsLate<C>), 128>(steps_from + sizeof(StepsNear<C>), &late(head), thread);
   copy_whole_state(sh.from.h.of(head), to.h, thread);

@@ -222,7 +222,8 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::store_rows(const f
     const int64_t at = cuda::at(to, u.batch, u.begin + sh.part.first + t, r, place.group);
 #pragma unroll
     for (int j = 0; j < 16; ++j) {
-      const int c = own_column() + j * 8;
+      const int c = own_column_of(a.size, 0, own_column() + j * 8);
+      if (c < 0) continue;
       const float x = sums[4 * j + 2 * second], w = sums[4 * j + 2 * second + 1];
       auto* const own = static_cast<__nv_bfloat16*>(to.data) + at + c;
       if (pieces && reinterpret_cast<uintptr_t>(own) % 4 == 0) {

@@ -12,7 +12,7 @@ template <int R, int blocks, bool halves>
 __device__ __forceinline__ void Gradients<R, blocks, halves>::read_rates(int head) {
   const int i = thread % pairs, first = thread / pairs * angle_tokens;
   const bool turns = a.angles.data && i < a.size.pairs;
-  const int64_t at = home(sh.homes.angles, a.angles, head) + i * a.angles.stride[3];
+  const int64_t at = angles_home(sh.homes.angles, a.angles, head) + i * a.angles.stride[3];
   uint32_t bits[angle_tokens];
 #pragma unroll
   for (int j = 0; j < angle_tokens; ++j)
@@ -75,16 +75,20 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::angles_back(int he
         if (j0 + j < left) to[(j0 + j) * apart] = before[j] + angle(j0 + j, dt[j]);
     }
   } else if (a.grad.angles.data) {
-    const int64_t to = home(sh.homes.d_angles, a.grad.angles, head) +
+    const SlabSums slabs = slab_sums<C, pairs>(a, b, head, 0);
+    const int64_t to = angles_home(sh.homes.d_angles, a.grad.angles, head) +
                        first * a.grad.angles.stride[1] + i * a.grad.angles.stride[3];
 #pragma unroll
     for (int j0 = 0; j0 < each; j0 += 4) {
       const float4 four = steps_of(j0);
       const float dt[4] = {four.x, four.y, four.z, four.w};
 #pragma unroll
-      for (int j = 0; j < 4; ++j)
-        if (j0 + j < left)
-          cuda::store(a.grad.angles, to + (j0 + j) * a.grad.angles.stride[1], angle(j0 + j, dt[j]));
+      for (int j = 0; j < 4; ++j) {
+        if (j0 + j >= left) continue;
+        const float all =
+            slabs.add(SlabPlaces<C, pairs>::angle(first + j0 + j, i), angle(j0 + j, dt[j]));
+        if (slabs.last) cuda::store(a.grad.angles, to + (j0 + j) * a.grad.angles.stride[1], all);
+      }
     }
   }
 #pragma unroll
@@ -99,7 +103,7 @@ template <int R, int blocks, bool halves>
 __device__ __forceinline__ void Gradients<R, blocks, halves>::steps_back(int head) {
   const int t = thread;
   Unit u = sh.unit;
-  u.head = head;
+  u.head = real(head);
   cuda::Pending x;
   x.lambda = late(head).lambda[t];
   x.other = late(head).other[t];
@@ -115,7 +119,8 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::steps_back(int hea
   cuda::Edge& edge = b.edges[number(head) * wave.segments * a.size.segment + place.chunk];
   if (t == n - 1) edge.last = static_cast<double>(sh.of_step[stage(head)][t]);
   if (t > 0)
-    store_token(a, u, x, sh.part.first + t, static_cast<double>(sh.of_step[stage(head)][t - 1]));
+    store_token<C>(a, u, x, sh.part.first + t, static_cast<double>(sh.of_step[stage(head)][t - 1]),
+                   slab_sums<C, pairs>(a, b, head, 0), t);
   else
     edge.first = x;  // waits for the last key of the chunk before
 }
@@ -146,6 +151,7 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::decays_back(int he
     sum += own[i];
   }
   double before = sum;
+  const SlabSums slabs = slab_sums<C, pairs>(a, b, head, 0);
 #pragma unroll
   for (int step = 1; step < 32 && step < C; step *= 2) {
     const double other = __shfl_up_sync(0xffffffffu, before, step);
@@ -157,10 +163,13 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::decays_back(int he
   for (int i = 0; i < each; ++i) {
     const int t = n - 1 - (lane * each + i);
     before += own[i];
-    if (t >= 0)
-      cuda::store(a.grad.adt,
-                  cuda::at(a.grad.adt, sh.unit.batch, head, sh.unit.begin + sh.part.first + t),
-                  late(head).adt[t] <= -128.0f ? 0.0f : static_cast<float>(energy + before));
+    if (t < 0) continue;
+    const float all =
+        slabs.add(t, late(head).adt[t] <= -128.0f ? 0.0f : static_cast<float>(energy + before));
+    if (slabs.last)
+      cuda::store(
+          a.grad.adt,
+          cuda::at(a.grad.adt, sh.unit.batch, real(head), sh.unit.begin + sh.part.first + t), all);
   }
 }
 

@@ -39,7 +39,8 @@ __device__ __forceinline__ bool find_unit(const Args& a, const Wave& w, bool beh
 // Chunks before those of the unit in what launch_turns has written.
 __device__ __forceinline__ int64_t chunks_before(const Args& a, const Unit& u, int64_t number,
                                                  int64_t most) {
-  return a.pack.rounds ? u.head * most + a.pack.before[u.sequence] : number * most;
+  if (!a.pack.rounds) return (number >> a.size.slab_bits) * most;
+  return (cuda::number_of(a.size, u) >> a.size.slab_bits) * most + a.pack.before[u.sequence];
 }
 
 // h before the first token, with the token held over.
@@ -56,39 +57,40 @@ __global__ void __launch_bounds__(threads)
                  cuda::sigmoid(-cuda::read(a.trap, cuda::at(a.trap, u.batch, u.head, u.begin)))
            : 0.0f;
   float* const to = home_of(b, number);
-  const int n = static_cast<int>(threadIdx.x) % columns;
+  const int n = static_cast<int>(threadIdx.x) % columns, own = own_column_of(a.size, u.part, n);
 #pragma unroll 1
   for (int p = static_cast<int>(threadIdx.x) / columns; p < values; p += threads / columns) {
-    float x = cuda::load_or(0, f.ssm, cuda::at(f.ssm, u.row, u.head, p, n));
-    if (held) {
-      const float v = b0 * cuda::load(f.v, cuda::at(f.v, u.row, u.head, p));
+    const int c = first_value(u) + p;  // of the head's P
+    float x = own < 0 ? 0.0f : cuda::load_or(0, f.ssm, cuda::at(f.ssm, u.row, u.head, c, own));
+    if (held && own >= 0) {
+      const float v = b0 * cuda::load(f.v, cuda::at(f.v, u.row, u.head, c));
       for (int r = 0; r < a.size.rank; ++r)
-        x += v * cuda::read_or(1, a.mimo_v, cuda::at(a.mimo_v, u.head, r, p)) *
-             cuda::load(f.k, cuda::at(f.k, u.row, r, u.head, n));
+        x += v * cuda::read_or(1, a.mimo_v, cuda::at(a.mimo_v, u.head, r, c)) *
+             cuda::load(f.k, cuda::at(f.k, u.row, r, u.head, own));
     }
     to[p * columns + n] = x;
   }
 }
 
-// What an empty sequence was handed goes through.
+// What an empty sequence was handed goes through, by the first unit of a head.
 __device__ __forceinline__ void pass_through(const Args& a, const Unit& u) {
   const StateViews &from = a.initial, &to = a.last;
   const auto thread = static_cast<int>(threadIdx.x);
-  for (int i = thread; i < a.size.pairs && to.angle.data; i += threads) {
+  const int N = a.size.own_columns, P = values << a.size.slab_bits;
+  if (u.part > 0 || u.slab > 0) return;
+  for (int i = thread; i < a.size.own_pairs && to.angle.data; i += threads) {
     const uint64_t turn =
         cuda::turn_of_radians(cuda::load_or(0, from.angle, cuda::at(from.angle, u.row, u.head, i)));
     cuda::store(to.angle, cuda::at(to.angle, u.row, u.head, i),
                 turn == cuda::no_turn ? NAN : cuda::radians(turn));
   }
-  for (int i = thread; i < columns * values && to.ssm.data; i += threads)
-    cuda::store(
-        to.ssm, cuda::at(to.ssm, u.row, u.head, i / columns, i % columns),
-        cuda::load_or(0, from.ssm, cuda::at(from.ssm, u.row, u.head, i / columns, i % columns)));
-  for (int i = thread; i < a.size.rank * columns && to.k.data; i += threads)
-    cuda::store(
-        to.k, cuda::at(to.k, u.row, i / columns, u.head, i % columns),
-        cuda::load_or(0, from.k, cuda::at(from.k, u.row, i / columns, u.head, i % columns)));
-  for (int i = thread; i < values && to.v.data; i += threads)
+  for (int i = thread; i < N * P && to.ssm.data; i += threads)
+    cuda::store(to.ssm, cuda::at(to.ssm, u.row, u.head, i / N, i % N),
+                cuda::load_or(0, from.ssm, cuda::at(from.ssm, u.row, u.head, i / N, i % N)));
+  for (int i = thread; i < a.size.rank * N && to.k.data; i += threads)
+    cuda::store(to.k, cuda::at(to.k, u.row, i / N, u.head, i % N),
+                cuda::load_or(0, from.k, cuda::at(from.k, u.row, i / N, u.head, i % N)));
+  for (int i = thread; i < P && to.v.data; i += threads)
     cuda::store(to.v, cuda::at(to.v, u.row, u.head, i),
                 cuda::load_or(0, from.v, cuda::at(from.v, u.row, u.head, i)));
 }
@@ -104,7 +106,7 @@ template <int C>
 __global__ void __launch_bounds__(threads)
     end_kernel(const __grid_constant__ Args a, const __grid_constant__ UnitBuffers b,
                const __grid_constant__ Wave wave, int64_t most) {
-  constexpr int piece = cuda::turn_tokens;
+  constexpr int piece = static_cast<int>(cuda::turn_tokens(C));
   __shared__ float cosine[64], sine[64];
   Unit u;
   int64_t number = 0;
@@ -114,7 +116,8 @@ __global__ void __launch_bounds__(threads)
   const cuda::Sizes& s = a.size;
   const auto thread = static_cast<int>(threadIdx.x);
   const int64_t last = u.tokens - 1;
-  if (thread < s.pairs) {
+  const int pairs = pairs_of(s, u.part);
+  if (thread < pairs) {
     uint64_t sum = 0;
     int64_t first = last / piece * piece;
     if (b.turns)
@@ -125,8 +128,8 @@ __global__ void __launch_bounds__(threads)
                           thread];
     bool lost = sum == cuda::no_turn;
     for (int64_t t = first; t <= last && a.angles.data; ++t) {
-      const float rate =
-          tanhf(cuda::read(a.angles, cuda::at(a.angles, u.batch, u.begin + t, u.head, thread)));
+      const float rate = tanhf(cuda::read(
+          a.angles, cuda::at(a.angles, u.batch, u.begin + t, u.head, first_pair(u.part) + thread)));
       const uint64_t turn = cuda::to_turn(
           rate * (0.5f * cuda::read(a.dt, cuda::at(a.dt, u.batch, u.head, u.begin + t))));
       lost = lost || turn == cuda::no_turn;
@@ -134,20 +137,24 @@ __global__ void __launch_bounds__(threads)
     }
     turn_sine_cosine(sum, sine[thread], cosine[thread]);
     if (lost) sine[thread] = cosine[thread] = NAN;
-    if (to.angle.data)
-      cuda::store(to.angle, cuda::at(to.angle, u.row, u.head, thread),
+    if (to.angle.data && u.slab == 0)
+      cuda::store(to.angle, cuda::at(to.angle, u.row, u.head, first_pair(u.part) + thread),
                   lost ? NAN : cuda::radians(sum));
   }
   __syncthreads();
-  for (int item = thread; item < s.rank * (columns / 2) && to.k.data; item += threads) {
+  for (int item = thread; item < s.rank * (columns / 2) && to.k.data && u.slab == 0;
+       item += threads) {
     const int r = item / (columns / 2), i = item % (columns / 2);
-    const cuda::PairColumns c = cuda::pair_columns(s, i);
+    const cuda::PairColumns of_tile = cuda::pair_columns(s, i);
+    const cuda::PairColumns c = {own_column_of(s, u.part, of_tile.u),
+                                 own_column_of(s, u.part, of_tile.w)};
+    if (c.u < 0) continue;
     const auto biased = [&](int n) {
       return cuda::read(a.k, cuda::at(a.k, u.batch, u.begin + last, r, u.group, n)) +
              cuda::read_or(0, a.k_bias, cuda::at(a.k_bias, u.head, r, n));
     };
     float x = biased(c.u), w = biased(c.w);
-    if (i < s.pairs) {
+    if (i < pairs) {
       const float before = x;
       x = before * cosine[i] - w * sine[i];
       w = before * sine[i] + w * cosine[i];
@@ -155,14 +162,18 @@ __global__ void __launch_bounds__(threads)
     cuda::store(to.k, cuda::at(to.k, u.row, r, u.head, c.u), x);
     cuda::store(to.k, cuda::at(to.k, u.row, r, u.head, c.w), w);
   }
-  for (int p = thread; p < values && to.v.data; p += threads)
-    cuda::store(to.v, cuda::at(to.v, u.row, u.head, p),
-                cuda::read(a.v, cuda::at(a.v, u.batch, u.begin + last, u.head, p)));
+  for (int p = thread; p < values && to.v.data && u.part == 0; p += threads)
+    cuda::store(
+        to.v, cuda::at(to.v, u.row, u.head, first_value(u) + p),
+        cuda::read(a.v, cuda::at(a.v, u.batch, u.begin + last, u.head, first_value(u) + p)));
   if (!to.ssm.data) return;
   const float* const from = home_of(b, number);
-  float* const ssm = static_cast<float*>(to.ssm.data) + cuda::at(to.ssm, u.row, u.head);
-  for (int i = thread; i < columns * values; i += threads)
-    ssm[i / columns * to.ssm.stride[2] + i % columns * to.ssm.stride[3]] = from[i];
+  float* const ssm =
+      static_cast<float*>(to.ssm.data) + cuda::at(to.ssm, u.row, u.head, first_value(u));
+  for (int i = thread; i < columns * values; i += threads) {
+    const int n = own_column_of(s, u.part, i % columns);
+    if (n >= 0) ssm[i / columns * to.ssm.stride[2] + n * to.ssm.stride[3]] = from[i];
+  }
 }
 
 bool any_of(const StateViews& s) { return s.angle.data || s.ssm.data || s.k.data || s.v.data; }

@@ -31,6 +31,14 @@ class HopperMachine final : public cuda::DeviceMachine {
         sm90::launch_forward(a, w, at_.buffers.units, at_.plan.ahead, at_.stream);
     }
   }
+  void clear_padding(const cuda::Args& a) override {
+    cuda::Args whole = a;  // heads, not their units
+    whole.size.heads >>= a.size.part_bits + a.size.slab_bits;
+    whole.size.values <<= a.size.slab_bits;
+    whole.size.columns = a.size.own_columns;
+    whole.size.pairs = a.size.own_pairs;
+    DeviceMachine::clear_padding(whole);
+  }
   void begin_units(const cuda::Args& a, const cuda::Wave& w) override {
     sm90::launch_begin(a, w, at_.buffers.units, at_.stream);
   }
@@ -52,6 +60,9 @@ class HopperMachine final : public cuda::DeviceMachine {
     sm90::launch_edges(a, w, at_.buffers.units, at_.stream);
     DeviceMachine::add_parameters(a, w);
   }
+  void store_parameters(const cuda::Args& a) override {
+    sm90::launch_store_parameters(a, at_.buffers.totals, at_.stream);
+  }
 };
 
 std::optional<std::string> decline(const Problem& p, const DeviceFacts& d) {
@@ -72,6 +83,11 @@ std::vector<std::string> details(const Problem& p, const Planned& planned) {
       "state = registers"};
   cuda::append_backward(said, p, made);
   if (p.backward()) said.push_back(fmt::format("heads of a group in {} parts", made.parts));
+  const cuda::Sizes units = cuda::sizes_of(p, made);
+  if (units.heads != p.heads)
+    said.push_back(fmt::format("head = {} units of N {}, P {}",
+                               1 << (units.part_bits + units.slab_bits), units.columns,
+                               units.values));
   return said;
 }
 

@@ -17,7 +17,8 @@ void with_shape(const cuda::Sizes& s, F f) {
   const auto by_rank = [&](auto blocks) {
     if (s.rank == 1) return f(std::integral_constant<int, 1>{}, blocks);
     if (s.rank == 2) return f(std::integral_constant<int, 2>{}, blocks);
-    f(std::integral_constant<int, 4>{}, blocks);
+    if (s.rank == 4) return f(std::integral_constant<int, 4>{}, blocks);
+    f(std::integral_constant<int, 8>{}, blocks);
   };
   if (s.pairs <= 32) return by_rank(std::integral_constant<int, 1>{});
   by_rank(std::integral_constant<int, 2>{});

@@ -49,6 +49,8 @@ void launch_without_heads(const Args& args, const Wave& wave, const UnitBuffers&
 // or, of a pack, of `totals`.
 void launch_sums(const Args& args, const Wave& wave, const UnitBuffers& b, double* totals,
                  cudaStream_t stream);
+// Parameters of heads, of the totals of their slabs.
+void launch_store_parameters(const Args& args, const double* totals, cudaStream_t stream);
 // d_dt and d_trap of the first token of each chunk, once all chunks are through.
 void launch_edges(const Args& args, const Wave& wave, const UnitBuffers& b, cudaStream_t stream);
 

@@ -22,6 +22,21 @@ __device__ __forceinline__ Unit unit_at(const Args& a, int64_t first, int64_t nu
   const int64_t sequence = number / a.size.heads;
   return cuda::unit_of(a, first + sequence, static_cast<int>(number - sequence * a.size.heads));
 }
+// The first of P of the slab.
+__device__ __forceinline__ int first_value(const Unit& u) { return u.slab * values; }
+
+// Column of q and k of a tile's column of a part, or -1: a tile is wider than 64 columns are.
+__device__ __forceinline__ int own_column_of(const cuda::Sizes& s, int part, int column) {
+  const int in_panel = column & 63;
+  const int own = in_panel + (column >> 6) * s.panel_apart + part * s.part_apart;
+  return in_panel < s.panel_apart && own < s.own_columns ? own : -1;
+}
+// The first pair of a part, and how many it has.
+__device__ __forceinline__ int first_pair(int part) { return part * (columns / 2); }
+__device__ __forceinline__ int pairs_of(const cuda::Sizes& s, int part) {
+  const int left = s.own_pairs - first_pair(part);
+  return left < s.pairs ? left : s.pairs;
+}
 
 // A round of a pack: its chunks [first, end) among those of the pack, and its stretches.
 struct RoundAt {
@@ -159,8 +174,8 @@ __device__ __forceinline__ float gate_sigmoid(float x) {
 // Rows (token, r) of q or k as they are, from the chunk's first one at `home` on: 16-byte copies
 // into a tile, zeros behind the last token.
 template <int R, int threads>
-__device__ __forceinline__ void copy_rows(const View& from, int64_t home, int n, char* tile,
-                                          int thread) {
+__device__ __forceinline__ void copy_rows(const cuda::Sizes& s, int column_part, const View& from,
+                                          int64_t home, int n, char* tile, int thread) {
   constexpr int apart = threads / 16;  // rows
   const int piece = thread & 15, row0 = thread >> 4;
   const uint32_t to = hopper::smem_address(tile) + static_cast<uint32_t>(place_of(row0, piece * 8));
@@ -168,7 +183,9 @@ __device__ __forceinline__ void copy_rows(const View& from, int64_t home, int n,
   static_assert(apart % R == 0);
   const int t0 = row0 / R, r = row0 % R;
   const auto* const base = static_cast<const __nv_bfloat16*>(from.data);
-  const auto* at = base + home + t0 * from.stride[1] + piece * 8;
+  const int column = own_column_of(s, column_part, piece * 8);
+  if (column < 0) n = 0;
+  const auto* at = base + home + t0 * from.stride[1] + column;
   if constexpr (R > 1) at += r * from.stride[2];
   const int64_t step = from.stride[1] * (apart / R);
 #pragma unroll
@@ -180,10 +197,10 @@ __device__ __forceinline__ void copy_rows(const View& from, int64_t home, int n,
   }
 }
 template <int R, int threads>
-__device__ __forceinline__ void copy_rows(const View& from, const Unit& u, const Part& p,
-                                          char* tile, int thread) {
-  copy_rows<R, threads>(from, cuda::at(from, u.batch, u.begin + p.first, 0, u.group), p.n, tile,
-                        thread);
+__device__ __forceinline__ void copy_rows(const cuda::Sizes& s, const View& from, const Unit& u,
+                                          const Part& p, char* tile, int thread) {
+  copy_rows<R, threads>(s, u.part, from, cuda::at(from, u.batch, u.begin + p.first, 0, u.group),
+                        p.n, tile, thread);
 }
 __device__ __forceinline__ void copies_commit() {
   asm volatile("cp.async.commit_group;" ::: "memory");
@@ -308,24 +325,25 @@ __device__ __forceinline__ void bias_rows(char* tile, int n, const float4* bias,
 
 // Biases in shared memory, [R, 32] of four as the words have them.
 template <int R>
-__device__ __forceinline__ void read_bias(const View& from, int head, bool halves, float4* to,
-                                          int thread, int threads) {
+__device__ __forceinline__ void read_bias(const cuda::Sizes& s, const View& from, const Unit& u,
+                                          float4* to, int thread, int threads) {
   for (int i = thread; i < R * 32; i += threads) {
     const int r = i / 32, pp = i % 32;
     float x[4];
 #pragma unroll
-    for (int j = 0; j < 4; ++j)
-      x[j] = cuda::read_or(
-          0, from,
-          cuda::at(from, head, r, halves ? word_column<true>(pp, j) : word_column<false>(pp, j)));
+    for (int j = 0; j < 4; ++j) {
+      const int own =
+          own_column_of(s, u.part, s.halves ? word_column<true>(pp, j) : word_column<false>(pp, j));
+      x[j] = own < 0 ? 0.0f : cuda::read_or(0, from, cuda::at(from, u.head, r, own));
+    }
     to[i] = {x[0], x[1], x[2], x[3]};
   }
 }
 template <int R>
-__device__ __forceinline__ void read_projection(const View& from, int head, float* to, int thread,
-                                                int threads) {
+__device__ __forceinline__ void read_projection(const View& from, const Unit& u, float* to,
+                                                int thread, int threads) {
   for (int i = thread; i < R * values; i += threads)
-    to[i] = cuda::read_or(1, from, cuda::at(from, head, i / values, i % values));
+    to[i] = cuda::read_or(1, from, cuda::at(from, u.head, i / values, first_value(u) + i % values));
 }
 
 }  // namespace talea::mamba3::sm90

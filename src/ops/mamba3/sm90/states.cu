@@ -41,7 +41,7 @@ template <int R, int blocks>
 __device__ __forceinline__ void put_places(const Args& a, const UnitBuffers& b, int64_t number,
                                            ChainShared<R, blocks>& sh) {
   constexpr int C = tokens_of<R>;
-  const int64_t at = number * a.size.segment;
+  const int64_t at = (number >> a.size.slab_bits) * a.size.segment;
   sh.turns_from = b.token_turns + at * (C * ChainShared<R, blocks>::pairs * 2);
   sh.steps_from = b.token_steps + at * cuda::chunk_step_bytes(C);
 }

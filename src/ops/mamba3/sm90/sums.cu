@@ -5,7 +5,7 @@
 #include "ops/mamba3/rows/chunk.hpp"
 #include "ops/mamba3/rows/sums.hpp"
 #include "ops/mamba3/sm90/launch.cuh"
-#include "ops/mamba3/sm90/tile.cuh"
+#include "ops/mamba3/sm90/rows.cuh"
 #include "ops/mamba3/sm90/token.cuh"
 
 namespace talea::mamba3::sm90 {
@@ -30,19 +30,22 @@ __device__ __forceinline__ void add_rows(const Args& a, const Wave& w, const Uni
   const int piece = threadIdx.x % pieces;
   const int64_t item = (block * threads + threadIdx.x) / pieces;
   if (item >= items) return;
-  const auto g = static_cast<int>(item % s.groups);
-  const int64_t row = item / s.groups, place = row / s.rank;
+  const auto part = static_cast<int>(item & ((1 << s.part_bits) - 1));
+  const auto g = static_cast<int>((item >> s.part_bits) % s.groups);
+  const int64_t row = (item >> s.part_bits) / s.groups, place = row / s.rank;
   const auto r = static_cast<int>(row % s.rank);
   const cuda::SliceToken token = cuda::slice_token(a, w, place);
   if (token.token < 0) return;
   const auto* at = reinterpret_cast<const float4*>(from + item * b.parts * s.columns) + piece;
   float4 sum = {0, 0, 0, 0};
 #pragma unroll 4
-  for (int part = 0; part < b.parts; ++part) {
-    const float4 x = __ldcs(at + part * pieces);
+  for (int i = 0; i < b.parts; ++i) {
+    const float4 x = __ldcs(at + i * pieces);
     sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w;
   }
-  const int64_t out = cuda::at(to, token.batch, token.token, r, g, 4 * piece);
+  const int column = own_column_of(s, part, 4 * piece);
+  if (column < 0) return;
+  const int64_t out = cuda::at(to, token.batch, token.token, r, g, column);
   if (to.dtype == DType::bf16 && to.stride[4] == 1) {
     const __nv_bfloat162 low = __floats2bfloat162_rn(sum.x, sum.y);
     const __nv_bfloat162 high = __floats2bfloat162_rn(sum.z, sum.w);
@@ -67,12 +70,22 @@ __device__ __forceinline__ void add_angles(const Args& a, const Wave& w, const U
   const cuda::SliceToken token = cuda::slice_token(a, w, place);
   if (token.token < 0) return;
   const float* const row = b.dangles + place * lines * s.pairs;
-  for (int i = threadIdx.x % 32; i < s.pairs; i += 32) {
-    float sum = 0;
+  const auto add = [&](int part, auto line_of) {
+    for (int i = threadIdx.x % 32; i < pairs_of(s, part); i += 32) {
+      float sum = 0;
 #pragma unroll 8
-    for (int line = 0; line < lines; ++line) sum += row[int64_t{line} * s.pairs + i];
-    cuda::store(a.grad.angles, cuda::at(a.grad.angles, token.batch, token.token, 0, i), sum);
-  }
+      for (int line = 0; line < lines >> s.part_bits; ++line)
+        sum += row[int64_t{line_of(line)} * s.pairs + i];
+      cuda::store(a.grad.angles,
+                  cuda::at(a.grad.angles, token.batch, token.token, 0, first_pair(part) + i), sum);
+    }
+  };
+  if (s.part_bits == 0) return add(0, [](int line) { return line; });
+  for (int part = 0; part < 2; ++part)
+    add(part, [&](int line) {
+      const int slab = line & ((1 << s.slab_bits) - 1);
+      return (((line >> s.slab_bits << 1) + part) << s.slab_bits) + slab;
+    });
 }
 
 // The same of the chunks of a round: what a sequence has is whole at its first chunk, and joins the
@@ -165,7 +178,56 @@ __global__ void __launch_bounds__(threads)
     u = cuda::unit_of(a, w.first + number / s.heads, head);
     if (chunk >= cuda::chunks_of(s, u.tokens)) return;
   }
-  store_token(a, u, b.edges[item].first, own * s.chunk, own > 0 ? b.edges[item - 1].last : 0.0);
+  if (u.slab > 0 || u.part > 0) return;
+  cuda::Pending sum = b.edges[item].first;
+  double last = own > 0 ? b.edges[item - 1].last : 0.0;
+  for (int unit = 1; unit < 1 << (s.part_bits + s.slab_bits); ++unit) {
+    const cuda::Edge* const more = b.edges + item + unit * each;
+    sum.ddt += more->first.ddt, sum.dgamma += more->first.dgamma;
+    if (own > 0) last += more[-1].last;
+  }
+  store_token(a, u, sum, own * s.chunk, last);
+}
+
+// A thread an element of the parameters of a head, of the totals of its units: biases by part, over
+// the slabs; projections by slab, of the last part, which has y and dv whole; d of one part.
+__global__ void __launch_bounds__(threads)
+    parameters_kernel(const __grid_constant__ Args a, const double* totals, int64_t items) {
+  const cuda::Sizes& s = a.size;
+  const cuda::GradientViews& d = a.grad;
+  const int64_t item = blockIdx.x * int64_t{threads} + threadIdx.x;
+  if (item >= items) return;
+  const int slabs = 1 << s.slab_bits, parts = 1 << s.part_bits, heads = s.heads / slabs / parts;
+  const int N = s.own_columns, P = s.values * slabs, rn = s.rank * N, rp = s.rank * P;
+  const auto head = static_cast<int>(item % heads);
+  auto i = static_cast<int>(item / heads);
+  const int count = cuda::parameter_count(s);
+  const auto total = [&](int part, int slab, int at) {
+    return totals[((int64_t{head} * parts + part) * slabs + slab) * count + at];
+  };
+  const auto all = [&](int part, int at) {
+    double sum = total(part, 0, at);
+    for (int slab = 1; slab < slabs; ++slab) sum += total(part, slab, at);
+    return sum;
+  };
+  if (i < 2 * rn) {
+    const View& v = i < rn ? d.q_bias : d.k_bias;
+    const int r = i / N, n = i % N;
+    // Column of a tile: neighbours lie whole in a part, halves in a panel each.
+    const int panel = s.halves ? n / s.panel_apart : n % columns / s.panel_apart;
+    const int in_panel = n % s.panel_apart, part = s.halves ? in_panel / 64 : n / columns;
+    const int c = panel * 64 + in_panel % 64;
+    return cuda::add_or_store(a, v, cuda::at(v, head, r % s.rank, n), all(part, r * columns + c));
+  }
+  i -= 2 * rn;
+  if (i < 3 * rp) {
+    const View& v = i < rp ? d.mimo_v : i < 2 * rp ? d.mimo_z : d.mimo_out;
+    const int r = i / P, p = i % P;
+    const int at = 2 * s.rank * columns + r * values + p % values;
+    return cuda::add_or_store(a, v, cuda::at(v, head, r % s.rank, p),
+                              total(parts - 1, p / values, at));
+  }
+  cuda::add_or_store(a, d.d, cuda::at(d.d, head), all(0, count - 1));
 }
 
 int64_t blocks_of(int64_t items) { return (items + threads - 1) / threads; }
@@ -179,11 +241,22 @@ void launch_edges(const Args& a, const Wave& w, const UnitBuffers& b, cudaStream
          b, items);
 }
 
+void launch_store_parameters(const Args& a, const double* totals, cudaStream_t stream) {
+  const cuda::Sizes& s = a.size;
+  const int64_t heads = s.heads >> (s.part_bits + s.slab_bits);
+  const int64_t P = int64_t{s.values} << s.slab_bits;
+  const int64_t items = heads * (s.rank * (2 * int64_t{s.own_columns} + 3 * P) + 1);
+  if (items == 0) return;
+  parameters_kernel<<<static_cast<unsigned>(blocks_of(items)), threads, 0, stream>>>(a, totals,
+                                                                                     items);
+  device::check_launch("mamba3: parameters");
+}
+
 void launch_sums(const Args& a, const Wave& w, const UnitBuffers& b, double* totals,
                  cudaStream_t stream) {
   const cuda::Sizes& s = a.size;
   const int64_t places = (w.last - w.first) * w.slice_chunks * s.chunk;
-  const int64_t items = places * s.rank * s.groups;
+  const int64_t items = places * s.rank * s.groups << s.part_bits;
   if (places == 0) return;
   Shares n;
   n.places = places;

@@ -14,7 +14,10 @@ namespace {
 constexpr int threads = 128, warps = threads / 32;
 using cuda::no_turn;
 
-constexpr int piece = cuda::turn_tokens;
+template <int C>
+constexpr int piece_of = static_cast<int>(cuda::turn_tokens(C));
+// Heads of a sequence, by parts: their slabs turn alike.
+__host__ __device__ inline int heads_of(const cuda::Sizes& s) { return s.heads >> s.slab_bits; }
 // Heads of a warp: where they share their angles, each is read once.
 constexpr int summed_together = 4, formed_together = 2;
 
@@ -29,23 +32,24 @@ struct Item {
   int64_t number = 0, chunk = 0;  // of the unit, among the chunks that it has room for
   int64_t slot = 0;               // among those asked for
   int first = 0;                  // token of the chunk
-  int heads = 0;
+  int head = 0, heads = 0;        // by parts
   bool live = false;
 
   __device__ __forceinline__ Item(const Args& a, const Wave& w, int64_t from, int64_t count,
                                   bool crossing = false) {
-    constexpr int pieces = C / piece;
+    constexpr int piece = piece_of<C>, pieces = C / piece;
     // Each item has some memory of its own: there are not 2^32.
     const uint32_t item = blockIdx.x * static_cast<uint32_t>(warps) + threadIdx.x / 32;
     const uint32_t whole = item / pieces, some = static_cast<uint32_t>(count);
     first = static_cast<int>(item % pieces) * piece;
-    const auto groups = static_cast<uint32_t>((a.size.heads + together - 1) / together);
+    const int of_all = heads_of(a.size);
+    const auto groups = static_cast<uint32_t>((of_all + together - 1) / together);
     const uint32_t group = whole / some, sequence = group / groups;
     slot = whole % some;
     if (sequence >= w.last - w.first) return;
-    const int head = static_cast<int>(group - sequence * groups) * together;
-    heads = a.size.heads - head < together ? a.size.heads - head : together;
-    number = int64_t{sequence} * a.size.heads + head;
+    head = static_cast<int>(group - sequence * groups) * together;
+    heads = of_all - head < together ? of_all - head : together;
+    number = int64_t{sequence} * of_all + head;
     if (a.pack.rounds) {
       const bool all = from == whole_pack;
       chunk = slot + (all ? 0 : a.pack.rounds[from].chunk);
@@ -53,11 +57,11 @@ struct Item {
       if (chunk >= end) return;
       const cuda::PackedChunk x = a.pack.chunks[chunk];
       if (crossing && chunk - x.chunk + (x.tokens + C - 1) / C <= end) return;
-      unit = cuda::unit_of(a, x, head);
+      unit = cuda::unit_of(a, x, head << a.size.slab_bits);
       part = part_of<C>(unit, x.chunk);
     } else {
       chunk = (from == whole_pack ? 0 : from) + slot;
-      unit = cuda::unit_of(a, w.first + sequence, head);
+      unit = cuda::unit_of(a, w.first + sequence, head << a.size.slab_bits);
       part = part_of<C>(unit, chunk);
     }
     live = first < part.n;
@@ -66,48 +70,53 @@ struct Item {
   __device__ __forceinline__ uint64_t* turns(const UnitBuffers& b, int h, int64_t most,
                                              int64_t A) const {
     const int64_t at = b.segment_turns ? slot : chunk;
+    constexpr int piece = piece_of<C>;
     return b.piece_turns + (((number + h) * most + at) * (C / piece) + first / piece) * A;
   }
-  __device__ __forceinline__ Unit of_head(int h) const {
+  __device__ __forceinline__ Unit of_head(const Args& a, int h) const {
     Unit u = unit;
-    u.head += h;
+    cuda::put_head(a.size, (head + h) << a.size.slab_bits, u);
     return u;
   }
 };
 
 // Half of what tokens of the piece step by, of each head: times their rates it is what they turn.
-template <int together>
+template <int C, int together>
 struct HalfSteps {
-  static constexpr int each = together * piece / 32;  // of a lane
-  static_assert(together * piece % 32 == 0);
+  static constexpr int piece = piece_of<C>, count = together * piece;
+  static constexpr int each = (count + 31) / 32;  // of a lane
   float of_lane[each];
-  template <int C>
   __device__ __forceinline__ HalfSteps(const Args& a, const Item<C, together>& x) {
 #pragma unroll
     for (int e = 0; e < each; ++e) {
       const int i = (threadIdx.x & 31) + 32 * e, h = i / piece, t = x.first + i % piece;
       of_lane[e] = 0;
       if (h < x.heads && t < x.part.n)
-        of_lane[e] = cuda::read(
-            a.dt, cuda::at(a.dt, x.unit.batch, x.unit.head + h, x.unit.begin + x.part.first + t));
+        of_lane[e] = cuda::read(a.dt, cuda::at(a.dt, x.unit.batch, x.of_head(a, h).head,
+                                               x.unit.begin + x.part.first + t));
     }
   }
   __device__ __forceinline__ void put(float (&half_dt)[together][piece]) const {
 #pragma unroll
-    for (int e = 0; e < each; ++e) half_dt[0][(threadIdx.x & 31) + 32 * e] = 0.5f * of_lane[e];
+    for (int e = 0; e < each; ++e) {
+      const int i = (threadIdx.x & 31) + 32 * e;
+      if (count % 32 == 0 || i < count) half_dt[0][i] = 0.5f * of_lane[e];
+    }
     __syncwarp();
   }
 };
 
 // Angles of the tokens of the piece, as they lie in memory.
+template <int C>
 struct RawRates {
+  static constexpr int piece = piece_of<C>;
   uint32_t bits[piece];
-  template <int C, int together>
+  template <int together>
   __device__ __forceinline__ void load(const Args& a, const Item<C, together>& x, int i, int h) {
-    const int left = a.angles.data && i < a.size.pairs ? x.part.n - x.first : 0;
-    const int64_t home =
-        cuda::at(a.angles, x.unit.batch, x.unit.begin + x.part.first + x.first, x.unit.head + h) +
-        i * a.angles.stride[3];
+    const Unit u = x.of_head(a, h);
+    const int left = a.angles.data && i < pairs_of(a.size, u.part) ? x.part.n - x.first : 0;
+    const int64_t home = cuda::at(a.angles, u.batch, u.begin + x.part.first + x.first, u.head) +
+                         (i + first_pair(u.part)) * a.angles.stride[3];
     const auto from = [&](const auto* at) {
 #pragma unroll
       for (int j = 0; j < piece; ++j, at += a.angles.stride[1]) bits[j] = j < left ? __ldg(at) : 0;
@@ -123,9 +132,10 @@ struct RawRates {
 // first head.
 template <int C, int together, class F>
 __device__ __forceinline__ void each_turn(const Args& a, const Item<C, together>& x, int i,
-                                          RawRates& raw, const float (&half_dt)[together][piece],
-                                          F f) {
-  const bool shared = a.angles.stride[2] == 0;
+                                          RawRates<C>& raw,
+                                          const float (&half_dt)[together][piece_of<C>], F f) {
+  constexpr int piece = piece_of<C>;
+  const bool shared = a.angles.stride[2] == 0 && a.size.part_bits == 0;
   float rates[piece];
 #pragma unroll 1
   for (int h = 0; h < x.heads; ++h) {
@@ -143,6 +153,7 @@ __device__ __forceinline__ void each_turn(const Args& a, const Item<C, together>
 }
 
 // Not 0 where one of them is no number.
+template <int piece>
 __device__ __forceinline__ float missing_of(const float (&turns)[piece]) {
   float missing = 0;
 #pragma unroll
@@ -156,13 +167,13 @@ __global__ void __launch_bounds__(threads)
     sums_kernel(const __grid_constant__ Args a, const __grid_constant__ UnitBuffers b,
                 const __grid_constant__ Wave w, int64_t first, int64_t most) {
   hopper::begin_after_earlier_kernels();
-  constexpr int C = tokens_of<R>, together = summed_together;
+  constexpr int C = tokens_of<R>, together = summed_together, piece = piece_of<C>;
   __shared__ float steps[warps][together][piece];
   const Item<C, together> x(a, w, first, most);
   if (!x.live) return;
   const int lane = threadIdx.x & 31;
-  const HalfSteps<together> own(a, x);
-  RawRates raw;
+  const HalfSteps<C, together> own(a, x);
+  RawRates<C> raw;
   raw.load(a, x, lane, 0);
   auto& half_dt = steps[threadIdx.x / 32];
   own.put(half_dt);
@@ -185,12 +196,13 @@ struct Pieces {
   Unit unit;
   __device__ __forceinline__ Pieces(const Args& a, const UnitBuffers& b, const Wave& w,
                                     int64_t number, int64_t most)
-      : unit(unit_at(a, w.first, number)) {
-    const int64_t A = a.size.pairs;
+      : unit(unit_at(a, w.first, number << a.size.slab_bits)) {
+    const int64_t A = a.size.pairs, piece = cuda::turn_tokens(a.size.chunk);
     // A pack has room for its chunks once a head.
     int64_t home = number * most;
     if (a.pack.rounds)
-      home = unit.head * most + int64_t{a.pack.before[unit.sequence]} * (a.size.chunk / piece);
+      home = (cuda::number_of(a.size, unit) >> a.size.slab_bits) * most +
+             int64_t{a.pack.before[unit.sequence]} * (a.size.chunk / piece);
     first = b.piece_turns + home * A;
     count = (unit.tokens + piece - 1) / piece;
     if (!b.segment_turns) return;
@@ -201,7 +213,8 @@ struct Pieces {
   // Of pair i what lies before them all.
   __device__ __forceinline__ uint64_t before(const Args& a, const Wave& w, int64_t i) const {
     if (before_segment && w.segment > 0) return before_segment[i];
-    return cuda::first_turn(a, unit, static_cast<int>(i));
+    if (i >= pairs_of(a.size, unit.part)) return 0;
+    return cuda::first_turn(a, unit, static_cast<int>(i) + first_pair(unit.part));
   }
   // What pieces [from, end) of pair i add to `before`; put: the sum before each is stored.
   __device__ __forceinline__ uint64_t walk(int64_t i, int64_t A, int64_t from, int64_t end,
@@ -255,8 +268,8 @@ __global__ void __launch_bounds__(256)
     const int64_t each = (x.count + shares - 1) / shares, from = share * each;
     const int64_t end = from + each < x.count ? from + each : x.count;
 #pragma unroll 1
-    for (int64_t first_pair = 0; first_pair < A; first_pair += 32) {
-      const int64_t i = first_pair + lane;
+    for (int64_t pairs_before = 0; pairs_before < A; pairs_before += 32) {
+      const int64_t i = pairs_before + lane;
       sums[share][lane] = i < A ? x.walk(i, A, from, end, 0, false) : 0;
       __syncthreads();
       if (i < A) {
@@ -279,6 +292,7 @@ __global__ void __launch_bounds__(threads, 4)
                   bool crossing) {
   hopper::begin_after_earlier_kernels();
   constexpr int C = tokens_of<R>, pairs = 32 * blocks, together = formed_together;
+  constexpr int piece = piece_of<C>;
   static_assert(sizeof(ChunkSteps<C>) == cuda::chunk_step_bytes(C));
   __shared__ RawTokens<C> raws[warps];
   __shared__ float all_steps[warps][together][piece];
@@ -288,8 +302,8 @@ __global__ void __launch_bounds__(threads, 4)
   RawTokens<C>& raw = raws[threadIdx.x / 32];
   auto& half_dt = all_steps[threadIdx.x / 32];
   // What memory has is under way together: its latency is what a warp is long for.
-  const HalfSteps<together> own(a, x);
-  RawRates rates;
+  const HalfSteps<C, together> own(a, x);
+  RawRates<C> rates;
   rates.load(a, x, lane, 0);
   const auto turns_before = [&](int i, uint64_t(&to)[together]) {
 #pragma unroll
@@ -304,7 +318,7 @@ __global__ void __launch_bounds__(threads, 4)
   // The pieces that have tokens share the heads, whose steps are of the whole chunk.
 #pragma unroll 1
   for (int h = x.first / piece; h < x.heads; h += alive) {
-    const Unit u = x.of_head(h);
+    const Unit u = x.of_head(a, h);
     constexpr int each = C / 32 + 1;
     RawToken tokens[each];
 #pragma unroll
@@ -353,27 +367,29 @@ __global__ void __launch_bounds__(threads, 4)
   }
 }
 
-// The parameters of a head as backward has them in shared memory.
+// The parameters of a unit as backward has them in shared memory.
 template <int R>
 __global__ void __launch_bounds__(threads)
     parameters_kernel(const __grid_constant__ Args a, const __grid_constant__ UnitBuffers b) {
   hopper::begin_after_earlier_kernels();
-  const auto head = static_cast<int>(blockIdx.x), thread = static_cast<int>(threadIdx.x);
-  float* to = b.head_parameters + head * cuda::head_parameter_count(R, columns, values);
+  const auto number = static_cast<int>(blockIdx.x), thread = static_cast<int>(threadIdx.x);
+  Unit u;
+  cuda::put_head(a.size, number, u);
+  float* to = b.head_parameters + number * cuda::head_parameter_count(R, columns, values);
   for (const View* bias : {&a.q_bias, &a.k_bias}) {
-    read_bias<R>(*bias, head, a.size.halves, reinterpret_cast<float4*>(to), thread, threads);
+    read_bias<R>(a.size, *bias, u, reinterpret_cast<float4*>(to), thread, threads);
     to += R * columns;
   }
   for (const View* projection : {&a.mimo_v, &a.mimo_z, &a.mimo_out}) {
-    read_projection<R>(*projection, head, to, thread, threads);
+    read_projection<R>(*projection, u, to, thread, threads);
     to += R * values;
   }
-  if (thread < 4) to[thread] = thread == 0 ? cuda::read_or(0, a.d, cuda::at(a.d, head)) : 0.0f;
+  if (thread < 4) to[thread] = thread == 0 ? cuda::read_or(0, a.d, cuda::at(a.d, u.head)) : 0.0f;
 }
 
 // Heads of sequences, as many at a time as a warp has.
 int64_t groups_of(const Args& a, const Wave& w, int together) {
-  return (w.last - w.first) * ((a.size.heads + together - 1) / together);
+  return (w.last - w.first) * ((heads_of(a.size) + together - 1) / together);
 }
 int64_t blocks_of(int64_t items) { return (items + warps - 1) / warps; }
 
@@ -382,7 +398,7 @@ int64_t blocks_of(int64_t items) { return (items + warps - 1) / warps; }
 void launch_turns(const Args& args, const Wave& wave, const UnitBuffers& b, int64_t most,
                   cudaStream_t stream) {
   const int64_t units = (wave.last - wave.first) * args.size.heads;
-  const int64_t pieces = most * (args.size.chunk / piece);
+  const int64_t pieces = most * (args.size.chunk / cuda::turn_tokens(args.size.chunk));
   if (units * pieces * args.size.pairs == 0 || !turns_asked(args)) return;
   const int64_t groups = groups_of(args, wave, summed_together);
   with_shape(args.size, [&](auto rank, auto) {
@@ -391,7 +407,7 @@ void launch_turns(const Args& args, const Wave& wave, const UnitBuffers& b, int6
   });
   const int64_t sequences = args.pack.rounds ? args.size.sequences : wave.last - wave.first;
   // Of a pack of short sequences a warp a unit, whose pieces are as few.
-  const int64_t all = sequences * args.size.heads;
+  const int64_t all = sequences * heads_of(args.size);
   const int together = args.pack.rounds && pieces / sequences <= 32 ? 8 : 1;
   launch("mamba3: turns before pieces", before_kernel, (all + together - 1) / together, 256, 0,
          stream, args, b, wave, pieces, all, together);
@@ -411,8 +427,8 @@ void launch_tokens(const Args& args, const Wave& wave, const UnitBuffers& b, int
   const int64_t groups = groups_of(args, wave, formed_together);
   with_shape(args.size, [&](auto rank, auto blocks) {
     launch("mamba3: tokens of chunks", tokens_kernel<rank(), blocks()>,
-           blocks_of(groups * count * (args.size.chunk / piece)), threads, 0, stream, args, b, wave,
-           first, count, most, crossing);
+           blocks_of(groups * count * (args.size.chunk / cuda::turn_tokens(args.size.chunk))),
+           threads, 0, stream, args, b, wave, first, count, most, crossing);
   });
 }
 

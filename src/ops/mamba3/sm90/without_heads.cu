@@ -9,7 +9,7 @@
 namespace talea::mamba3::sm90 {
 namespace {
 
-constexpr int threads = 128;  // a column each
+constexpr int threads = 128;  // columns at a time
 
 __global__ void __launch_bounds__(threads)
     rows_kernel(const __grid_constant__ Args a, const __grid_constant__ Wave w) {
@@ -17,12 +17,13 @@ __global__ void __launch_bounds__(threads)
   const auto g = static_cast<int>(blockIdx.x % s.groups);
   const int64_t row = blockIdx.x / s.groups;
   const int begin = g * s.heads_per_group - s.head_offset;
-  if (begin + s.heads_per_group > 0 && begin < s.heads) return;
+  if (begin + s.heads_per_group > 0 && begin < s.heads >> (s.part_bits + s.slab_bits)) return;
   const cuda::SliceToken token = cuda::slice_token(a, w, row / s.rank);
   if (token.token < 0) return;
-  const auto r = static_cast<int>(row % s.rank), c = static_cast<int>(threadIdx.x);
-  for (const cuda::View* to : {&a.grad.q, &a.grad.k})
-    if (to->data) cuda::store(*to, cuda::at(*to, token.batch, token.token, r, g, c), 0.0f);
+  const auto r = static_cast<int>(row % s.rank);
+  for (auto c = static_cast<int>(threadIdx.x); c < s.own_columns; c += threads)
+    for (const cuda::View* to : {&a.grad.q, &a.grad.k})
+      if (to->data) cuda::store(*to, cuda::at(*to, token.batch, token.token, r, g, c), 0.0f);
 }
 
 void clear(float* to, int64_t count, cudaStream_t stream) {
@@ -35,13 +36,14 @@ void clear(float* to, int64_t count, cudaStream_t stream) {
 
 void launch_without_heads(const Args& a, const Wave& w, const UnitBuffers& b, cudaStream_t stream) {
   const cuda::Sizes& s = a.size;
-  if (s.head_offset == 0 && s.heads == s.groups * s.heads_per_group) return;
+  const int heads = s.heads >> (s.part_bits + s.slab_bits);
+  if (s.head_offset == 0 && heads == s.groups * s.heads_per_group) return;
   const int64_t places = (w.last - w.first) * w.slice_chunks * s.chunk;
   const int64_t rows = places * s.rank * s.groups, lines = int64_t{s.groups} * b.parts;
   if (has_two_heads(s.rank, s.pairs)) clear(b.dangles, places * lines * s.pairs, stream);
   if (b.parts > 1) {
-    clear(b.dq, rows * b.parts * s.columns, stream);
-    clear(b.dk, rows * b.parts * s.columns, stream);
+    clear(b.dq, (rows << s.part_bits) * b.parts * s.columns, stream);
+    clear(b.dk, (rows << s.part_bits) * b.parts * s.columns, stream);
     return;
   }
   if (rows == 0 || (!a.grad.q.data && !a.grad.k.data)) return;

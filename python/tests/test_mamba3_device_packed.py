@@ -91,6 +91,46 @@ def test_each_sequence_is_what_it_is_alone(form, mix):
         assert not all_[name].narrow(axis, ends[-1], TOKENS - ends[-1]).any(), name
 
 
+SHARED = {"MIMO": (32, 1, 4), "14 heads a group": (28, 2, 4), "rank 2": (16, 1, 2),
+          "SISO": (64, 1, 1)}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", SHARED)
+def test_heads_of_a_group_are_summed_alike_in_any_batch(form):
+    """d_q and d_k, and d_angles that heads share: in an order of heads, groups and rank alone."""
+    on_hopper()
+    heads, groups, rank = SHARED[form]
+    t = draw(6, 300, heads, groups, rank, 128, 64, torch.bfloat16)
+    up = torch.randn(t["v"].shape, generator=torch.Generator(device="cuda").manual_seed(3),
+                     device="cuda").to(torch.bfloat16)  # fmt: skip
+    axes = {n: 0 for n in OF_TOKENS}
+    many = passes(t, up)
+    one = {n: x[2:3].contiguous() if n in axes else x for n, x in t.items()}
+    alone = passes(one, up[2:3].contiguous())
+    ends = torch.tensor([0, 300], dtype=torch.int32, device="cuda")
+    in_pack = passes(one | {"cu_seqlens": ends}, up[2:3].contiguous())
+    for name in ("out", *axes):
+        assert torch.equal(many[name][2:3], alone[name]), name
+        assert torch.equal(in_pack[name], alone[name]), name
+
+
+def test_a_pack_of_thousands_of_short_sequences():
+    """A warp has the turns of each; those of one that is longer are a block's."""
+    on_hopper()
+    lengths = [3] * 2000 + [3000] + [3] * 2096
+    tokens = sum(lengths)
+    t = draw(1, tokens, 2, 1, 4, 128, 64, torch.bfloat16)
+    up = torch.ones_like(t["v"])
+    ends = torch.tensor([0, *lengths]).cumsum(0).to("cuda", torch.int32)
+    all_ = passes(t | {"cu_seqlens": ends}, up)
+    axes = OF_TOKENS | {"out": 1}
+    for begin, end in ((0, 3), (6000, 9000), (tokens - 3, tokens)):
+        one = {n: cut(x, axes[n], begin, end) if n in axes else x for n, x in t.items()}
+        alone = passes(one, cut(up, 1, begin, end))
+        for name, axis in axes.items():
+            assert torch.equal(cut(all_[name], axis, begin, end), alone[name]), (name, begin)
+
+
 @pytest.mark.parametrize("mix", ["mixed", "a giant", "many"])
 @pytest.mark.parametrize("form", FORMS)
 def test_no_limit_and_no_saved_state_changes_a_bit(form, mix):

@@ -138,31 +138,41 @@ TEST(ScanSm90Config, SequencesGoSideBySideWithinUsualMemory) {
   EXPECT_EQ(plan(4, 64, 1, 1).wave, 2);
   EXPECT_EQ(plan(2, 112, 8, 4).wave, 1);
   EXPECT_EQ(plan(1, 32, 1, 1).wave, 1);
-  EXPECT_EQ(plan(1, 32, 1, 1).slice, 8);
+  EXPECT_EQ(plan(1, 32, 1, 1).slice, 64);  // all chunks at once, where they have room
 }
 
-// Which heads a block sums is of the problem, and of no limit.
+// Which heads a block sums is of heads, groups and rank: of no limit, and not of what lies beside a
+// sequence.
 TEST(ScanSm90Config, PartsOfAGroup) {
-  const auto parts = [](int64_t S, int64_t H, int64_t G, int64_t R) {
-    Problem p = problem(Pass::backward, 1, S, H, G, R);
-    const int64_t made = make_plan(p, h200()).parts;
-    p.options.workspace_limit_bytes = int64_t{1} << 40;
-    EXPECT_EQ(make_plan(p, h200()).parts, made);
+  const auto parts = [](int64_t H, int64_t G, int64_t R) {
+    const int64_t made = make_plan(problem(Pass::backward, 1, 4096, H, G, R), h200()).parts;
+    for (const int64_t B : {1, 2, 7, 300})
+      for (const int64_t S : {1, 100, 2048, 4096}) {
+        Problem p = problem(Pass::backward, B, S, H, G, R);
+        EXPECT_EQ(make_plan(p, h200()).parts, made) << B << " " << S;
+        p.options.workspace_limit_bytes = int64_t{1} << 40;
+        EXPECT_EQ(make_plan(p, h200()).parts, made) << B << " " << S;
+        p.packed = true, p.batch = 1, p.sequences = B;
+        EXPECT_EQ(make_plan(p, h200()).parts, made) << B << " " << S;
+      }
     return made;
   };
-  EXPECT_EQ(parts(4096, 112, 8, 4), 1);
-  EXPECT_EQ(parts(4096, 64, 1, 1), 16);
-  EXPECT_EQ(parts(4096, 64, 64, 1), 1);
-  EXPECT_EQ(parts(100, 17, 1, 4), 17);
+  EXPECT_EQ(parts(112, 8, 4), 4);
+  EXPECT_EQ(parts(32, 1, 4), 8);
+  EXPECT_EQ(parts(64, 1, 1), 4);
+  EXPECT_EQ(parts(64, 64, 1), 1);
+  EXPECT_EQ(parts(17, 1, 4), 5);
 }
 
-// Blocks come in rounds of 132: a round that is begun for few of them is lost.
+// Blocks come in rounds of 132, or of 264 where two have a multiprocessor: a round that is begun
+// for few of them is lost.
 TEST(ScanSm90Config, RoundsOfBlocksAreFull) {
   const auto full = [](int64_t B, int64_t S, int64_t H, int64_t G, int64_t R) {
     const Problem p = problem(Pass::backward, B, S, H, G, R);
     const cuda::Plan m = make_plan(p, h200());
-    const int64_t blocks = m.wave * m.slice * G * m.parts, rounds = (blocks + 131) / 132;
-    return static_cast<double>(blocks) / static_cast<double>(rounds * 132);
+    const int64_t places = R > 1 ? 264 : 132;
+    const int64_t blocks = m.wave * m.slice * G * m.parts, rounds = (blocks + places - 1) / places;
+    return static_cast<double>(blocks) / static_cast<double>(rounds * places);
   };
   EXPECT_GT(full(2, 4096, 112, 8, 4), 0.9);
   EXPECT_GT(full(8, 2048, 32, 1, 4), 0.9);
@@ -178,12 +188,30 @@ TEST(ScanSm90Config, ALimitIsKept) {
   Problem p = problem(Pass::backward, 8, 2048, 32, 1, 4);
   const cuda::Plan wide = make_plan(p, h200());
   EXPECT_EQ(wide.wave, 4);
-  p.options.workspace_limit_bytes = cuda::workspace_of(p, wide) - 1;
+  p.options.workspace_limit_bytes = cuda::workspace_of(p, wide) / 2;
   const cuda::Plan narrow = make_plan(p, h200());
-  EXPECT_LT(narrow.wave, 4);
   EXPECT_LE(cuda::workspace_of(p, narrow), p.options.workspace_limit_bytes);
   EXPECT_EQ(narrow.parts, wide.parts);
-  EXPECT_EQ(narrow.segment, wide.segment);
+}
+
+// Segments are as long as makes rounds of blocks full; what is kept between passes lies at every J
+// chunks however long they are, and where it is given, segments begin there.
+TEST(ScanSm90Config, SegmentsOfAnyLengthReadTheSameSavedStates) {
+  for (const auto& [B, S, H, G, R] :
+       {std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t>{2, 4096, 112, 8, 4},
+        {8, 2048, 32, 1, 4},
+        {1, 4096, 32, 1, 1},
+        {4, 4096, 64, 1, 1}}) {
+    const Problem forward = problem(Pass::forward, B, S, H, G, R);
+    Problem p = problem(Pass::backward, B, S, H, G, R);
+    const int64_t bytes = cuda::saved_of(forward, make_plan(forward, h200()));
+    EXPECT_EQ(cuda::saved_of(p, make_plan(p, h200())), bytes);
+    p.in.saved = rows_of({bytes}, DType::u8);
+    const cuda::Plan plan = make_plan(p, h200());
+    EXPECT_EQ(plan.segment % cuda::kept_every(plan), 0);
+    EXPECT_GE(plan.segments * plan.segment, plan.chunks);
+    EXPECT_LT((plan.segments - 1) * plan.segment, plan.chunks);
+  }
 }
 
 TEST(ScanSm90Config, ForwardFormsTokensAheadWithinTheCache) {

@@ -36,7 +36,7 @@ void record(const Call& c, const Plan& made, const char* state_home, const char*
   r.schedule = Schedule::sequential;
   r.chunk_tokens = made.chunk;
   r.chunk_rows = made.chunk * p.rank;
-  r.segment_chunks = made.segment;
+  r.segment_chunks = kept_every(made);
   const bool step = p.pass == Pass::step;
   r.state_home = step ? "registers" : state_home;
   r.state_dtype = "fp32";

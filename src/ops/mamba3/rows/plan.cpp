@@ -53,7 +53,7 @@ Sizes sizes_of(const Problem& p, const Plan& plan) {
   s.reciprocal = static_cast<unsigned>(65536 / p.rank + 1);
   s.chunk = static_cast<int>(plan.chunk);
   s.segment = plan.rounds > 0 ? plan.room : plan.segment;
-  s.kept_every = plan.segment;
+  s.kept_every = kept_every(plan);
   return s;
 }
 
@@ -157,10 +157,11 @@ Buffers lay_out(Arena& arena, const Problem& p, const Plan& plan) {
   u.ends = arena.take<float>(apart ? 0 : units * 2 * A);
   u.pending = arena.take<Pending>(apart ? 0 : units);
   u.parameters = arena.take<double>(units * count);
-  const int64_t by_head = apart ? (plan.parts > 1 ? p.groups * plan.parts : 0) : p.heads;
+  const int64_t by_part = p.groups * plan.parts;
+  const int64_t by_head = apart ? (plan.parts > 1 || plan.in_lines ? by_part : 0) : p.heads;
   u.dq = arena.take<float>(p.out.d.q ? places * by_head * p.rank * p.state_dim : 0);
   u.dk = arena.take<float>(p.out.d.k ? places * by_head * p.rank * p.state_dim : 0);
-  u.dangles = arena.take<float>(p.sum_angles ? places * p.heads * A : 0);
+  u.dangles = arena.take<float>(p.sum_angles ? places * (apart ? by_part : p.heads) * A : 0);
   u.parts = static_cast<int>(plan.parts);
   u.slice = plan.slice;
   if (!apart) return b;
@@ -179,9 +180,14 @@ int64_t workspace_of(const Problem& p, const Plan& plan) {
   return arena.bytes();
 }
 
+int64_t kept_every(const Plan& plan) {
+  return plan.kept_every > 0 ? plan.kept_every : plan.segment;
+}
+
 int64_t saved_of(const Problem& p, const Plan& plan) {
   if (p.pass == Pass::step) return 0;
-  const int64_t kept = p.packed ? plan.segments + 2 * p.sequences : p.sequences * plan.segments;
+  const int64_t J = kept_every(plan), most = (plan.chunks + J - 1) / J;
+  const int64_t kept = p.packed ? most + 2 * p.sequences : p.sequences * most;
   return 4 * p.heads * p.head_dim * p.state_dim * kept;
 }
 

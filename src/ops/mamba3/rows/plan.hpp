@@ -23,17 +23,19 @@ inline constexpr int kept_tiles = 2;
 
 struct Plan {
   Engine engine = Engine::three_tf32;
-  int64_t chunk = 1;     // C tokens
-  int64_t chunks = 0;    // of the longest sequence there could be
-  int64_t segment = 1;   // J
-  int64_t segments = 0;  // of the longest sequence
-  int64_t wave = 0;      // sequences whose heads go side by side, where not all do
-  int64_t slice = 1;     // chunks whose rows by head exist at a time
-  int64_t blocks = 0;    // of the largest launch
-  bool keeps = false;    // forward: the state lies in registers
-  int threads = 512;     // of a block of forward; backward has 512
+  int64_t chunk = 1;       // C tokens
+  int64_t chunks = 0;      // of the longest sequence there could be
+  int64_t segment = 1;     // J, or more chunks where backward has room for them
+  int64_t segments = 0;    // of the longest sequence
+  int64_t kept_every = 0;  // J, where segments are longer
+  int64_t wave = 0;        // sequences whose heads go side by side, where not all do
+  int64_t slice = 1;       // chunks whose rows by head exist at a time
+  int64_t blocks = 0;      // of the largest launch
+  bool keeps = false;      // forward: the state lies in registers
+  int threads = 512;       // of a block of forward; backward has 512
   ChunkPlaces forward, states, backward;
   int64_t parts = 0;        // of the heads of a group, where the chunks of a slice go side by side
+  bool in_lines = false;    // d_q and d_k are summed in memory however few the parts
   int64_t ahead = 0;        // chunks whose tokens are formed ahead of forward
   bool hands = false;       // forward: states lie in memory before and behind all chunks
   bool by_segment = false;  // backward: turns before the pieces of one segment at a time
@@ -64,6 +66,8 @@ struct Buffers {
 };
 Buffers lay_out(Arena& arena, const Problem& p, const Plan& plan);
 int64_t workspace_of(const Problem& p, const Plan& plan);
+// J: chunks between two checkpoints.
+int64_t kept_every(const Plan& plan);
 // Checkpoints of all sequences; of packed ones the bound.
 int64_t saved_of(const Problem& p, const Plan& plan);
 

@@ -1,9 +1,6 @@
 // What: the kernel of the gradients of a segment: a block a chunk of some heads of a group.
 // Why: h and E of every chunk are known, so chunks wait for nothing of each other.
 // Never: sums over parts of a group.
-#include "ops/mamba3/sm90/backward_gates.cuh"
-#include "ops/mamba3/sm90/backward_pairs.cuh"
-#include "ops/mamba3/sm90/backward_prepare.cuh"
 #include "ops/mamba3/sm90/backward_rows.cuh"
 #include "ops/mamba3/sm90/backward_tokens.cuh"
 #include "ops/mamba3/sm90/launch.cuh"
@@ -11,34 +8,39 @@
 namespace talea::mamba3::sm90 {
 namespace {
 
+// Blocks of a multiprocessor.
+template <int R, int blocks>
+inline constexpr int abreast = sizeof(BackShared<R, blocks>) <= 113 << 10 ? 2 : 1;
+
 template <int R, int blocks, bool halves>
-__global__ void __launch_bounds__(back_threads, 1)
+__global__ void __launch_bounds__(back_threads, abreast<R, blocks>)
     back_kernel(const __grid_constant__ Args a, const __grid_constant__ UnitBuffers b,
                 const __grid_constant__ Wave wave) {
   hopper::begin_after_earlier_kernels();
   extern __shared__ __align__(1024) char memory[];
   auto& sh = *reinterpret_cast<BackShared<R, blocks>*>(memory);
   static_assert(sizeof(BackShared<R, blocks>) <= 227 << 10);
-  const cuda::Sizes& s = a.size;
-  // Parts of a group lie beside each other: they read the same rows.
-  int64_t number = blockIdx.x;
-  Place place;
-  place.part = static_cast<int>(number % b.parts), number /= b.parts;
-  place.group = static_cast<int>(number % s.groups), number /= s.groups;
-  place.in_slice = number % wave.slice_chunks;
-  place.in_segment = wave.slice + place.in_slice;
-  place.sequence = number / wave.slice_chunks;
-  place.chunk = wave.segment * s.segment + place.in_segment;
-  const int each = (s.heads_per_group + b.parts - 1) / b.parts;
-  const int end = (place.group + 1) * s.heads_per_group;
-  place.first = place.group * s.heads_per_group + place.part * each;
-  place.last = place.first + each < end ? place.first + each : end;
   if (threadIdx.x == 0) {
+    // Parts of a group lie beside each other: they read the same rows.
+    const cuda::Sizes& s = a.size;
+    int64_t number = blockIdx.x;
+    Place place;
+    place.part = static_cast<int>(number % b.parts), number /= b.parts;
+    place.group = static_cast<int>(number % s.groups), number /= s.groups;
+    place.in_slice = number % wave.slice_chunks;
+    place.in_segment = wave.slice + place.in_slice;
+    place.sequence = number / wave.slice_chunks;
+    place.chunk = wave.segment * s.segment + place.in_segment;
+    const int each = (s.heads_per_group + b.parts - 1) / b.parts;
+    const int end = (place.group + 1) * s.heads_per_group;
+    place.first = place.group * s.heads_per_group + place.part * each;
+    place.last = place.first + each < end ? place.first + each : end;
     put_chunk<tokens_of<R>>(a, wave, place, sh.unit, sh.part);
+    if (place.in_segment >= s.segment) sh.part.n = 0;
     sh.place = place;
   }
   __syncthreads();
-  if (place.in_segment >= s.segment || sh.part.n <= 0) return;
+  if (sh.part.n <= 0 || sh.place.first >= sh.place.last) return;
   Backward<R, blocks, halves>(a, b, wave, sh).run();
 }
 

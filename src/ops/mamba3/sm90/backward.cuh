@@ -1,6 +1,9 @@
-// What: the gradients of a chunk, head by head: four warpgroups, each with products of its own.
-// Why: dO V^T is formed once; rows of the heads of a group are summed where they are formed.
-// Never: divides by a decay, sums with atomics, or waits for another chunk.
+// What: the gradients of a chunk, head by head: a warpgroup multiplies for the queries, one for the
+//       keys; both form what they multiply.
+// Why: two blocks a multiprocessor, which wait for nothing of each other, hide each other's waits;
+//      dO V^T is weighed where it is multiplied.
+// Never: divides by a decay, sums with atomics whose order is not a thread's own, or waits for
+//        another chunk.
 #pragma once
 
 #include "ops/mamba3/sm90/backward_shared.cuh"
@@ -21,60 +24,42 @@ class Backward {
         sh(shared),
         place(shared.place),
         p(shared.part),
-        up(args) {
-    group = warpgroup();
-    thread = threadIdx.x & 127;
-    needs_y = a.grad.mimo_out.data || (a.z.data && (a.grad.z.data || a.grad.mimo_z.data));
-  }
+        up(args),
+        of_keys(warpgroup() == 1),
+        thread(threadIdx.x & 127) {}
 
   __device__ __forceinline__ void run() {
-    if (group == 1 || group == 2) {
-      float4* const sums = group == 1 ? sh.sums_q : sh.sums_k;
-#pragma unroll 1
-      for (int i = 0; i < 16; ++i) sums[i * 128 + thread] = {0, 0, 0, 0};
-    }
     put_homes();
     __syncthreads();
-    begin_rows(place.first);
-    begin(place.first);
     begin_state(place.first);
+    begin(place.first);
+    const bool shared_angles = a.angles.stride[2] == 0;
+    if (shared_angles) read_rates(place.first);
+#pragma unroll
+    for (float& x : angles_) x = 0;
 #pragma unroll 1
     for (int head = place.first; head < place.last; ++head) {
-      stage = head & 1;
-      prepare(head);
-      weigh_pairs();
-      if (group == 0)
-        pairs_and_values(head);
-      else if (group < 3)
-        rows_of_group(head);
-      else
-        gates(head);
-      const bool more = head + 1 < place.last;
-      if (more && group < 3) {
-        hopper::named_barrier_sync(own_group + group, 128);
-        begin_rows(head + 1);
-      }
-      uint32_t rates[angle_tokens];
-      begin_angles(head, rates);
+      copies_done();
       __syncthreads();
-      if (more)
-        begin(head + 1);
-      else
-        next = {};  // nothing of it is live behind the loop
-      tokens(head, rates);
-      if (more) begin_state(head + 1);
+      if (head > place.first && threadIdx.x < C) steps_back(head - 1);
+      form(head);
+      hopper::fence_async_shared();
+      __syncthreads();
+      multiply(head);
+      __syncthreads();
+      if (head + 1 < place.last) begin(head + 1);
+      if (!shared_angles) read_rates(head);
+      tokens(head);
     }
-    if (group == 1) store_rows(a.grad.q, b.dq, sh.sums_q);
-    if (group == 2) store_rows(a.grad.k, b.dk, sh.sums_k);
+    __syncthreads();
+    if (threadIdx.x < C) steps_back(place.last - 1);
+    store_angles();
   }
 
  private:
-  __device__ __forceinline__ Unit unit(int head) const {
-    Unit u = sh.unit;
-    u.head = head;
-    return u;
+  __device__ __forceinline__ const ChunkSteps<C>& steps(int head) const {
+    return sh.steps[head & 1];
   }
-  __device__ __forceinline__ const ChunkSteps<C>& steps() const { return sh.steps[stage]; }
   // Where rows of a head begin.
   static __device__ __forceinline__ int64_t home(int64_t first, const View& v, int head) {
     return first + head * v.stride[2];
@@ -86,60 +71,91 @@ class Backward {
     return place.sequence * a.size.heads + head;
   }
 
-  // backward_prepare.cuh
+  // backward_form.cuh
   __device__ __forceinline__ void put_homes();
-  __device__ __forceinline__ OfHeads of_heads(const void* buffer, int64_t each, int64_t at,
-                                              int64_t bytes);
-  __device__ __forceinline__ void begin_rows(int head);
   __device__ __forceinline__ void begin(int head);
-  __device__ __forceinline__ void copy_turns(int head);
   __device__ __forceinline__ void begin_state(int head);
-  __device__ __forceinline__ void prepare(int head);
-  __device__ __forceinline__ void anchor();
+  __device__ __forceinline__ void form(int head);
   __device__ __forceinline__ void turn_rows();
+  __device__ __forceinline__ void load_values(int head);
+  __device__ __forceinline__ void form_values(int head);
+  __device__ __forceinline__ void form_tables(int head);
+  // A thread's rows of q or k, of which the first of two is even, and its pieces of them.
+  __device__ __forceinline__ int first_row() const {
+    const int i = thread >> 3;
+    return (i >> 1) * 8 + ((thread >> 2) & 1) * 4 + (i & 1) * 2;
+  }
+  static __device__ __forceinline__ int piece_column(int piece) {
+    return halves ? 8 * piece : 16 * piece;
+  }
+  static constexpr int second_piece = halves ? 64 : 8;  // columns behind the first
 
   // backward_pairs.cuh
-  __device__ __forceinline__ void pairs_and_values(int head);
-  __device__ __forceinline__ void weigh_pairs();
-  __device__ __forceinline__ void values_back(int head, const float (&dv)[32],
-                                              const uint32_t (&v)[16]);
+  __device__ __forceinline__ void multiply(int head);
+  __device__ __forceinline__ void weigh(int head, const float (&scores)[32],
+                                        const float (&products)[32], uint32_t (&seen)[4][4],
+                                        uint32_t (&weights)[4][4], float (&behind)[2]);
   __device__ __forceinline__ void put_alike(float* sums, int slot, float (&x)[8 / R]);
   template <int count>
   static __device__ __forceinline__ void scale_rows(float (&d)[count], const float* by);
 
+  // Rows of a head of v or z in an output, from `column` on; the first at `first` for head 0.
+  __device__ __forceinline__ OutRows out_rows(const View& to, int64_t first, int head,
+                                              int column) const {
+    OutRows x;
+    x.rounds = to.dtype == DType::bf16;
+    char* const at =
+        static_cast<char*>(to.data) + (home(first, to, head) + column) * (x.rounds ? 2 : 4);
+#pragma unroll
+    for (int second = 0; second < 2; ++second) {
+      const int t = (own_row() + 8 * second) / R;
+      x.live[second] = t < p.n;
+      x.at[second] = at + t * to.stride[1] * (x.rounds ? 2 : 4);
+    }
+    return x;
+  }
+  // Where a thread reads rows of v, z or d_out, of the first token where it has none.
+  __device__ __forceinline__ const __nv_bfloat16* in_row(const View& from, int64_t at,
+                                                         int second) const {
+    const int t = (own_row() + 8 * second) / R;
+    return static_cast<const __nv_bfloat16*>(from.data) + at + (t < p.n ? t : 0) * from.stride[1];
+  }
+
+  // backward_values.cuh
+  __device__ __forceinline__ void values_back(int head, const float (&dv)[32]);
   // backward_gates.cuh
-  __device__ __forceinline__ void gates(int head);
-  template <bool plain>  // g holds d_out
-  __device__ __forceinline__ void gates_of(int head, const float (&y)[32], const uint32_t (&g)[16],
-                                           const uint32_t (&z)[16]);
-
+  template <bool plain>  // neighbours of d_out are one load
+  __device__ __forceinline__ void gates_of(int head, const float (&y)[32]);
   // backward_rows.cuh
-  __device__ __forceinline__ void rows_of_group(int head);
-  __device__ __forceinline__ void rows_back(float (&g)[64]);
-  __device__ __forceinline__ void store_rows(const View& to, float* by_part, const float4* sums);
-
+  __device__ __forceinline__ void rows_back(int head, float (&g)[64]);
   // backward_tokens.cuh
   static constexpr int angle_tokens = C * pairs / back_threads;  // of a thread
   static_assert(angle_tokens >= 1 && back_threads % pairs == 0);
-  static constexpr int others = back_threads - 32;  // threads that have no decays
-  __device__ __forceinline__ void begin_angles(int head, uint32_t (&rates)[angle_tokens]);
-  __device__ __forceinline__ void tokens(int head, const uint32_t (&rates)[angle_tokens]);
-  __device__ __forceinline__ void angles_back(int head, const uint32_t (&rates)[angle_tokens]);
+  __device__ __forceinline__ void read_rates(int head);
+  __device__ __forceinline__ void tokens(int head);
+  __device__ __forceinline__ void angles_back(int head);
+  __device__ __forceinline__ void store_angles();
   __device__ __forceinline__ void steps_back(int head);
   __device__ __forceinline__ void decays_back(int head);
   __device__ __forceinline__ void parameters_back(int head);
 
-  enum Barrier { weighed = 1, used = 2, own_group = 3 };  // and one for each group
+  enum Barrier { own = 1, queries_through = 3, keys_through = 4 };  // own: and one for the keys
+  __device__ __forceinline__ void sync_own() {
+    hopper::named_barrier_sync(own + (of_keys ? 1 : 0), 128);
+  }
   const Args& a;
   const UnitBuffers& b;
   const Wave& wave;
   Shared& sh;
   const Place& place;
   const Part& p;
-  Ahead<R, blocks> next;
-  int group, thread, stage = 0;
-  bool needs_y;
   const Upstream up;
+  const bool of_keys;
+  const int thread;
+  // A piece of some tokens of v, z and d_out, of keys.
+  static constexpr int own_tokens = C / 16;
+  uint4 v_[own_tokens], z_[own_tokens], up_[own_tokens];
+  float rates_[angle_tokens], angles_[angle_tokens];  // tanh of angles; d_angles over the heads
 };
 
 }  // namespace talea::mamba3::sm90

@@ -1,4 +1,4 @@
-// What: what the warpgroups of backward share: operands and sums of a chunk, what is read ahead.
+// What: what the warpgroups of backward share: operands and sums of a chunk.
 // Why: every part of backward reads and writes it by name.
 // Never: outlives the heads of a block.
 #pragma once
@@ -8,7 +8,7 @@
 
 namespace talea::mamba3::sm90 {
 
-inline constexpr int back_threads = 512;
+inline constexpr int back_threads = 256;
 
 // Where a block works.
 struct Place {
@@ -52,52 +52,68 @@ struct Buffers {
   OfHeads h, e, turns, steps, partial;
 };
 
+// Of each query's token, or each key's, and the others: what decays between them. A thread's own
+// lie side by side.
+template <int R>
+struct Table {
+  static constexpr int C = tokens_of<R>, per = 8 / R, width = C + 4;
+  float of[C * width];
+  static __device__ __forceinline__ int place(int row, int c) {
+    return row * width + c % per * 8 + c / per;
+  }
+};
+
 template <int R, int blocks>
 struct BackShared {
-  static constexpr int C = tokens_of<R>, pairs = 32 * blocks, apart = pairs + 4;
+  static constexpr int C = tokens_of<R>, pairs = 32 * blocks;
   // Lanes of a warp whose rows have the same r: their sums are one.
   static constexpr int alike = 8 / R, lanes = 128 / alike;
+  static constexpr int parameters = R * (2 * columns + 3 * values) + 4;
   char q[wide_bytes], k[wide_bytes], h[wide_bytes], e[wide_bytes];
-  char v[panel_bytes], d_y[panel_bytes];
-  char seen[panel_bytes], weights[panel_bytes];  // queries and keys weighed, dO V^T weighed
-  float4 sums_q[16 * 128], sums_k[16 * 128];     // over the heads, as accumulators lie
-  float2 turns[C * apart];                       // cos, sin
-  // Sums over the chunk, of the lanes of a group: rows of q and k, values, z, out.
-  float rows_q[32 * lanes], rows_k[32 * lanes];
-  float by_v[16 * lanes], by_z[16 * lanes], by_out[16 * lanes];
+  char v[panel_bytes], d_y[panel_bytes];  // then sums of rows of k and q over the chunk
+  float2 turns[C * pairs];                // cos, sin
+  // Of a head as launch_parameters has written them.
   float4 q_bias[R * 32], k_bias[R * 32];
   float mimo_v[R * values], mimo_z[R * values], mimo_out[R * values];
   float skip, unused[3];
   ChunkSteps<C> steps[2];  // of heads in turn
-  float dots_q[rows], dots_k[rows], by_state[rows], by_same[rows];
-  float by_later[4][C];                 // of each warp
-  alignas(16) float torque[16][pairs];  // the same, of Hout and E
-  float torques[pairs];                 // of all warps
+  // Of the queries and of the keys; neither writes where the other still reads.
+  union alignas(16) {
+    Table<R> table;
+    float torques[C * pairs];  // once it has been read
+  } of_group[2];
+  // Sums over the chunk, of the lanes of a group: of v, z and out.
+  alignas(16) float by_value[3][16 * lanes];
   float ends[back_threads];
-  double energy[16], traces[4];
-  float by_rate[blocks][C], of_step[C];
+  float of_query[C], of_step[C], by_same[C];  // of tokens
+  float by_rate[blocks][C];
+  alignas(16) float torque[4][pairs];  // of Hout and E, by warps
+  double energy[8], traces[4];
   Unit unit;  // of the first head
   Homes homes;
   Buffers from;
+  float *sums_q, *sums_k;  // of the chunk's first row, or nowhere
   Place place;
   Part part;
 
-  // Turns of a token and pair by queries and by keys, where products no longer read.
-  __device__ __forceinline__ float* turn_q() { return reinterpret_cast<float*>(seen); }
-  __device__ __forceinline__ float* turn_k() { return reinterpret_cast<float*>(h); }
+  // Where a pair of a token lies, so that eight rows meet no bank twice.
   static __device__ __forceinline__ int turn_at(int t, int pair) {
     return t * pairs + (pair ^ ((t & 7) << 2));
   }
-  static_assert(C * pairs * 4 <= 2 * panel_bytes);
 };
 
-// What a thread has read of a head before its rows are at work.
-template <int R, int blocks>
-struct Ahead {
-  RawValues<R, back_threads> own;
-  GatedRow<R> gated;
-  uint4 behind[2] = {};  // of Hout
-  __device__ __forceinline__ Ahead() : own(threadIdx.x) {}
+// Rows of an output whose columns lie side by side, from two neighbours of a thread on.
+struct OutRows {
+  char* at[2] = {};  // of the thread's two rows
+  bool live[2] = {}, rounds = false;
+  // c: columns behind the first ones.
+  __device__ __forceinline__ void store(int second, int c, float x, float y) const {
+    if (!live[second]) return;
+    if (rounds)
+      *reinterpret_cast<uint32_t*>(at[second] + 2 * c) = two_rounded(x, y);
+    else
+      *reinterpret_cast<float2*>(at[second] + 4 * c) = {x, y};
+  }
 };
 
 // Over the R rows of a token, which lie R lanes of eight apart.
@@ -110,11 +126,6 @@ __device__ __forceinline__ float over_ranks(float x) {
 __device__ __forceinline__ float over_quad(float x) {
   x += __shfl_xor_sync(0xffffffffu, x, 1);
   return x + __shfl_xor_sync(0xffffffffu, x, 2);
-}
-__device__ __forceinline__ float over_eight(float x) {
-  x += __shfl_xor_sync(0xffffffffu, x, 4);
-  x += __shfl_xor_sync(0xffffffffu, x, 8);
-  return x + __shfl_xor_sync(0xffffffffu, x, 16);
 }
 __device__ __forceinline__ float over_warp(float x) {
 #pragma unroll

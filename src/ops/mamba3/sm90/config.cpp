@@ -13,7 +13,6 @@ namespace {
 
 constexpr int64_t rows = 64, columns = 128, values = 64;
 constexpr int64_t usual_bytes = int64_t{160} << 20;  // a wave of several sequences stays within
-constexpr int64_t usual_limit = int64_t{256} << 20;
 constexpr int64_t forward_bytes = int64_t{48}
                                   << 20;             // what forward writes ahead stays in the cache
 constexpr int64_t most_ahead = 32, usual_ahead = 8;  // chunks
@@ -113,8 +112,59 @@ bool fit_backward_rounds(const Problem& p, int64_t limit, cuda::Plan& plan) {
   return tried(false, false) || tried(false, true);
 }
 
-// As many sequences side by side as memory is for, since many blocks wait less for the last one;
-// then as many chunks of a segment.
+int64_t pieces(int64_t of, int64_t by) { return (of + by - 1) / by; }
+// As machine.hpp has it.
+bool has_two_heads(int64_t rank, int64_t pairs) { return rank == 1 && pairs <= 32; }
+
+// Blocks of the gradients that the device takes at a time: two a multiprocessor, where they have
+// room.
+int64_t places_of(const Problem& p) {
+  return p.rank > 1 && p.pairs <= 32 ? 2 * processors : processors;
+}
+
+// How long a backward pass takes, in tenths of a head of the gradients of one multiprocessor's
+// share: a block costs about one head beside its own, and a round of blocks is as long as one; the
+// states go from chunk to chunk, and a segment is some launches.
+int64_t time_of(const Problem& p, const cuda::Plan& plan) {
+  constexpr int64_t head = 10, step = 4, ahead = 2, segment = 10;
+  const int64_t heads = pieces(p.heads_per_group, plan.parts) + 1;
+  const int64_t blocks = plan.wave * plan.segment * p.groups * plan.parts;
+  const int64_t rounds = pieces(blocks, places_of(p));
+  const int64_t chains = pieces(2 * plan.wave * p.heads, 2 * processors);
+  const int64_t each = rounds * heads * head + (chains * step + ahead) * plan.segment + segment;
+  return pieces(std::max<int64_t>(p.sequences, 1), plan.wave) * plan.segments * each;
+}
+
+// Sequences side by side and chunks of a segment: of those that memory is for, what takes least. A
+// segment begins at a state of `saved`, where that is given.
+bool fit_segments(const Problem& p, int64_t most, cuda::Plan& plan) {
+  const int64_t n = std::max<int64_t>(p.sequences, 1), J = plan.segment;
+  const int64_t by_chunk = p.groups * plan.parts;  // blocks
+  cuda::Plan best;
+  int64_t least = 0;
+  const auto consider = [&](int64_t wave) {
+    plan.wave = pieces(n, pieces(n, std::clamp<int64_t>(wave, 1, n)));
+    const int64_t time = time_of(p, plan);
+    if (least > 0 && time >= least) return;
+    if (cuda::workspace_of(p, plan) > most) return;
+    best = plan, least = time;
+  };
+  for (int64_t segments = std::min(2 * plan.segments, plan.chunks); segments > 0; --segments) {
+    plan.segment = pieces(plan.chunks, segments);
+    if (p.in.saved) plan.segment = pieces(plan.segment, J) * J;
+    plan.segments = pieces(plan.chunks, plan.segment);
+    plan.kept_every = J;
+    plan.slice = plan.segment;
+    for (int64_t rounds = 1; rounds <= 4; ++rounds)
+      consider(rounds * places_of(p) / (plan.segment * by_chunk));
+    consider(1);
+    segments = plan.segments;
+  }
+  if (least == 0) return false;
+  plan = best;
+  return true;
+}
+
 void fit(const Problem& p, int64_t limit, cuda::Plan& plan) {
   plan.rounds = 0;
   plan.by_segment = false;
@@ -125,28 +175,27 @@ void fit(const Problem& p, int64_t limit, cuda::Plan& plan) {
       return;
     }
   }
-  const int64_t most = std::min(limit, usual_bytes), n = std::max<int64_t>(p.sequences, 1);
-  plan.slice = plan.segment;
+  const int64_t most = std::min(limit, usual_bytes);
+  cuda::Plan whole = plan;
+  if (fit_segments(p, most, whole)) {
+    plan = whole;
+    return;
+  }
+  // One sequence, whose segments are taken in slices.
   plan.wave = 1;
-  const int64_t one = cuda::workspace_of(p, plan);
-  plan.wave = std::min<int64_t>(n, 2);
-  const int64_t each = std::max<int64_t>(cuda::workspace_of(p, plan) - one, 1);
-  plan.wave = std::clamp<int64_t>((most - one) / each + 2, 1, n);  // but for what is rounded up
-  while (plan.wave > 1 && cuda::workspace_of(p, plan) > most) --plan.wave;
-  const int64_t waves = (n + plan.wave - 1) / plan.wave;
-  plan.wave = (n + waves - 1) / waves;
-  const auto shorten = [&](int64_t least, int64_t bytes) {
-    while (plan.slice > least && cuda::workspace_of(p, plan) > bytes)
-      plan.slice = (plan.slice + 1) / 2;
+  const auto cut = [&] {
+    plan.slice = std::min(usual_slice, plan.segment);
+    const int64_t bytes = cuda::workspace_of(p, plan) <= most ? most : limit;
+    for (int64_t slices = 1; slices <= plan.segment; ++slices) {
+      plan.slice = pieces(plan.segment, slices);
+      if (cuda::workspace_of(p, plan) <= bytes) return true;
+    }
+    return false;
   };
-  shorten(usual_slice, most);
-  shorten(1, limit);
-  if (plan.by_segment || cuda::workspace_of(p, plan) <= limit) return;
+  if (cut()) return;
   // Turns before the pieces of all tokens are a quarter of what a long sequence needs.
   plan.by_segment = true;
-  plan.slice = plan.segment;
-  shorten(usual_slice, most);
-  shorten(1, limit);
+  cut();
 }
 
 // Forward forms the tokens of some chunks ahead of each launch: as many as the cache holds, of as
@@ -179,34 +228,11 @@ void fit_forward(const Problem& p, int64_t limit, cuda::Plan& plan) {
   while (plan.ahead > 1 && cuda::workspace_of(p, plan) > limit) plan.ahead /= 2;
 }
 
-// How long the gradients take, in heads of one multiprocessor: a block costs about one beside its
-// own, and a round of blocks is as long as one.
-int64_t time_of(const Problem& p, const cuda::Plan& plan) {
-  const auto pieces = [](int64_t of, int64_t by) { return (of + by - 1) / by; };
-  const int64_t heads = pieces(p.heads_per_group, plan.parts);
-  if (plan.rounds > 0)
-    return pieces(cuda::most_chunks(p, plan.chunk), plan.room) *
-           pieces(plan.room * p.groups * plan.parts, processors) * (heads + 1);
-  const int64_t blocks = plan.wave * plan.slice * p.groups * plan.parts;
-  return pieces(std::max<int64_t>(p.sequences, 1), plan.wave) * plan.segments *
-         pieces(plan.segment, plan.slice) * pieces(blocks, processors) * (heads + 1);
-}
-
-// The heads of a group in parts, a block each: the fewest parts of those that take least. Which
-// head is summed where is of the problem alone: no limit, no device, and not what was saved.
-int64_t parts_of(Problem p, cuda::Plan plan) {
-  p.in.saved = {};
+// The heads of a group in parts, a block each. Which head is summed where is of heads, groups and
+// rank alone: a sequence has the same bits whatever lies beside it.
+int64_t parts_of(const Problem& p) {
   const int64_t all = std::max<int64_t>(p.heads_per_group, 1);
-  int64_t best = 1, least = 0;
-  for (int64_t parts = 1; parts < 2 * all; parts *= 2) {
-    const int64_t heads = std::max<int64_t>(all / parts, 1);
-    plan.parts = (all + heads - 1) / heads;
-    fit(p, usual_limit, plan);
-    const int64_t time = time_of(p, plan);
-    if (parts > 1 && (time >= least || cuda::workspace_of(p, plan) > usual_limit)) continue;
-    best = plan.parts, least = time;
-  }
-  return best;
+  return pieces(all, pieces(all, pieces(all, p.rank > 1 ? 4 : 16)));
 }
 
 }  // namespace
@@ -279,7 +305,8 @@ cuda::Plan make_plan(const Problem& p, const DeviceFacts&) {
     }
     return plan;
   }
-  plan.parts = parts_of(p, plan);
+  plan.parts = parts_of(p);
+  plan.in_lines = !has_two_heads(p.rank, p.pairs);
   fit(p, p.options.workspace_limit_bytes, plan);
   return plan;
 }

@@ -58,8 +58,7 @@ __device__ __forceinline__ void add_rows(const Args& a, const Wave& w, const Uni
   cuda::store(to, out + 3 * to.stride[4], sum.w);
 }
 
-// A block a token, a warp an eighth of its lines: d_angles over heads that share them, or over
-// parts of heads.
+// A block a token, a warp an eighth of its lines: d_angles that heads share, over parts of heads.
 __device__ __forceinline__ void add_angles(const Args& a, const Wave& w, const UnitBuffers& b,
                                            int lines, int64_t place) {
   constexpr int parts = threads / 32;
@@ -195,12 +194,11 @@ void launch_sums(const Args& a, const Wave& w, const UnitBuffers& b, double* tot
   if (places == 0) return;
   Shares n;
   if (s.sum_angles && a.grad.angles.data && s.pairs > 0) n.angles = places;
-  // The gradients of one row a token have summed over the heads of a part.
-  n.angle_lines = has_two_heads(s.rank, s.pairs) ? s.groups * b.parts : s.heads;
+  n.angle_lines = s.groups * b.parts;
   n.parameters =
       blocks_of((w.last - w.first) * s.heads *
                 (s.rank * (2 * int64_t{s.columns} + 3 * int64_t{s.values}) + s.values + 1));
-  if (b.parts > 1 && (a.grad.q.data || a.grad.k.data)) n.rows = blocks_of(items * pieces);
+  if (b.dq || b.dk) n.rows = blocks_of(items * pieces);
   launch("mamba3: sums", sums_kernel, n.angles + n.parameters + 2 * n.rows, threads, 0, stream, a,
          w, b, n, totals, items);
 }

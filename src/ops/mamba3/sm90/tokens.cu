@@ -145,76 +145,99 @@ __global__ void __launch_bounds__(threads)
     });
 }
 
-// Of each pair what lies before each piece: a block a unit, a warp a share of its pieces. Of a
-// segment, what lies before the next one, too.
+// A unit's turns of pieces, before which the sums go.
+struct Pieces {
+  uint64_t* first = nullptr;           // [pieces, A]
+  uint64_t* before_segment = nullptr;  // of the one at work, behind which lies that of the next
+  int64_t count = 0;
+  Unit unit;
+  __device__ __forceinline__ Pieces(const Args& a, const UnitBuffers& b, const Wave& w,
+                                    int64_t number, int64_t most)
+      : unit(unit_at(a, w.first, number)) {
+    const int64_t A = a.size.pairs;
+    // A pack has room for its chunks once a head.
+    int64_t home = number * most;
+    if (a.pack.rounds)
+      home = unit.head * most + int64_t{a.pack.before[unit.sequence]} * (a.size.chunk / piece);
+    first = b.piece_turns + home * A;
+    count = (unit.tokens + piece - 1) / piece;
+    if (!b.segment_turns) return;
+    before_segment = b.segment_turns + (number * w.segments + w.segment) * A;
+    count -= w.segment * most;
+    count = count < 0 ? 0 : count < most ? count : most;
+  }
+  // Of pair i what lies before them all.
+  __device__ __forceinline__ uint64_t before(const Args& a, const Wave& w, int64_t i) const {
+    if (before_segment && w.segment > 0) return before_segment[i];
+    if (!a.initial.angle.data) return 0;
+    return cuda::turn_of_radians(
+        cuda::load(a.initial.angle, cuda::at(a.initial.angle, unit.row, unit.head, i)));
+  }
+  // What pieces [from, end) of pair i add to `before`; put: the sum before each is stored.
+  __device__ __forceinline__ uint64_t walk(int64_t i, int64_t A, int64_t from, int64_t end,
+                                           uint64_t before, bool put) const {
+    constexpr int at_once = 16;
+    uint64_t sum = before == no_turn ? 0 : before;
+    bool lost = before == no_turn;
+#pragma unroll 1
+    for (int64_t start = from; start < end; start += at_once) {
+      uint64_t turns[at_once];
+#pragma unroll
+      for (int j = 0; j < at_once; ++j)
+        turns[j] = start + j < end ? first[(start + j) * A + i] : uint64_t{0};
+#pragma unroll
+      for (int j = 0; j < at_once; ++j) {
+        if (start + j >= end) break;
+        if (put) first[(start + j) * A + i] = marked(sum, lost);
+        lost = lost || turns[j] == no_turn;
+        sum += turns[j];
+      }
+    }
+    return marked(sum, lost);
+  }
+};
+__device__ __forceinline__ uint64_t sum_of_turns(uint64_t x, uint64_t y) {
+  const bool lost = x == no_turn || y == no_turn;
+  return marked(lost ? uint64_t{0} : x + y, lost);
+}
+
+// Of each pair what lies before each piece, and of a segment before the next one: a block
+// `together` units, those of a few pieces a warp each, of the others a warp a share of the pieces.
 __global__ void __launch_bounds__(256)
     before_kernel(const __grid_constant__ Args a, const __grid_constant__ UnitBuffers b,
-                  const __grid_constant__ Wave w, int64_t most) {
+                  const __grid_constant__ Wave w, int64_t most, int64_t units, int together) {
   hopper::begin_after_earlier_kernels();
-  constexpr int at_once = 16, shares = 256 / 32;
+  constexpr int shares = 256 / 32, few = 32;
   __shared__ uint64_t sums[shares][32];
-  const int64_t A = a.size.pairs, number = blockIdx.x;
+  const int64_t A = a.size.pairs, first_unit = int64_t{blockIdx.x} * together;
   const int lane = threadIdx.x & 31, share = threadIdx.x / 32;
-  const Unit u = unit_at(a, w.first, number);
-  // A pack has room for its chunks once a head.
-  int64_t home = number * most;
-  if (a.pack.rounds)
-    home = u.head * most + int64_t{a.pack.before[u.sequence]} * (a.size.chunk / piece);
-  const bool by_segment = b.segment_turns != nullptr;
-  int64_t pieces = (u.tokens + piece - 1) / piece;
-  if (by_segment) {
-    pieces -= w.segment * most;
-    pieces = pieces < 0 ? 0 : pieces < most ? pieces : most;
+  if (share < together && first_unit + share < units && together > 1) {
+    const Pieces x(a, b, w, first_unit + share, most);
+    for (int64_t i = lane; i < A && x.count <= few; i += 32) {
+      const uint64_t all = x.walk(i, A, 0, x.count, x.before(a, w, i), true);
+      if (x.before_segment && w.segment + 1 < w.segments) x.before_segment[A + i] = all;
+    }
   }
-  const int64_t each = (pieces + shares - 1) / shares, from = share * each;
-  const int64_t end = from + each < pieces ? from + each : pieces;
 #pragma unroll 1
-  for (int64_t first_pair = 0; first_pair < A; first_pair += 32) {
-    const int64_t i = first_pair + lane;
-    uint64_t* const own = b.piece_turns + home * A + i;
-    // put: the sum before each piece is stored.
-    const auto walk = [&](uint64_t before, bool put) {
-      uint64_t sum = before == no_turn ? 0 : before;
-      bool lost = before == no_turn;
+  for (int unit = 0; unit < together && first_unit + unit < units; ++unit) {
+    const Pieces x(a, b, w, first_unit + unit, most);
+    if (together > 1 && x.count <= few) continue;
+    const int64_t each = (x.count + shares - 1) / shares, from = share * each;
+    const int64_t end = from + each < x.count ? from + each : x.count;
 #pragma unroll 1
-      for (int64_t first = from; first < end && i < A; first += at_once) {
-        uint64_t turns[at_once];
-#pragma unroll
-        for (int j = 0; j < at_once; ++j)
-          turns[j] = first + j < end ? own[(first + j) * A] : uint64_t{0};
-#pragma unroll
-        for (int j = 0; j < at_once; ++j) {
-          if (first + j >= end) break;
-          if (put) own[(first + j) * A] = marked(sum, lost);
-          lost = lost || turns[j] == no_turn;
-          sum += turns[j];
-        }
+    for (int64_t first_pair = 0; first_pair < A; first_pair += 32) {
+      const int64_t i = first_pair + lane;
+      sums[share][lane] = i < A ? x.walk(i, A, from, end, 0, false) : 0;
+      __syncthreads();
+      if (i < A) {
+        uint64_t sum = x.before(a, w, i);
+        for (int before = 0; before < share; ++before) sum = sum_of_turns(sum, sums[before][lane]);
+        if (x.before_segment && share == shares - 1 && w.segment + 1 < w.segments)
+          x.before_segment[A + i] = sum_of_turns(sum, sums[share][lane]);
+        x.walk(i, A, from, end, sum, true);
       }
-      return marked(sum, lost);
-    };
-    sums[share][lane] = walk(0, false);
-    __syncthreads();
-    uint64_t sum = 0;
-    uint64_t* const before_segment =
-        by_segment ? b.segment_turns + (number * w.segments + w.segment) * A + i : nullptr;
-    if (by_segment && w.segment > 0 && i < A)
-      sum = *before_segment;
-    else if (a.initial.angle.data && i < A)
-      sum = cuda::turn_of_radians(
-          cuda::load(a.initial.angle, cuda::at(a.initial.angle, u.row, u.head, i)));
-    bool lost = sum == no_turn;
-    if (lost) sum = 0;
-    for (int before = 0; before < share; ++before) {
-      const uint64_t more = sums[before][lane];
-      lost = lost || more == no_turn;
-      sum += more;
+      __syncthreads();
     }
-    if (by_segment && share == shares - 1 && w.segment + 1 < w.segments && i < A) {
-      const uint64_t own = sums[share][lane];
-      before_segment[A] = marked(sum + own, lost || own == no_turn);
-    }
-    walk(marked(sum, lost), true);
-    __syncthreads();
   }
 }
 
@@ -310,8 +333,11 @@ void launch_turns(const Args& args, const Wave& wave, const UnitBuffers& b, int6
            stream, args, b, wave, b.segment_turns ? wave.segment * most : whole_pack, most);
   });
   const int64_t sequences = args.pack.rounds ? args.size.sequences : wave.last - wave.first;
-  launch("mamba3: turns before pieces", before_kernel, sequences * args.size.heads, 256, 0, stream,
-         args, b, wave, pieces);
+  // Of a pack of short sequences a warp a unit, whose pieces are as few.
+  const int64_t all = sequences * args.size.heads;
+  const int together = args.pack.rounds && pieces / sequences <= 32 ? 8 : 1;
+  launch("mamba3: turns before pieces", before_kernel, (all + together - 1) / together, 256, 0,
+         stream, args, b, wave, pieces, all, together);
 }
 
 void launch_parameters(const Args& args, const UnitBuffers& b, cudaStream_t stream) {

@@ -14,13 +14,16 @@ inline constexpr int chain_threads = 256;
 template <int R, int blocks>
 struct ChainShared {
   static constexpr int C = tokens_of<R>, pairs = 32 * blocks;
-  // Of a chunk, and of the one behind it.
   struct alignas(1024) Stage {  // tiles swap their pieces by address
     char rows[wide_bytes], weighed[panel_bytes];
     uint4 z[C * 8];
     float2 turns[C * pairs];
     ChunkSteps<C> steps;
-  } stages[2];
+  };
+  // Of a chunk and of the one behind it; and, where two blocks have room for it, of the one before,
+  // whose product nobody then waits for.
+  static constexpr int depth = 3 * sizeof(Stage) <= 105 << 10 ? 3 : 2;
+  Stage stages[depth];
   static_assert(sizeof(stages) <= 110 << 10 || blocks > 1);
   float4 bias[R * 32];
   float mimo_v[R * values], mimo_z[R * values], mimo_out[R * values];
@@ -56,6 +59,7 @@ class Chain {
  public:
   static constexpr int C = tokens_of<R>, pairs = 32 * blocks;
   using Shared = ChainShared<R, blocks>;
+  static constexpr int depth = Shared::depth;
 
   // first: chunk of the unit with which the segment begins.
   __device__ __forceinline__ Chain(const Args& args, Shared& shared, int first)
@@ -92,7 +96,7 @@ class Chain {
       const int chunk = upstream ? end - 1 - i : first + i, n = tokens_in(chunk);
       const int64_t token = int64_t{chunk} * C;
       const int thread = formed_anew(this->thread);
-      auto& to = sh.stages[i & 1];
+      auto& to = sh.stages[i % depth];
       if (pieces)
         copy_narrow(narrow, narrow_home + token * narrow.stride[1], by_rank, n, to.weighed, thread);
       if (upstream && a.z.data)
@@ -105,7 +109,7 @@ class Chain {
     begin(0);
 #pragma unroll 1
     for (int i = 0; i < count; ++i) {
-      const int stage = i & 1, chunk = upstream ? end - 1 - i : first + i;
+      const int stage = i % depth, chunk = upstream ? end - 1 - i : first + i;
       auto& tiles = sh.stages[stage];
       before(i, h);
       if (i + 1 < count) {
@@ -126,7 +130,7 @@ class Chain {
       products_begin(h);
       columns_by_columns<128>(h, Operand(tiles.weighed), Operand(tiles.rows));
       products_end(h);
-      if (i + 2 < count) hopper::named_barrier_arrive(empty + stage, 256);
+      if (i + depth < count) hopper::named_barrier_arrive(empty + stage, 256);
       // Its tiles are copied anew behind a barrier of all four warps.
       hopper::named_barrier_sync(adding, 128);
     }
@@ -141,7 +145,7 @@ class Chain {
     const auto begin = [&](int i) {
       const int chunk = upstream ? end - 1 - i : first + i;
       const int thread = formed_anew(this->thread);
-      auto& to = sh.stages[i & 1];
+      auto& to = sh.stages[i % depth];
       copy_rows<R, 128>(from, home + int64_t{chunk} * C * from.stride[1], tokens_in(chunk), to.rows,
                         thread);
       copy_bytes<C * pairs * 8, 128>(sh.turns_from + int64_t{chunk - segment} * (C * pairs * 2),
@@ -152,22 +156,22 @@ class Chain {
 #pragma unroll 1
     for (int i = 0; i < count; ++i) {
       if (i + 1 < count) {
-        if (i > 0) hopper::named_barrier_sync(empty + ((i + 1) & 1), 256);
+        if (i + 1 >= depth) hopper::named_barrier_sync(empty + (i + 1) % depth, 256);
         begin(i + 1);
         copies_done_but_one();
       } else {
         copies_done();
       }
       hopper::named_barrier_sync(turning, 128);
-      turn_rows(sh.stages[i & 1], tokens_in(upstream ? end - 1 - i : first + i),
+      turn_rows(sh.stages[i % depth], tokens_in(upstream ? end - 1 - i : first + i),
                 upstream ? a.q_bias.data : a.k_bias.data);
       hopper::fence_async_shared();
-      hopper::named_barrier_arrive(full + (i & 1), 256);
+      hopper::named_barrier_arrive(full + i % depth, 256);
     }
   }
 
  private:
-  enum Barrier { full = 1, empty = 3, adding = 5, turning = 6 };  // full and empty by stage
+  enum Barrier { full = 1, empty = 4, adding = 7, turning = 8 };  // full and empty by stage
   using Stage = typename Shared::Stage;
 
   __device__ __forceinline__ int tokens_in(int chunk) const {

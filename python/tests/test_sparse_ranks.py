@@ -80,12 +80,32 @@ def _selection(rank, device, lane, gathers):
         assert torch.equal(a, b[first:last]), f"{device} {lane} gathers={gathers}: {name}"
 
 
-def _index_loss(rank, device):
-    """No device lane has it: all ranks are told so, none waits."""
-    iq, ik, iw = torch.randn(6, 3, 8), torch.randn(17, 8), torch.randn(6, 3)
-    tensors = [t.to(device) for t in (iq, ik, iw, torch.randn(6, 4, 32), torch.randn(17, 32))]
-    with pytest.raises(talea.UnavailableError):
-        talea.sparse_index_loss(*tensors, value_dim=16, heads_group=dist.group.WORLD)
+def _index_loss(rank, device, cut, dense, gathers):
+    torch.manual_seed(13)
+    iq, ik, iw = torch.randn(70, 6, 64), torch.randn(150, 64), torch.rand(70, 6)
+    iq, ik, iw = (t.to(device).requires_grad_() for t in (iq, ik, iw))
+    q, kv = torch.randn(70, 5, 32, device=device), torch.randn(150, 32, device=device)
+    indices = None if dense else torch.rand(70, 150, device=device).argsort(-1)[:, :40].int()
+    how = {"value_dim": 16, "causal": True, "coeff": 0.7}
+    loss = talea.sparse_index_loss(iq, ik, iw, q, kv, indices=indices, **how)
+    want = torch.autograd.grad(loss, (iq, ik, iw))
+    heads, rows = ((slice(0, 2), slice(0, 23)), (slice(2, 5), slice(23, 70)))[rank]
+    keys = (slice(0, 97), slice(97, None))[rank] if gathers else slice(None)
+    if cut == "heads":
+        rows, how["heads_group"] = slice(None), dist.group.WORLD
+    else:
+        heads = slice(None)
+        how.update(sequence_group=dist.group.WORLD, denominator_scope="global", gather_kv=gathers)
+        how["q_position_base"] = rows.start
+    own = [t.detach().requires_grad_() for t in (iq[rows], ik[keys], iw[rows])]
+    found = talea.sparse_index_loss(
+        *own, q[rows, heads], kv[keys], indices=None if dense else indices[rows], **how
+    )
+    where = f"{device} {cut} dense={dense} gathers={gathers}: "
+    assert close(found, loss, 1e-5), where + "loss"
+    grads = torch.autograd.grad(found, own)
+    for name, a, b in zip("qkw", grads, (want[0][rows], want[1][keys], want[2][rows]), strict=True):
+        assert close(a, b, 2e-5), where + "gradient of index_" + name
 
 
 def lanes_of(device):
@@ -101,7 +121,9 @@ def _world(rank, device=None):
             _attention(rank, device, lane, cut, gathers, dtype)
     for lane, gathers in itertools.product(lanes_of(device), (False, True)):
         _selection(rank, device, lane, gathers)
-    _index_loss(rank, device)
+    for dense in (False, True):
+        for cut, gathers in (("heads", False), ("sequence", False), ("sequence", True)):
+            _index_loss(rank, device, cut, dense, gathers)
     torch.cuda.synchronize()
 
 

@@ -147,36 +147,39 @@ Selected run_select(const IndexCase& c, const std::string& lane, int threads, Pl
   return s;
 }
 
-LossOutcome run_loss(const IndexCase& c, const std::string& lane, int threads) {
+LossOutcome run_loss(const IndexCase& c, const std::string& lane, int threads, Place* place) {
+  Home home(place);
   sa::IndexLossInputs in;
-  in.index_q = c.q.tensor();
-  in.index_k = c.k.tensor();
-  in.index_weights = c.weights.tensor();
-  if (c.q_scale) in.index_q_scale = c.q_scale.tensor(), in.index_k_scale = c.k_scale.tensor();
-  in.q = c.attention_q.tensor();
-  in.kv = c.kv.tensor();
-  if (c.indices) in.indices = c.indices.tensor();
-  if (c.topk_length) in.topk_length = c.topk_length.tensor();
-  if (c.row_weight) in.row_weight = c.row_weight.tensor();
-  if (c.lse) in.lse = c.lse.tensor();
-  if (c.begin && !c.indices) in.begin = c.begin.tensor(), in.end = c.end.tensor();
-  if (c.cu_q) in.cu_seqlens_q = c.cu_q.tensor(), in.cu_seqlens_k = c.cu_k.tensor();
-  if (c.positions) in.q_positions = c.positions.tensor();
+  in.index_q = home.tensor(c.q);
+  in.index_k = home.tensor(c.k);
+  in.index_weights = home.tensor(c.weights);
+  if (c.q_scale)
+    in.index_q_scale = home.tensor(c.q_scale), in.index_k_scale = home.tensor(c.k_scale);
+  in.q = home.tensor(c.attention_q);
+  in.kv = home.tensor(c.kv);
+  if (c.indices) in.indices = home.tensor(c.indices);
+  if (c.topk_length) in.topk_length = home.tensor(c.topk_length);
+  if (c.row_weight) in.row_weight = home.tensor(c.row_weight);
+  if (c.lse) in.lse = home.tensor(c.lse);
+  if (c.begin && !c.indices) in.begin = home.tensor(c.begin), in.end = home.tensor(c.end);
+  if (c.cu_q) in.cu_seqlens_q = home.tensor(c.cu_q), in.cu_seqlens_k = home.tensor(c.cu_k);
+  if (c.positions) in.q_positions = home.tensor(c.positions);
   const DType wide = c.q.dtype() == DType::f64 ? DType::f64 : DType::f32;
   Grid loss(DType::f64, {}), dq(wide, c.q.shape()), dk(wide, c.k.shape()),
       dw(wide, c.weights.shape());
   for (Grid* g : {&loss, &dq, &dk, &dw}) g->fill_bytes(0xff);
   sa::IndexLossOutputs out;
-  out.loss = loss.tensor();
-  out.dindex_q = dq.tensor();
-  out.dindex_k = dk.tensor();
-  out.dindex_weights = dw.tensor();
+  out.loss = home.tensor(loss);
+  out.dindex_q = home.tensor(dq);
+  out.dindex_k = home.tensor(dk);
+  out.dindex_weights = home.tensor(dw);
   sa::IndexLossOptions o = c.loss;
   o.lane = lane;
   o.threads = threads;
-  Room room(sa::workspace_bytes(sa::describe(in, out, o)));
+  Room room(sa::workspace_bytes(sa::describe(in, out, o)), place);
   LossOutcome r;
-  r.result = sa::index_loss(in, out, o, room.workspace());
+  r.result = sa::index_loss(in, out, o, room.workspace(), {}, place ? place->stream() : nullptr);
+  home.fetch();
   if (!room.intact()) r.damage = "wrote behind its workspace; ";
   r.loss = loss.get();
   r.dq = dq.numbers();

@@ -61,7 +61,8 @@ struct LossOutcome : LossNumbers {
   sa::Result result;
   std::string damage;
 };
-LossOutcome run_loss(const IndexCase& c, const std::string& lane, int threads = 0);
+LossOutcome run_loss(const IndexCase& c, const std::string& lane, int threads = 0,
+                     Place* place = nullptr);
 std::string judge_loss(const IndexCase& c, const LossNumbers& ours);
 
 }  // namespace talea::yardsticks::sparse_attention

@@ -162,9 +162,26 @@ TEST_P(AttentionSelect, AnyNumberOfThreads) {
   }
 }
 
-class AttentionIndexLoss : public ::testing::TestWithParam<std::string> {};
-INSTANTIATE_TEST_SUITE_P(Lanes, AttentionIndexLoss, ::testing::Values("auto", "reference"),
-                         [](const auto& info) { return info.param; });
+class AttentionIndexLoss : public ::testing::TestWithParam<std::string> {
+ protected:
+  void SetUp() override {
+    std::string why;
+    place_ = place_of_attention(GetParam(), why);
+    if (!why.empty()) GTEST_SKIP() << why;
+  }
+  LossOutcome run(const IndexCase& c) { return run_loss(c, GetParam(), 0, place_); }
+  bool on_device() const { return place_ != nullptr; }
+
+ private:
+  Place* place_ = nullptr;
+};
+std::vector<std::string> loss_lanes() {
+  std::vector<std::string> all = {"auto", "reference"};
+  for (const std::string& lane : device_attention_lanes())
+    if (lane != "sm90") all.push_back(lane);  // it declines the pass
+  return all;
+}
+TALEA_ATTENTION_ON(AttentionIndexLoss, loss_lanes);
 
 TEST_P(AttentionIndexLoss, EveryOption) {
   uint64_t seed = 0;
@@ -176,8 +193,30 @@ TEST_P(AttentionIndexLoss, EveryOption) {
       s.act = bits & 16 ? sa::Activation::identity : sa::Activation::relu;
       s.bounds = s.dense && seed % 2, s.thd = s.dense && seed % 3 == 0, s.batch = s.thd ? 1 : 2;
       const IndexCase c = make_index_case(s);
-      const LossOutcome o = run_loss(c, GetParam());
+      const LossOutcome o = run(c);
       EXPECT_EQ(o.damage + judge_loss(c, o), "") << describe(s);
+    }
+}
+
+TEST_P(AttentionIndexLoss, AnyWorkspaceLimit) {
+  if (!on_device()) GTEST_SKIP() << "a host lane's chunk does not follow the limit";
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f16})
+    for (const bool dense : {false, true}) {
+      IndexSpec s;
+      s.loss = true, s.dense = s.causal = dense, s.dtype = dtype;
+      s.queries = 40, s.keys = 300, s.heads = 16, s.dim = 64, s.top_k = 64;
+      IndexCase c = make_index_case(s);
+      const LossOutcome all = run(c);
+      EXPECT_EQ(all.damage + judge_loss(c, all), "") << describe(s);
+      for (const int64_t kib : {300, 700, 2000}) {
+        c.loss.workspace_limit_bytes = (int64_t{4} << 20) + (kib << 10);
+        const LossOutcome some = run(c);
+        EXPECT_LE(some.result.workspace_bytes, c.loss.workspace_limit_bytes);
+        EXPECT_EQ(some.loss, all.loss);
+        EXPECT_EQ(some.dq, all.dq);
+        EXPECT_EQ(some.dk, all.dk);
+        EXPECT_EQ(some.dw, all.dw);
+      }
     }
 }
 
@@ -188,14 +227,14 @@ TEST_P(AttentionIndexLoss, FiniteAtItsEdges) {
   for (int64_t j = 0; j < c.keys(); ++j)  // p underflows, and so do teachers
     for (int64_t x = 0; x < c.dim(); ++x) c.k.put(j == 0 ? 300 : -300, 0, j, x);
   for (int64_t x = 0; x < 16; ++x) c.kv.put(400, 0, 1, 0, x);
-  LossOutcome o = run_loss(c, GetParam());
+  LossOutcome o = run(c);
   EXPECT_TRUE(std::isfinite(o.loss));
   for (const double x : o.dq) EXPECT_TRUE(std::isfinite(x));
   // One key: the gradient is exactly 0.
   IndexSpec one;
   one.loss = true, one.top_k = 1;
   c = make_index_case(one);
-  o = run_loss(c, GetParam());
+  o = run(c);
   EXPECT_EQ(o.loss, 0);
   for (const auto* g : {&o.dq, &o.dk, &o.dw})
     for (const double x : *g) EXPECT_EQ(x, 0);

@@ -1,6 +1,9 @@
 // What: the table entry of lane cuda: gathered chunks, batched library products, own row kernels.
 // Why: every option on any NVIDIA GPU from sm_80.
 // Never: declines in silence, or holds more than the workspace limit.
+#include <limits>
+
+#include "ops/sparse_attention/cuda/loss_run.hpp"
 #include "ops/sparse_attention/cuda/run.hpp"
 #include "ops/sparse_attention/sharded.hpp"
 
@@ -31,22 +34,34 @@ std::optional<std::string> Cuda::decline(const Problem& p, const DeviceFacts& d)
   if (d.cuda_devices == 0) return d.cuda_problem.empty() ? "no CUDA device" : d.cuda_problem;
   if (d.sm < 80) return fmt::format("sm_{}: needs sm_80 or later", d.sm);
   if (!d.cublaslt_problem.empty()) return d.cublaslt_problem;
-  if (p.pass == Pass::index_loss) return "index_loss: not in this lane of this version";
   const DType own = p.pass == Pass::select ? p.index_q_dtype : p.q_dtype;
   if (own == DType::f64) return "fp64: lane reference computes it, on the host";
   if (p.pass != Pass::select && p.options.kv_storage != KvStorage::plain &&
       p.options.fp8_path == Fp8Path::in_kernel)
     return "fp8_path = in_kernel: this lane multiplies a dequantised copy of the selected rows";
+  if (p.pass == Pass::index_loss)
+    if (auto reason = cuda::decline_loss(p)) return reason;
   return decline_shape(p);
 }
 
 Planned Cuda::plan(const Problem& p, const DeviceFacts&) {
   const device::DeviceGuard guard(p.device_index);
+  if (p.pass == Pass::index_loss) {
+    const cuda::LossPlan loss = cuda::plan_loss(p);
+    return planned(cuda::bytes_of(p, loss), 0, loss);
+  }
   const cuda::ChunkPlan chunks = cuda::plan_chunks(p);
   return planned(cuda::bytes_of(p, chunks), 0, chunks);
 }
 
 std::vector<std::string> Cuda::details(const Problem& p, const Planned& planned) {
+  if (p.pass == Pass::index_loss) {
+    const auto& loss = planned.as<cuda::LossPlan>();
+    return {fmt::format("chunk_queries = {}", loss.queries),
+            fmt::format("operands = {}, of the indexer {}", name_of(loss.attention),
+                        name_of(loss.index)),
+            fmt::format("{} = {}", loss.dense ? "keys_padded" : "slots_padded", loss.padded)};
+  }
   const auto& plan = planned.as<cuda::ChunkPlan>();
   std::vector<std::string> said = {fmt::format("chunk_queries = {}", plan.queries),
                                    fmt::format("operands = {}", name_of(plan.operands))};
@@ -85,7 +100,39 @@ void tell(const Call& c, const cuda::ChunkPlan& plan) {
   }
 }
 
+void tell_loss(const Call& c, const cuda::LossPlan& plan) {
+  constexpr double on_device = std::numeric_limits<double>::quiet_NaN();
+  const Problem& p = c.problem;
+  Result& r = c.result;
+  const bool given = p.denominator == LossDenominator::given;
+  r.scores_home = "chunk of queries in the workspace, fp32";
+  r.scores_tile_rows = plan.queries * std::max(p.heads, p.index_heads);
+  r.scores_tile_keys = plan.padded;
+  r.scores_tile_bytes = 4 * r.scores_tile_rows * plan.padded;
+  r.kv_path = plan.dense ? "a copy of all keys of a batch entry"
+                         : "selected rows copied, a chunk of queries at a time";
+  r.gathered_kv_bytes =
+      plan.dense ? 0 : plan.queries * plan.padded * p.dim * size_of(plan.attention);
+  r.accumulator_dq = r.accumulator_dkv = "fp32";
+  r.dkv_order = "query, slot";
+  if (p.wants_dindex_k && p.options.dkv_sum == DkvSum::atomic) {
+    r.dkv_sum = "atomic";
+    r.dkv_order = "order of arrival";
+  }
+  r.loss = on_device;
+  r.denominator = given ? p.denominator_value : on_device;
+  r.denominator_kind = given ? "given" : "valid rows";
+  r.denominator_scope = p.denominator_scope == LossScope::global ? "global" : "local";
+}
+
 void Cuda::run(const Call& c, const Planned& planned) {
+  if (c.problem.pass == Pass::index_loss) {
+    const auto& loss = planned.as<cuda::LossPlan>();
+    const device::DeviceGuard guard(c.problem.device_index);
+    device::refuse_earlier_error(device::cuda_stream(c.stream));
+    tell_loss(c, loss);
+    return cuda::LossRun(c, loss).run();
+  }
   const auto& plan = planned.as<cuda::ChunkPlan>();
   const device::DeviceGuard guard(c.problem.device_index);
   device::refuse_earlier_error(device::cuda_stream(c.stream));

@@ -4,17 +4,11 @@
 #include "ops/sparse_attention/cuda/run.hpp"
 
 #include <algorithm>
-#include <cstddef>
 
 #include "ops/sparse_attention/foreign.hpp"
 #include "ops/sparse_attention/select_rows.hpp"
 
 namespace talea::sparse_attention::cuda {
-namespace {
-
-constexpr int64_t summed_columns = 128;  // of fp32 rows, by one product
-
-}  // namespace
 
 Run::Run(const Call& call, const ChunkPlan& plan)
     : c_(call),
@@ -44,37 +38,7 @@ void Run::each_chunk(F&& body) {
       }
 }
 
-void Run::multiply(const Batched& x) {
-  if (x.m == 0 || x.n == 0 || x.k == 0) return;
-  device::Product product;
-  product.transpose_a = x.transpose_a;
-  product.transpose_b = x.transpose_b;
-  product.m = x.m;
-  product.n = x.n;
-  product.k = x.k;
-  product.lda = x.lda;
-  product.ldb = x.ldb;
-  product.ldc = x.ldc;
-  product.in = plan_.operands;
-  product.out = DType::f32;
-  product.batches = x.batches;
-  product.stride_a = x.stride_a;
-  product.stride_b = x.stride_b;
-  product.stride_c = x.stride_c;
-  product.canonical_batches = 2;  // an element's rounding does not depend on the chunk
-  const DType in = plan_.operands;
-  product.alignment_a = device::alignment_of(x.a, x.lda | x.stride_a, in);
-  product.alignment_b = device::alignment_of(x.b, x.ldb | x.stride_b, in);
-  product.alignment_c = device::alignment_of(x.c, x.ldc | x.stride_c, DType::f32);
-  device::ProductBuffers buffers;
-  buffers.a = x.a;
-  buffers.b = x.b;
-  buffers.c = x.c;
-  buffers.alpha = &x.alpha;
-  buffers.beta = &x.beta;
-  buffers.workspace = b_.product;
-  device::run_product(product, buffers, stream_);
-}
+void Run::multiply(const Batched& x) { cuda::multiply(x, plan_.operands, b_.product, stream_); }
 
 // Rows, keys [n, Kp, D], q [n, H, D], S [n, H, Kp] = q keys^T.
 void Run::prepare(const Chunk& chunk) {
@@ -107,16 +71,9 @@ void Run::compare(const Chunk& chunk, const void* rows, int64_t columns, float* 
   x.batches = chunk.n;
   x.beta = beta;
   x.c = to;
-  // Logits in fp32 keep six digits: a sum of many products loses them, sums of some do not.
-  const bool apart = plan_.operands == DType::f32 && columns > 2 * summed_columns;
-  const int64_t size = size_of(plan_.operands);
-  for (int64_t first = 0; first < columns; first += x.k) {
-    x.k = apart ? std::min(summed_columns, columns - first) : columns;
-    x.a = static_cast<const std::byte*>(b_.keys) + first * size;
-    x.b = static_cast<const std::byte*>(rows) + first * size;
-    multiply(x);
-    x.beta = 1;
-  }
+  x.a = b_.keys;
+  x.b = rows;
+  multiply_apart(x, plan_.operands, b_.product, stream_);
 }
 
 void Run::weigh(const Chunk& chunk, const void* weights, int64_t columns, float alpha, float beta) {

@@ -3,23 +3,11 @@
 // Never: allocates; synchronises only under IndexCheck::checked.
 #pragma once
 
-#include "device/common/cublaslt.hpp"
 #include "ops/sparse_attention/contract.hpp"
+#include "ops/sparse_attention/cuda/batched.hpp"
 #include "ops/sparse_attention/cuda/plan.hpp"
 
 namespace talea::sparse_attention::cuda {
-
-// Products of a batch of small matrices that lie one behind the other.
-struct Batched {
-  bool transpose_a = false, transpose_b = false;
-  int64_t m = 0, n = 0, k = 0;
-  int64_t lda = 0, ldb = 0, ldc = 0;
-  int64_t stride_a = 0, stride_b = 0, stride_c = 0, batches = 1;
-  const void* a = nullptr;
-  const void* b = nullptr;
-  float* c = nullptr;
-  float alpha = 1, beta = 0;
-};
 
 class Run {
  public:

@@ -14,14 +14,19 @@ namespace {
 
 using namespace rows;
 
+// Blocks of rows of a piece: the smaller the piece, the more of them a multiprocessor has.
+template <int kThreads>
+inline constexpr int piece_keys = kThreads* warp_words;
+constexpr int blocks_each(int threads) { return threads == 1024 ? 1 : threads == 512 ? 2 : 3; }
+
 // A row's keys, or a piece of them: a warp has `each` words of 32 keys in a row, a lane a bit of
 // every one.
 struct Piece {
   int64_t first = 0;  // key
   int each = 0;       // words of a warp
   int mine = 0;       // keys from this lane's first on, words apart
-  __device__ Piece(int64_t begin, int64_t end) {
-    const int length = static_cast<int>(min(end - begin, int64_t{piece_keys}));
+  __device__ Piece(int64_t begin, int64_t end, int threads) {
+    const int length = static_cast<int>(min(end - begin, int64_t{threads} * warp_words));
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     each = (length + threads - 1) / threads;
     const int at = warp * each * 32;
@@ -175,7 +180,8 @@ __device__ inline Threshold threshold_of(const Ranks& ranks, const Sample& sampl
     const unsigned listed = shared.listed;
     const bool whole = mutant(Mutant::sa14_ties_overflow) || listed <= listed_most;
     const auto each = [&](auto&& f) {
-      for (unsigned i = threadIdx.x; i < min(listed, listed_most); i += threads) f(shared.list[i]);
+      for (unsigned i = threadIdx.x; i < min(listed, listed_most); i += blockDim.x)
+        f(shared.list[i]);
     };
     if (wanted <= listed && whole)
       return find_threshold(pivot, top, each, wanted, shared.counts[1], shared.found);
@@ -185,12 +191,13 @@ __device__ inline Threshold threshold_of(const Ranks& ranks, const Sample& sampl
 }
 
 // A bit a key that is taken: of the word that this lane writes.
+template <int kThreads>
 __device__ inline uint32_t taken_word(const Ranks& ranks, const Threshold& t,
                                       unsigned& equal_before, Shared& shared) {
   uint32_t word = turned(mask_from(ranks, t.rank));
   if (t.wanted == t.there) return word;
   uint32_t equal = turned(mask_at(ranks, t.rank));
-  const Before ties = add_up(__popc(equal), shared.sums[0]);
+  const Before ties = add_up<kThreads>(__popc(equal), shared.sums[0]);
   const unsigned before = equal_before + ties.before, skipped = t.there - t.wanted;
   equal_before += ties.all;
   word &= ~equal;
@@ -220,16 +227,17 @@ __device__ inline void write_word(const Selected& m, const Row& row, const Piece
 __device__ inline void write_rest(const Selected& m, const Row& row, unsigned selected) {
   const int32_t none = mutant(Mutant::sa17_slots_behind_are_zero) ? 0 : -1;
   if (mutant(Mutant::sa13_slots_behind_not_written)) return;
-  for (int64_t at = selected + threadIdx.x; at < m.top_k; at += threads) {
+  for (int64_t at = selected + threadIdx.x; at < m.top_k; at += blockDim.x) {
     if (row.indices) row.indices[at * row.stride] = none;
     if (m.scores.present) put(m.scores, row.at + at * m.scores.stride[3], -CUDART_INF_F);
   }
 }
 
 // Keys of the row after, copied in words of 16 bytes by the warp that reads them.
+template <int kThreads>
 struct Ahead {
   static constexpr int pitch = warp_words * 32 + 4;  // of a warp: its keys, and those before them
-  static constexpr size_t bytes = sizeof(float) * pitch * threads / 32;
+  static constexpr size_t bytes = sizeof(float) * pitch * kThreads / 32;
   float* words;
   // Keys from the last multiple of 16 bytes on to the row's first one.
   __device__ static int lead(const float* scores, const Bounds& b) {
@@ -240,7 +248,7 @@ struct Ahead {
   }
   // After all of the warp have read what it held.
   __device__ void fetch(const float* scores, const Bounds& b) const {
-    const Piece piece(b.begin, b.end);
+    const Piece piece(b.begin, b.end, kThreads);
     const int lane = threadIdx.x % 32, before = lead(scores, b);
     const float* from = scores + piece.first - before + lane * 4;
     auto to = static_cast<uint32_t>(
@@ -264,13 +272,12 @@ struct Ahead {
 // direct: read when needed; pieces: rows of more keys than registers hold, read pass by pass.
 enum class Way { ahead, direct, pieces };
 
-template <Way kWay>
-__global__ __launch_bounds__(threads, 1) void select_kernel(const __grid_constant__ Selected m,
-                                                            const float* scores,
-                                                            Counters* counters) {
+template <Way kWay, int kThreads>
+__global__ __launch_bounds__(kThreads, blocks_each(kThreads)) void select_kernel(
+    const __grid_constant__ Selected m, const float* scores, Counters* counters) {
   extern __shared__ __align__(16) float words[];
   __shared__ Shared shared;
-  const Ahead ahead{words};
+  const Ahead<kThreads> ahead{words};
   const int thread = threadIdx.x;
   const int64_t step = gridDim.x;
   const auto keep_bounds = [&](int64_t row, int64_t(&to)[2]) {
@@ -278,7 +285,7 @@ __global__ __launch_bounds__(threads, 1) void select_kernel(const __grid_constan
     to[0] = b.begin, to[1] = b.end;
   };
   const auto clear = [&] {
-    for (int n = thread; n < 3 * passes * digits; n += threads) shared.counts[0][0][n] = 0;
+    for (int n = thread; n < 3 * passes * digits; n += kThreads) shared.counts[0][0][n] = 0;
     if (thread == 0) {
       shared.candidates = shared.nans = shared.listed = shared.top = 0;
       shared.found = {0, 0, 0};  // of a sample that has too few
@@ -291,13 +298,13 @@ __global__ __launch_bounds__(threads, 1) void select_kernel(const __grid_constan
   if (kWay == Way::ahead) ahead.fetch(scores + blockIdx.x * m.stride, bounds);
   for (int64_t i = blockIdx.x, turn = 0; i < m.n; i += step, ++turn) {
     const float* list = scores + i * m.stride;
-    const Piece piece(bounds.begin, bounds.end);
+    const Piece piece(bounds.begin, bounds.end, kThreads);
     const int64_t(&after)[2] = shared.bounds[(turn + 1) % 2];
     const Bounds next = {after[0], after[1]};
     Ranks ranks;
     const auto each_piece = [&](auto&& f) {
-      for (int64_t begin = bounds.begin; begin < bounds.end; begin += piece_keys) {
-        const Piece part(begin, bounds.end);
+      for (int64_t begin = bounds.begin; begin < bounds.end; begin += piece_keys<kThreads>) {
+        const Piece part(begin, bounds.end, kThreads);
         const float* from = list + part.first + thread % 32;
         read(
             part, [&](int j) { return from[j * 32]; }, ranks);
@@ -305,7 +312,7 @@ __global__ __launch_bounds__(threads, 1) void select_kernel(const __grid_constan
       }
     };
     if (kWay == Way::ahead) {
-      Ahead::wait();
+      ahead.wait();
       const float* own = ahead.keys(list, bounds);
       read(
           piece, [&](int j) { return own[j * 32]; }, ranks);
@@ -324,7 +331,7 @@ __global__ __launch_bounds__(threads, 1) void select_kernel(const __grid_constan
     if (kWay != Way::pieces)
       sample([&](uint32_t rank) { Search(least, of_nan).count(rank, shared.counts[0][0]); });
     __syncthreads();
-    if (thread == threads - 1) keep_bounds(i + 2 * step, shared.bounds[turn % 2]);
+    if (thread == kThreads - 1) keep_bounds(i + 2 * step, shared.bounds[turn % 2]);
     const auto selected = static_cast<unsigned>(min(int64_t{shared.candidates}, m.top_k));
     Threshold t;  // all candidates
     if (selected > 0 && selected < shared.candidates) {
@@ -342,8 +349,8 @@ __global__ __launch_bounds__(threads, 1) void select_kernel(const __grid_constan
       row.indices = static_cast<int32_t*>(m.indices.data) + offset(m.indices, m.b, m.s + i);
     unsigned written = 0, equal_before = 0;
     const auto emit = [&](const Piece& part) {
-      const uint32_t word = taken_word(ranks, t, equal_before, shared);
-      const Before place = add_up(__popc(word), shared.sums[1]);
+      const uint32_t word = taken_word<kThreads>(ranks, t, equal_before, shared);
+      const Before place = add_up<kThreads>(__popc(word), shared.sums[1]);
       write_word(m, row, part, word, written + place.before);
       written += place.all;
     };
@@ -371,18 +378,26 @@ int attribute(cudaDeviceAttr which) {
   return value;
 }
 
-template <Way kWay>
-void launch(const Selected& selected, const float* scores, Counters* counters, size_t bytes,
+template <Way kWay, int kThreads>
+void launch(const Selected& selected, const float* scores, Counters* counters,
             cudaStream_t stream) {
-  const auto blocks = static_cast<unsigned>(
-      std::min<int64_t>(selected.n, attribute(cudaDevAttrMultiProcessorCount)));
+  constexpr size_t bytes = kWay == Way::ahead ? Ahead<kThreads>::bytes : 0;
+  const auto blocks = static_cast<unsigned>(std::min<int64_t>(
+      selected.n, int64_t{blocks_each(kThreads)} * attribute(cudaDevAttrMultiProcessorCount)));
+  auto* kernel = select_kernel<kWay, kThreads>;
   if (bytes > 0)
-    device::check(
-        cudaFuncSetAttribute(select_kernel<kWay>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             static_cast<int>(bytes)),
-        "sparse_attention: shared memory of select");
-  select_kernel<kWay><<<blocks, threads, bytes, stream>>>(selected, scores, counters);
+    device::check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                       static_cast<int>(bytes)),
+                  "sparse_attention: shared memory of select");
+  kernel<<<blocks, kThreads, bytes, stream>>>(selected, scores, counters);
   device::check_launch("sparse_attention: select");
+}
+
+// Whether a block that reads ahead has room on this device.
+template <int kThreads>
+bool reads_ahead() {
+  return attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) >=
+         static_cast<int>(Ahead<kThreads>::bytes + sizeof(Shared) + 1024);
 }
 
 }  // namespace
@@ -390,14 +405,19 @@ void launch(const Selected& selected, const float* scores, Counters* counters, s
 void select_top(const Selected& selected, const float* scores, Counters* counters,
                 cudaStream_t stream) {
   if (selected.n == 0) return;
-  const int64_t keys = selected.tables.base.keys;
-  if (keys > piece_keys)
-    launch<Way::pieces>(selected, scores, counters, 0, stream);
-  else if (attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) >=
-           static_cast<int>(Ahead::bytes + sizeof(Shared) + 1024))
-    launch<Way::ahead>(selected, scores, counters, Ahead::bytes, stream);
+  const int64_t most = std::min(selected.tables.base.keys, selected.most_keys);
+  // Of few rows each is to be there soon; of many short ones several share a multiprocessor.
+  const bool many = selected.n > 2 * attribute(cudaDevAttrMultiProcessorCount);
+  if (most > piece_keys<most_threads>)
+    launch<Way::pieces, most_threads>(selected, scores, counters, stream);
+  else if (!reads_ahead<most_threads>())
+    launch<Way::direct, most_threads>(selected, scores, counters, stream);
+  else if (many && most <= piece_keys<256>)
+    launch<Way::ahead, 256>(selected, scores, counters, stream);
+  else if (many && most <= piece_keys<512>)
+    launch<Way::ahead, 512>(selected, scores, counters, stream);
   else
-    launch<Way::direct>(selected, scores, counters, 0, stream);
+    launch<Way::ahead, most_threads>(selected, scores, counters, stream);
 }
 
 }  // namespace talea::sparse_attention::cuda

@@ -3,6 +3,8 @@
 // Never: allocates or synchronises.
 #pragma once
 
+#include <cstdint>
+
 #include "ops/sparse_attention/foreign.cuh"
 
 namespace talea::sparse_attention::cuda {
@@ -14,7 +16,8 @@ struct Selected {
   IndexTables tables;
   int64_t b = 0, s = 0, n = 0;
   int64_t stride = 0, top_k = 0;
-  View indices, length, scores;  // outputs, each may be absent
+  int64_t most_keys = INT64_MAX;  // no query's bounds hold more
+  View indices, length, scores;   // outputs, each may be absent
 };
 void select_top(const Selected& selected, const float* scores, Counters* counters,
                 cudaStream_t stream);

@@ -11,10 +11,9 @@ namespace talea::sparse_attention::cuda::rows {
 
 using device::whole_warp;
 
-inline constexpr int threads = 1024, warp_words = 32;  // a thread keeps a word's worth of keys
-inline constexpr int piece_keys = threads * warp_words;
-inline constexpr int passes = 4, digits = 256;  // of a rank, 8 bits each
-inline constexpr unsigned listed_most = 4 * threads;
+inline constexpr int most_threads = 1024, warp_words = 32;  // a thread keeps a word's worth of keys
+inline constexpr int passes = 4, digits = 256;              // of a rank, 8 bits each
+inline constexpr unsigned listed_most = 4096;
 inline constexpr unsigned sampled = 8;  // one of so many keys is in the sample
 
 // Larger is better: NaN first, then by value, -0 as +0. Ranks below `least` are no candidates:
@@ -35,7 +34,7 @@ struct Digit {
 struct Shared {
   unsigned counts[3][passes][digits];  // of the sample, the list, the whole row
   uint32_t list[listed_most];
-  unsigned sums[2][threads / 32];
+  unsigned sums[2][32];
   unsigned candidates, nans, listed, top;
   Digit found;
   int64_t bounds[2][2];  // begin and end of the rows to come
@@ -124,12 +123,13 @@ __device__ inline Threshold find_threshold(uint32_t low, uint32_t high, Each&& e
 struct Before {
   unsigned before = 0, all = 0;
 };
-__device__ inline Before add_up(unsigned x, unsigned (&sums)[threads / 32]) {
+template <int kThreads>
+__device__ inline Before add_up(unsigned x, unsigned (&sums)[32]) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const unsigned through = add_up_warp(x);
   if (lane == 31) sums[warp] = through;
   __syncthreads();
-  const unsigned sum = sums[lane];
+  const unsigned sum = lane < kThreads / 32 ? sums[lane] : 0;
   const unsigned earlier = __reduce_add_sync(whole_warp, lane < warp ? sum : 0);
   return {earlier + through - x, __reduce_add_sync(whole_warp, sum)};
 }

@@ -140,6 +140,18 @@ TEST_P(AttentionSelect, EveryWayThroughARow) {
     }
 }
 
+// So many that short ones share a multiprocessor.
+TEST_P(AttentionSelect, ManyCausalRows) {
+  for (const int64_t base : {0, 8100, 16300}) {
+    IndexSpec s;
+    s.seed = 70 + static_cast<uint64_t>(base), s.queries = 300, s.keys = 300 + base;
+    s.heads = 2, s.dim = 8, s.top_k = 70, s.causal = true;
+    IndexCase c = make(s);
+    c.options.q_position_base = base;
+    EXPECT_EQ(judge_selection(c, run(c)), "") << describe(s);
+  }
+}
+
 TEST_P(AttentionSelect, NothingToSelect) {
   IndexSpec s;
   s.keys = 0, s.top_k = 3;

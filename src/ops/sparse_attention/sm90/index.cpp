@@ -77,6 +77,11 @@ struct Selection {
                                                                               units, keys, stream);
     }
   }
+  // Of a query of the chunk, where the host knows it: of the causal rule alone.
+  int64_t most_keys() const {
+    if (!p.options.causal || p.has_positions || p.sequences > 0) return p.keys_stored;
+    return (p.options.q_position_base + f.s + f.n) / p.key_stride;
+  }
   void run() {
     prepare();
     cuda::reset(room.counters, stream);
@@ -89,6 +94,7 @@ struct Selection {
         to.b = f.b;
         to.s = f.s;
         to.n = f.n;
+        to.most_keys = most_keys();
         cuda::select_top(to, room.scores, room.counters, stream);
       }
     }

@@ -49,8 +49,9 @@ struct Selected {
 // place: of a device lane.
 Selected run_select(const IndexCase& c, const std::string& lane, int threads = 0,
                     Place* place = nullptr);
-// Scores against fp64; the selection must be one that these scores allow.
-std::string judge_selection(const IndexCase& c, const Selected& s);
+// Scores against fp64; the selection must be one that these scores allow. narrow_sums: of e4m3,
+// which the lane's tensor cores do not add up in fp32: section 4's rule for operands of 16 bits.
+std::string judge_selection(const IndexCase& c, const Selected& s, bool narrow_sums = false);
 
 struct LossNumbers {
   double loss = 0;

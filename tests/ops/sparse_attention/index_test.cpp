@@ -26,6 +26,9 @@ class AttentionSelect : public ::testing::TestWithParam<std::string> {
   Selected run(const IndexCase& c, int threads = 0) {
     return run_select(c, GetParam(), threads, place_);
   }
+  std::string judged(const IndexCase& c) {
+    return judge_selection(c, run(c), GetParam() == "sm90" && c.q.dtype() == DType::f8_e4m3);
+  }
   // One query whose scores are given, fp32: one head, weight 1, no activation. In bf16 a score is
   // the sum of three columns.
   IndexCase with_scores(const std::vector<double>& scores, int64_t top_k) const {
@@ -67,7 +70,7 @@ TEST_P(AttentionSelect, EveryTypeAndBound) {
         s.heads = seed % 3 ? 5 : 17, s.key_stride = seed % 2 ? 1 : 3;
         s.act = seed % 5 ? sa::Activation::relu : sa::Activation::identity;
         const IndexCase c = make(s);
-        EXPECT_EQ(judge_selection(c, run(c)), "") << describe(s);
+        EXPECT_EQ(judged(c), "") << describe(s);
       }
 }
 
@@ -116,7 +119,7 @@ TEST_P(AttentionSelect, LongRows) {
   IndexSpec s;
   s.keys = 1500, s.top_k = 100, s.queries = 2;
   const IndexCase c = make(s);
-  EXPECT_EQ(judge_selection(c, run(c)), "");
+  EXPECT_EQ(judged(c), "");
 }
 
 // Rows that a block holds and longer ones; few and most of their keys; heads in one tile and more.
@@ -128,16 +131,17 @@ TEST_P(AttentionSelect, EveryWayThroughARow) {
       s.seed = ++seed, s.keys = keys, s.top_k = std::min<int64_t>(top_k, 8192), s.queries = 2;
       s.bounds = seed % 2, s.dim = 8, s.heads = 3;
       const IndexCase c = make(s);
-      EXPECT_EQ(judge_selection(c, run(c)), "") << describe(s);
+      EXPECT_EQ(judged(c), "") << describe(s);
     }
-  for (const int64_t heads : {16, 32, 64, 100})
-    for (const int64_t dim : {64, 72, 128}) {
-      IndexSpec s;
-      s.seed = ++seed, s.heads = heads, s.dim = dim, s.keys = 150, s.queries = 19;
-      s.causal = seed % 2;
-      const IndexCase c = make(s);
-      EXPECT_EQ(judge_selection(c, run(c)), "") << describe(s);
-    }
+  for (const DType dtype : {DType::f32, DType::f8_e4m3})
+    for (const int64_t heads : {16, 32, 64, 100})
+      for (const int64_t dim : {64, 72, 128}) {
+        IndexSpec s;
+        s.seed = ++seed, s.heads = heads, s.dim = dim, s.keys = 150, s.queries = 19;
+        s.causal = seed % 2, s.dtype = dtype;
+        const IndexCase c = make(s);
+        EXPECT_EQ(judged(c), "") << describe(s);
+      }
 }
 
 // So many that short ones share a multiprocessor.
@@ -148,7 +152,7 @@ TEST_P(AttentionSelect, ManyCausalRows) {
     s.heads = 2, s.dim = 8, s.top_k = 70, s.causal = true;
     IndexCase c = make(s);
     c.options.q_position_base = base;
-    EXPECT_EQ(judge_selection(c, run(c)), "") << describe(s);
+    EXPECT_EQ(judged(c), "") << describe(s);
   }
 }
 
@@ -156,10 +160,10 @@ TEST_P(AttentionSelect, NothingToSelect) {
   IndexSpec s;
   s.keys = 0, s.top_k = 3;
   IndexCase c = make(s);
-  EXPECT_EQ(judge_selection(c, run(c)), "");
+  EXPECT_EQ(judged(c), "");
   s.keys = 4, s.top_k = 0;
   c = make(s);
-  EXPECT_EQ(judge_selection(c, run(c)), "");
+  EXPECT_EQ(judged(c), "");
 }
 
 TEST_P(AttentionSelect, AnyNumberOfThreads) {

@@ -56,15 +56,26 @@ TEST(AttentionSm90IndexConfig, EveryLimitIsKeptFromTheLeastOn) {
       }
 }
 
-TEST(AttentionSm90IndexConfig, E4m3HasRoomForItsKeysInFp16) {
+TEST(AttentionSm90IndexConfig, E4m3KeysAreCopiedWhereRowsAreNoWords) {
   Problem p = selection(32768, 32768, 64);
-  const int64_t before = index_config(p, h200()).rows;
   p.index_q_dtype = DType::f8_e4m3;
   EXPECT_FALSE(decline(p, h200()));
+  EXPECT_EQ(index_config(p, h200()).packed, 0);
+  p = selection(6, 1000, 64, 24);
+  p.index_q_dtype = DType::f8_e4m3;
   const IndexConfig c = index_config(p, h200());
-  EXPECT_EQ(c.rows, before);
-  EXPECT_GE(bytes_of(c), 4 * c.rows * c.stride + 2 * 32768 * 128);
-  EXPECT_LE(bytes_of(c), p.options.workspace_limit_bytes);
+  EXPECT_EQ(c.pitch, 32);
+  EXPECT_EQ(c.packed, 32 * 1000);
+  EXPECT_GE(bytes_of(c), 4 * c.rows * c.stride + c.packed);
+  p = selection(6, 1, 64, 24);
+  p.index_q_dtype = DType::f8_e4m3;
+  p.kv_stride.row = 32;  // of a single row it is none
+  EXPECT_EQ(index_config(p, h200()).pitch, 32);
+  p = selection(6, 1000, 64, 32);
+  p.index_q_dtype = DType::f8_e4m3;
+  p.batch = 2;
+  p.kv_stride.batch = 32008;
+  EXPECT_EQ(index_config(p, h200()).packed, 32 * 1000);
 }
 
 TEST(AttentionSm90IndexConfig, FewQueriesShareOutTheirKeys) {
@@ -74,7 +85,8 @@ TEST(AttentionSm90IndexConfig, FewQueriesShareOutTheirKeys) {
 
 TEST(AttentionSm90IndexConfig, SharedMemoryFits) {
   for (int64_t dim = 8; dim <= most_index_columns; dim += 8)
-    EXPECT_LE(index_shared_bytes(dim), 232448) << dim;
+    for (const bool e4m3 : {false, true})
+      EXPECT_LE(index_shared_bytes(index_chunks(dim, e4m3)), 232448) << dim;
 }
 
 TEST(AttentionSm90IndexConfig, DeclinesByName) {

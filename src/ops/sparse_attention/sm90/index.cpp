@@ -27,16 +27,20 @@ struct Selection {
   cuda::Selected to = {};
 
   CUtensorMap keys_of(int64_t b) const {
+    const void* from = a.index_k.address(b * a.index_k.stride[0]);
+    // Of a single row the stride is none.
+    int64_t pitch = p.keys_stored > 1 ? a.index_k.stride[1] : p.index_dim;
     if (room.keys) {
-      widen_keys(a.index_k, b, p.keys_stored, p.index_dim, room.keys, stream);
-      return hopper::tensor_map(room.keys, hopper::Element::f16, p.keys_stored, p.index_dim,
-                                p.index_dim, index_keys);
+      pitch = config.pitch;
+      pack_index_keys(a.index_k, b, p.keys_stored, p.index_dim, pitch, room.keys, stream);
+      from = room.keys;
     }
-    const bool f16 = p.index_q_dtype == DType::f16;
-    return hopper::tensor_map(a.index_k.address(b * a.index_k.stride[0]),
-                              f16 ? hopper::Element::f16 : hopper::Element::bf16, p.keys_stored,
-                              p.index_dim, p.keys_stored > 1 ? a.index_k.stride[1] : p.index_dim,
-                              index_keys);
+    const auto map_of = [&](hopper::Element element, int64_t each) {
+      return hopper::tensor_map(from, element, p.keys_stored, p.index_dim / each, pitch / each,
+                                index_keys);
+    };
+    if (p.index_q_dtype == DType::f8_e4m3) return map_of(hopper::Element::f16, 2);  // in pairs
+    return map_of(p.index_q_dtype == DType::f16 ? hopper::Element::f16 : hopper::Element::bf16, 1);
   }
   void prepare() {
     cuda::IndexTables& t = f.tables;
@@ -53,9 +57,8 @@ struct Selection {
     f.stride = config.stride;
     f.keys = p.keys_stored;
     f.dim = p.index_dim;
-    f.chunks = index_chunks(p.index_dim);
+    f.chunks = index_chunks(p.index_dim, p.index_q_dtype == DType::f8_e4m3);
     f.unit_keys = config.unit_keys;
-    f.e4m3 = room.keys != nullptr;
     f.floor = p.act == Activation::relu ? 0.0f : -INFINITY;
     to.tables = t;
     to.stride = config.stride;
@@ -64,17 +67,22 @@ struct Selection {
     to.length = a.selected_length;
     to.scores = a.selected_scores;
   }
-  // Heads a launch's worth at a time, in their order.
+  // Heads a launch's worth at a time, in their order. Of no head every score is 0.
   void score(const CUtensorMap& keys) {
+    if (p.index_heads == 0)
+      return device::check(
+          cudaMemsetAsync(f.scores, 0, static_cast<size_t>(4 * f.n * f.stride), stream),
+          "sparse_attention: scores of no head");
     const int64_t units = (p.keys_stored + f.unit_keys - 1) / f.unit_keys;
     const int64_t block = queries_of(config.heads);
     f.query_blocks = (f.n + block - 1) / block;
-    for (f.head = 0; f.head == 0 || f.head < p.index_heads; f.head += config.heads) {
+    for (f.head = 0; f.head < p.index_heads; f.head += config.heads) {
       f.heads = static_cast<int>(std::min<int64_t>(p.index_heads - f.head, config.heads));
       f.adds = f.head > 0;
       f.last = f.head + config.heads >= p.index_heads;
-      (p.index_q_dtype == DType::bf16 ? launch_index_bf16 : launch_index_f16)(f, config.heads,
-                                                                              units, keys, stream);
+      (p.index_q_dtype == DType::bf16  ? launch_index_bf16
+       : p.index_q_dtype == DType::f16 ? launch_index_f16
+                                       : launch_index_e4m3)(f, config.heads, units, keys, stream);
     }
   }
   // Of a query of the chunk, where the host knows it: of the causal rule alone.
@@ -115,7 +123,7 @@ std::vector<std::string> index_details(const IndexConfig& c) {
                   c.heads),
       fmt::format("chunk_queries = {}", c.rows),
       fmt::format("unit = {} queries x {} keys a block", queries_of(c.heads), c.unit_keys)};
-  if (c.widened > 0) lines.emplace_back("e4m3 multiplied as fp16, which holds it exactly");
+  if (c.packed > 0) lines.push_back(fmt::format("keys copied to rows of {} bytes", c.pitch));
   return lines;
 }
 

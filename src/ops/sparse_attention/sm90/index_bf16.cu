@@ -1,13 +1,13 @@
 // What: the kernels of lane sm90's index scores for tensors of bf16.
 // Why: a file a type: they compile beside each other.
 // Never: chooses a width.
-#include "ops/sparse_attention/sm90/index_scores.cuh"
+#include "ops/sparse_attention/sm90/index_kernel.cuh"
 
 namespace talea::sparse_attention::sm90 {
 
 void launch_index_bf16(const IndexScores& f, int heads, int64_t units, const CUtensorMap& keys,
                        cudaStream_t stream) {
-  launch_index<false>(f, heads, units, keys, stream);
+  launch_index<IndexType::bf16>(f, heads, units, keys, stream);
 }
 
 }  // namespace talea::sparse_attention::sm90

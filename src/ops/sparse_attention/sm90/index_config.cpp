@@ -28,7 +28,7 @@ IndexRoom lay_out(Arena& arena, const IndexConfig& c) {
   IndexRoom room;
   room.counters = arena.take<cuda::Counters>(1);
   room.scores = arena.take<float>(c.rows * c.stride);
-  if (c.widened > 0) room.keys = arena.take<uint16_t>(c.widened);
+  if (c.packed > 0) room.keys = arena.take<char>(c.packed);
   return room;
 }
 
@@ -57,7 +57,12 @@ IndexConfig index_config(const Problem& p, const DeviceFacts& d) {
   IndexConfig c;
   c.heads = p.index_heads <= 16 ? 16 : p.index_heads <= 32 ? 32 : most_index_heads;
   c.stride = over(std::max<int64_t>(p.keys_stored, 1), 32) * 32;
-  if (p.index_q_dtype == DType::f8_e4m3) c.widened = p.keys_stored * p.index_dim;
+  const bool e4m3 = p.index_q_dtype == DType::f8_e4m3;
+  if (e4m3 && ((p.keys_stored > 1 ? p.kv_stride.row : p.index_dim) % 16 != 0 ||
+               (p.batch > 1 && p.kv_stride.batch % 16 != 0))) {
+    c.pitch = over(p.index_dim, 16) * 16;
+    c.packed = p.keys_stored * c.pitch;
+  }
   const int64_t block = queries_of(c.heads), processors = std::max(d.sm_count, 1);
   const int64_t limit = p.options.workspace_limit_bytes, row_bytes = 4 * c.stride;
   c.rows = std::clamp<int64_t>((limit - bytes_of(c)) / row_bytes, 1,

@@ -19,13 +19,14 @@ struct IndexConfig {
   int64_t rows = 0;       // queries of a chunk: their scores lie in the workspace
   int64_t stride = 0;     // of a row of scores
   int64_t unit_keys = 0;  // of a block
-  int64_t widened = 0;    // elements of a batch entry's keys of e4m3, in fp16
+  int64_t pitch = 0;      // keys of e4m3 that TMA cannot read where they lie: bytes of a row's copy
+  int64_t packed = 0;     // bytes of a batch entry's copied rows
 };
 
 struct IndexRoom {
   cuda::Counters* counters = nullptr;
   float* scores = nullptr;  // [rows, stride]
-  uint16_t* keys = nullptr;
+  char* keys = nullptr;     // [keys, pitch]
 };
 IndexRoom lay_out(Arena& arena, const IndexConfig& c);
 int64_t bytes_of(const IndexConfig& c);

@@ -1,5 +1,5 @@
-// What: the kernel of lane sm90's index scores: products of every head, activated and weighed in
-// registers.
+// What: the roles of lane sm90's index scores: rows of q, tiles of keys, and products of 16 bits
+// activated and weighed in registers.
 // Why: of [heads, queries, keys] products only the sums over heads are ever written.
 // Never: lets NaN go lost in the activation, or lets heads that are not there weigh anything.
 //
@@ -38,18 +38,14 @@ __device__ inline int place_of_weight(int r) {
   return r / 16 * 16 + r % 8 / 2 * 4 + r / 8 % 2 * 2 + r % 2;
 }
 
-// Eight numbers of e4m3 in fp16: exact.
-__device__ inline uint4 widened(const uint2& x) {
-  const uint32_t pairs[4] = {x.x, x.x >> 16, x.y, x.y >> 16};
-  uint32_t wide[4];
-#pragma unroll
-  for (int i = 0; i < 4; ++i)
-    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(wide[i]) : "h"(static_cast<uint16_t>(pairs[i])));
-  return make_uint4(wide[0], wide[1], wide[2], wide[3]);
+__device__ inline void copy_8_bytes(uint32_t to, const void* from, bool present) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to), "l"(from),
+               "r"(present ? 8 : 0)
+               : "memory");
 }
 
 // Keys that a query of this unit may see, and its rows of q with their weights.
-template <int kHeads, bool kF16>
+template <int kHeads, bool kE4m3>
 __device__ inline void begin(const IndexScores& f, const Tiles& tiles, int64_t s) {
   IndexBeside& beside = tiles.beside();
   const int thread = threadIdx.x;
@@ -58,17 +54,19 @@ __device__ inline void begin(const IndexScores& f, const Tiles& tiles, int64_t s
     const int piece = i % 8, r = i / 8 % index_rows, c = i / (8 * index_rows);
     const int group = c / tiles.chunks, chunk = c % tiles.chunks;
     const int64_t query = s + group * queries + r / kHeads;
-    const int head = r % kHeads, column = chunk * index_chunk_columns + piece * 8;
+    const int head = r % kHeads, column = chunk * index_chunk_columns + piece * (kE4m3 ? 16 : 8);
     const bool there = query < f.n && head < f.heads && column < f.dim;
     const int64_t at =
         there ? cuda::offset(f.q, f.b, f.s + query, f.head + head, column) : int64_t{0};
-    const auto* from = static_cast<const char*>(f.q.data);
-    char* to = tiles.q(group, chunk) + r * 128 + ((piece ^ (r % 8)) * 16);
-    if (kF16 && f.e4m3)
-      *reinterpret_cast<uint4*>(to) =
-          there ? widened(*reinterpret_cast<const uint2*>(from + at)) : make_uint4(0, 0, 0, 0);
-    else
-      ptx::copy_16_bytes(ptx::smem_address(to), from + 2 * at, there);
+    const auto* from = static_cast<const char*>(f.q.data) + (kE4m3 ? at : 2 * at);
+    const uint32_t to =
+        ptx::smem_address(tiles.q(group, chunk) + r * 128 + ((piece ^ (r % 8)) * 16));
+    if constexpr (kE4m3) {
+      copy_8_bytes(to, from, there);
+      copy_8_bytes(to + 8, there ? from + 8 : from, there && column + 8 < f.dim);
+    } else {
+      ptx::copy_16_bytes(to, from, there);
+    }
   }
   for (int r = thread; r < index_groups * index_rows; r += index_threads) {
     const int64_t query = s + r / kHeads;
@@ -111,28 +109,50 @@ __device__ inline float activated(float z, float floor) {
   return a;
 }
 
-// What a lane writes: keys of rows lane / 4 and 8 behind, of the queries lane % 4 of each four.
-template <int kQueries>
+// What a lane writes: keys of its row of a tile and 8 behind, of the queries lane % 4 of each four.
 struct Writer {
-  static constexpr int fours = kQueries / 4;
-  float* rows[fours];  // null: no such query
   const IndexScores& f;
-  __device__ Writer(const IndexScores& scores, int64_t query) : f(scores) {
+  const int64_t query;
+  const int row;
+  float* to;  // of its first query, in the tile at hand
+  __device__ Writer(const IndexScores& scores, int64_t s, int64_t key)
+      : f(scores),
+        query(s + threadIdx.x % 4),
+        row(threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4),
+        to(f.scores + query * f.stride + key + row) {}
+  __device__ void advance(int keys) { to += keys; }
+  // sum: this lane's part. left: keys from the tile's first on.
+  // scale: of the keys, once the last head is in.
+  template <int kQueries>
+  __device__ void put(const float (&sum)[kQueries][2], int64_t left,
+                      const float (&scale)[2]) const {
 #pragma unroll
-    for (int k = 0; k < fours; ++k) {
-      const int64_t at = query + 4 * k + threadIdx.x % 4;
-      rows[k] = at < f.n ? f.scores + at * f.stride : nullptr;
-    }
-  }
-  __device__ void put(int k, int64_t key, int64_t end, float sum) const {
-    if (!rows[k] || key >= end) return;
-    if (f.adds) sum = rows[k][key] + sum;
-    if (f.last && f.tables.k_scale.present)
-      sum *= cuda::number_at(f.tables.k_scale, cuda::offset(f.tables.k_scale, f.b, key));
-    if (mutant(Mutant::sa37_scores_zero_in_long_rows) && key >= 256) sum = 0;
-    rows[k][key] = sum;
+    for (int k = 0; k < kQueries; k += 4)
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        float whole = sum_of_lane(sum[k][r], sum[k + 1][r], sum[k + 2][r], sum[k + 3][r]);
+        if (query + k >= f.n || row + 8 * r >= left) continue;
+        float* at = to + k * f.stride + 8 * r;
+        if (f.adds) whole = *at + whole;
+        whole *= scale[r];
+        if (mutant(Mutant::sa37_scores_zero_in_long_rows) && (at - f.scores) % f.stride >= 256)
+          whole = 0;
+        *at = whole;
+      }
   }
 };
+
+// Bit 2 n + e: whether column 8 n + 2 (lane % 4) + e of a query is a head.
+template <int kHeads>
+__device__ inline uint32_t heads_there(int heads) {
+  uint32_t there = 0;
+#pragma unroll
+  for (int n = 0; n < kHeads / 8; ++n)
+#pragma unroll
+    for (int e = 0; e < 2; ++e)
+      there |= (8 * n + 2 * (threadIdx.x % 4) + e < heads ? 1u : 0u) << (2 * n + e);
+  return there;
+}
 
 // kWhole: every column of a query is a head.
 template <int kHeads, bool kF16, bool kWhole>
@@ -140,16 +160,12 @@ __device__ void consume(const IndexScores& f, const Tiles& tiles, int group, int
                         int64_t begin, int64_t end) {
   constexpr int queries = index_rows / kHeads, blocks = kHeads / 8;
   IndexBeside& beside = tiles.beside();
-  const int lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16 + lane / 4;
-  const Writer<queries> writer(f, s + group * queries);
+  const int lane = threadIdx.x % 32;
+  Writer writer(f, s + group * queries, begin);
   const auto* weights = reinterpret_cast<const float4*>(beside.weights[group]) + lane % 4;
   const uint64_t q = ptx::operand_descriptor(tiles.q(group, 0));
   const uint64_t keys = ptx::operand_descriptor(tiles.keys(0, 0));
-  uint32_t there = 0;  // bit 2 n + e: whether column 8 n + 2 (lane % 4) + e is a head
-  if constexpr (!kWhole)
-    for (int n = 0; n < blocks; ++n)
-      for (int e = 0; e < 2; ++e)
-        there |= (8 * n + 2 * (lane % 4) + e < f.heads ? 1u : 0u) << (2 * n + e);
+  const uint32_t there = kWhole ? ~0u : heads_there<kHeads>(f.heads);
   const float floor = f.floor;
   const int turn = 1 + group, others_turn = 2 - group;
   if (group == 1) ptx::named_barrier_arrive(others_turn, 256);
@@ -193,13 +209,8 @@ __device__ void consume(const IndexScores& f, const Tiles& tiles, int group, int
           }
       }
     }
-#pragma unroll
-    for (int k4 = 0; k4 < queries / 4; ++k4)
-#pragma unroll
-      for (int r = 0; r < 2; ++r)
-        writer.put(k4, key + row + 8 * r, end,
-                   sum_of_lane(sum[4 * k4][r], sum[4 * k4 + 1][r], sum[4 * k4 + 2][r],
-                               sum[4 * k4 + 3][r]));
+    writer.put(sum, end - key, {1, 1});
+    writer.advance(index_keys);
     if (++stage == index_stages) stage = 0, phase ^= 1;
   }
   if (group == 0) ptx::named_barrier_sync(turn, 256);  // the other's last word
@@ -222,61 +233,5 @@ __device__ inline void produce(const IndexScores& f, const Tiles& tiles, const C
 }
 
 }  // namespace index
-
-template <int kHeads, bool kF16, bool kWhole>
-__global__ __launch_bounds__(index_threads,
-                             1) void index_kernel(const __grid_constant__ IndexScores f,
-                                                  const __grid_constant__ CUtensorMap map) {
-  namespace ptx = talea::sm90;
-  extern __shared__ __align__(1024) char shared[];
-  const index::Tiles tiles{shared, f.chunks};
-  IndexBeside& beside = tiles.beside();
-  const int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128, 0);
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < index_stages; ++i) {
-      ptx::barrier_init(&beside.full[i], 1);
-      ptx::barrier_init(&beside.empty[i], 4 * index_groups);
-    }
-    ptx::barrier_init_fence();
-  }
-  const int64_t unit = blockIdx.x / f.query_blocks;
-  const int64_t s = blockIdx.x % f.query_blocks * queries_of(kHeads);
-  index::begin<kHeads, kF16>(f, tiles, s);
-  const int64_t first = max(beside.first, unit * f.unit_keys);
-  const int64_t last = min(beside.last, (unit + 1) * f.unit_keys);
-  if (group < index_groups) {
-    ptx::raise_registers<232>();
-    index::consume<kHeads, kF16, kWhole>(f, tiles, group, s, first, last);
-  } else {
-    ptx::lower_registers<40>();
-    if (threadIdx.x == index_groups * 128) index::produce(f, tiles, map, first, last);
-  }
-}
-
-template <int kHeads, bool kF16, bool kWhole>
-void launch_index_of(const IndexScores& f, int64_t units, const CUtensorMap& keys,
-                     cudaStream_t stream) {
-  auto* kernel = index_kernel<kHeads, kF16, kWhole>;
-  const auto bytes = static_cast<size_t>(index_shared_bytes(f.dim));
-  device::check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                     static_cast<int>(bytes)),
-                "sparse_attention: shared memory of index scores");
-  kernel<<<static_cast<unsigned>(units * f.query_blocks), index_threads, bytes, stream>>>(f, keys);
-  device::check_launch("sparse_attention: index scores");
-}
-
-template <bool kF16>
-void launch_index(const IndexScores& f, int heads, int64_t units, const CUtensorMap& keys,
-                  cudaStream_t stream) {
-  const bool whole = f.heads == heads;
-  if (heads == 64)
-    return whole ? launch_index_of<64, kF16, true>(f, units, keys, stream)
-                 : launch_index_of<64, kF16, false>(f, units, keys, stream);
-  if (heads == 32)
-    return whole ? launch_index_of<32, kF16, true>(f, units, keys, stream)
-                 : launch_index_of<32, kF16, false>(f, units, keys, stream);
-  return whole ? launch_index_of<16, kF16, true>(f, units, keys, stream)
-               : launch_index_of<16, kF16, false>(f, units, keys, stream);
-}
 
 }  // namespace talea::sparse_attention::sm90

@@ -14,11 +14,13 @@ namespace talea::sparse_attention::sm90 {
 inline constexpr int index_keys = 64, index_rows = 256, index_groups = 2;
 inline constexpr int index_stages = 5;
 inline constexpr int index_threads = 128 * (index_groups + 1);
-inline constexpr int index_chunk_columns = 64;  // 128 bytes of 16 bits, swizzled
+inline constexpr int index_chunk_columns = 64;  // 128 bytes of 16 bits, swizzled; all of e4m3
 inline constexpr int most_index_columns = 128, most_index_heads = 64;  // of one launch
 
-constexpr int index_chunks(int64_t dim) {
-  return static_cast<int>((dim + index_chunk_columns - 1) / index_chunk_columns);
+enum class IndexType { bf16, f16, e4m3 };
+
+constexpr int index_chunks(int64_t dim, bool e4m3) {
+  return e4m3 || dim <= index_chunk_columns ? 1 : 2;
 }
 constexpr int queries_of(int heads) { return index_groups * (index_rows / heads); }
 
@@ -27,9 +29,8 @@ struct IndexBeside {
   int64_t first, last;  // keys that a query of the block may see
   alignas(16) float weights[index_groups][index_rows];
 };
-constexpr int64_t index_shared_bytes(int64_t dim) {
-  return int64_t{128} * index_chunks(dim) *
-             (index_groups * index_rows + index_stages * index_keys) +
+constexpr int64_t index_shared_bytes(int chunks) {
+  return int64_t{128} * chunks * (index_groups * index_rows + index_stages * index_keys) +
          int64_t{sizeof(IndexBeside)};
 }
 
@@ -45,16 +46,14 @@ struct IndexScores {
   int64_t unit_keys = 0, query_blocks = 0;  // of a block; units go through the blocks first
   float floor = 0;                          // ReLU: 0; identity: -Inf
   bool adds = false, last = true;           // to earlier heads; whether none come after
-  bool e4m3 = false;                        // q, which is widened to fp16 on its way
 };
 
-void launch_index_bf16(const IndexScores& f, int heads, int64_t units, const CUtensorMap& keys,
-                       cudaStream_t stream);
-void launch_index_f16(const IndexScores& f, int heads, int64_t units, const CUtensorMap& keys,
-                      cudaStream_t stream);
+using LaunchIndex = void(const IndexScores& f, int heads, int64_t units, const CUtensorMap& keys,
+                         cudaStream_t stream);
+LaunchIndex launch_index_bf16, launch_index_f16, launch_index_e4m3;
 
-// Keys of e4m3 in fp16, which holds every one of them: [keys, dim] of batch entry b.
-void widen_keys(const View& keys, int64_t b, int64_t rows, int64_t dim, void* to,
-                cudaStream_t stream);
+// Keys of e4m3 in rows that TMA takes: [keys, dim] of batch entry b, `pitch` bytes apart.
+void pack_index_keys(const View& keys, int64_t b, int64_t rows, int64_t dim, int64_t pitch,
+                     void* to, cudaStream_t stream);
 
 }  // namespace talea::sparse_attention::sm90

@@ -26,9 +26,11 @@ void launch_forward_siso(const Args& args, const Wave& wave, const UnitBuffers& 
 void launch_turns(const Args& args, const Wave& wave, const UnitBuffers& b, int64_t most,
                   cudaStream_t stream);
 // Turns and steps of the tokens of chunks [first, first + count) of each unit; of a pack, of those
-// of round `first`, or, crossing, of the part of it whose sequence goes on behind it.
+// of round `first`, or, crossing, of the part of it whose sequence goes on behind it. beside: not
+// behind the kernel before it, the sums of a slice.
 void launch_tokens(const Args& args, const Wave& wave, const UnitBuffers& b, int64_t first,
-                   int64_t count, int64_t most, cudaStream_t stream, bool crossing = false);
+                   int64_t count, int64_t most, cudaStream_t stream, bool crossing = false,
+                   bool beside = false);
 // Parameters of heads as the gradients read them.
 void launch_parameters(const Args& args, const UnitBuffers& b, cudaStream_t stream);
 void launch_begin(const Args& args, const Wave& wave, const UnitBuffers& b, cudaStream_t stream);

@@ -201,12 +201,13 @@ void launch_chains(const Args& args, const Wave& wave, const UnitBuffers& b, int
 }
 
 void tokens_of_segment(const Args& args, const Wave& wave, const UnitBuffers& b, bool crossing,
-                       cudaStream_t stream) {
+                       cudaStream_t stream, bool beside = false) {
   const int64_t J = args.size.segment;
   if (args.pack.rounds)
-    return launch_tokens(args, wave, b, wave.segment, J, args.pack.most_chunks, stream, crossing);
-  launch_tokens(args, wave, b, wave.segment * J, J, b.segment_turns ? J : wave.segments * J,
-                stream);
+    return launch_tokens(args, wave, b, wave.segment, J, args.pack.most_chunks, stream, crossing,
+                         beside);
+  launch_tokens(args, wave, b, wave.segment * J, J, b.segment_turns ? J : wave.segments * J, stream,
+                false, beside);
 }
 
 int64_t units_of(const Args& args, const Wave& wave) {
@@ -243,7 +244,9 @@ void launch_begin(const Args& args, const Wave& wave, const UnitBuffers& b, cuda
 void launch_segment(const Args& args, const Wave& wave, const UnitBuffers& b, cudaStream_t stream) {
   // Rounds are taken from the last on: those of a group begin with its last.
   const int64_t group = args.pack.group, behind = wave.segment + 1;
+  bool follows_sums = behind < wave.segments && !b.segment_turns;
   if (group > 0 && !args.saved && behind % group == 0 && behind < wave.segments) {
+    follows_sums = false;
     Wave at = wave;
     for (at.segment = behind - group; at.segment + 1 < behind; ++at.segment)
       launch_ahead(args, at, b, stream);
@@ -252,7 +255,7 @@ void launch_segment(const Args& args, const Wave& wave, const UnitBuffers& b, cu
   last.slice_chunks = b.slice;
   last.slice = (args.size.segment - 1) / b.slice * b.slice;
   if (b.segment_turns) launch_turns(args, last, b, args.size.segment, stream);
-  tokens_of_segment(args, last, b, false, stream);
+  tokens_of_segment(args, last, b, false, stream, follows_sums);
   const int64_t units =
       args.pack.rounds ? int64_t{args.pack.abreast} * args.size.heads : units_of(args, wave);
   launch_chains(args, last, b, units, units, false, stream);

@@ -273,11 +273,9 @@ __global__ void __launch_bounds__(256)
 
 // Cosines, sines and steps of the tokens of some chunks of each unit.
 template <int R, int blocks>
-__global__ void __launch_bounds__(threads, 4)
-    tokens_kernel(const __grid_constant__ Args a, const __grid_constant__ UnitBuffers b,
-                  const __grid_constant__ Wave w, int64_t first, int64_t count, int64_t most,
-                  bool crossing) {
-  hopper::begin_after_earlier_kernels();
+__device__ __forceinline__ void form_tokens(const Args& a, const UnitBuffers& b, const Wave& w,
+                                            int64_t first, int64_t count, int64_t most,
+                                            bool crossing) {
   constexpr int C = tokens_of<R>, pairs = 32 * blocks, together = formed_together;
   static_assert(sizeof(ChunkSteps<C>) == cuda::chunk_step_bytes(C));
   __shared__ RawTokens<C> raws[warps];
@@ -353,6 +351,18 @@ __global__ void __launch_bounds__(threads, 4)
   }
 }
 
+// beside: the kernel before it has waited for all before itself, and neither reads what the other
+// writes; this one ends behind it.
+template <int R, int blocks>
+__global__ void __launch_bounds__(threads, 4)
+    tokens_kernel(const __grid_constant__ Args a, const __grid_constant__ UnitBuffers b,
+                  const __grid_constant__ Wave w, int64_t first, int64_t count, int64_t most,
+                  bool crossing, bool beside) {
+  if (!beside) hopper::begin_after_earlier_kernels();
+  form_tokens<R, blocks>(a, b, w, first, count, most, crossing);
+  if (beside) hopper::begin_after_earlier_kernels();
+}
+
 // The parameters of a head as backward has them in shared memory.
 template <int R>
 __global__ void __launch_bounds__(threads)
@@ -405,14 +415,14 @@ void launch_parameters(const Args& args, const UnitBuffers& b, cudaStream_t stre
 }
 
 void launch_tokens(const Args& args, const Wave& wave, const UnitBuffers& b, int64_t first,
-                   int64_t count, int64_t most, cudaStream_t stream, bool crossing) {
+                   int64_t count, int64_t most, cudaStream_t stream, bool crossing, bool beside) {
   const int64_t units = (wave.last - wave.first) * args.size.heads;
   if (units == 0) return;
   const int64_t groups = groups_of(args, wave, formed_together);
   with_shape(args.size, [&](auto rank, auto blocks) {
     launch("mamba3: tokens of chunks", tokens_kernel<rank(), blocks()>,
            blocks_of(groups * count * (args.size.chunk / piece)), threads, 0, stream, args, b, wave,
-           first, count, most, crossing);
+           first, count, most, crossing, beside);
   });
 }
 

@@ -3,6 +3,7 @@
 // Never: forms a weight.
 #pragma once
 
+#include "device/sm90/wgmma_half.cuh"
 #include "ops/sparse_attention/sm90/backward_consume.cuh"
 
 namespace talea::sparse_attention::sm90 {
@@ -15,6 +16,7 @@ struct BackwardSums : BackwardConsumer<kFirst, kSecond, kF16, kAdds, 1> {
   using Base::thread;
   using Base::tiles;
   using Base::tiles_done;
+  static constexpr int lent = lent_chunks(kAdds, kFirst + kSecond);
 
   __device__ void begin_work(const Work&) {}
   __device__ void measure(const Work&, int count) {
@@ -35,11 +37,58 @@ struct BackwardSums : BackwardConsumer<kFirst, kSecond, kF16, kAdds, 1> {
       store_tile(number, tile);
   }
 
-  // dq is formed while the first chunk of dkv leaves.
+  // Begins dkv of half a chunk of columns.
+  template <int kHalf>
+  __device__ void begin_half(float (&x)[16]) const {
+    constexpr int c = kHalf / 2;
+    constexpr uint64_t at = c * Base::chunk + kHalf % 2 * 4;
+    const uint64_t ds = ptx::operand_descriptor(tiles.slopes());
+    const uint64_t weights = ptx::operand_descriptor(tiles.weights());
+    const uint64_t q = ptx::operand_descriptor(tiles.queries()) + at;
+    ptx::warpgroup_arrive();
+    ptx::multiply_half<false, kF16>(x, ds, q);
+#pragma unroll
+    for (int j = 1; j < 4; ++j)
+      ptx::multiply_half<true, kF16>(x, ds + j * Base::step, q + j * Base::step);
+    if constexpr (c < BackwardTiles<kFirst, kSecond>::values) {
+      const uint64_t d_o = ptx::operand_descriptor(tiles.upstream()) + at;
+#pragma unroll
+      for (int j = 0; j < 4; ++j)
+        ptx::multiply_half<true, kF16>(x, weights + j * Base::step, d_o + j * Base::step);
+    }
+    ptx::warpgroup_commit();
+  }
+  // Half kHalf is on its way in x; `next` is free. Products of one half run while another leaves.
+  template <int kHalf>
+  __device__ void give_halves(const Lines& lines, float (&x)[16], float (&next)[16]) {
+    constexpr int first = 2 * lent, last = 2 * (kFirst + kSecond) - 1;
+    if constexpr (kHalf < last) begin_half<kHalf + 1>(next);
+    if constexpr (kHalf == first) this->begin_dq(nullptr);
+    ptx::warpgroup_wait<(kHalf == first ? thirds : 0) + (kHalf < last ? 1 : 0)>();
+    ptx::hold_registers(x);
+    if constexpr (kHalf == last) this->arrive_warp(&beside.weights_free);
+    give_line<false, kF16, true>(lines, x, (kHalf - first) * 32, p.grown, chunk_columns);
+    if constexpr (kHalf == first) this->template end_dq<0>();
+    if constexpr (kHalf < last) give_halves<kHalf + 1>(lines, next, x);
+  }
+
+  // Whether all slots are valid and all columns the problem's: of a tile as most are.
+  __device__ bool is_whole() const {
+    return *const_cast<volatile uint64_t*>(&beside.valid[tiles_done % 2]) == ~uint64_t{0} &&
+           p.f.dim == (kFirst + kSecond) * chunk_columns;
+  }
+
+  // dq is formed while the first columns of dkv leave.
   __device__ void add_tile() {
-    constexpr int lent = lent_chunks(kAdds, kFirst + kSecond);
-    const int last = chunks_of_columns(p.f.dim) - 1;
     Lines lines = this->lines_of(lent);
+    if constexpr (kFirst + kSecond > 5) {
+      if (is_whole()) {
+        float x[16], y[16];
+        begin_half<2 * lent>(x);
+        return give_halves<2 * lent>(lines, x, y);
+      }
+    }
+    const int last = chunks_of_columns(p.f.dim) - 1;
     float x[32];
     this->begin_dkv(x, lent);
     this->begin_dq(nullptr);

@@ -42,60 +42,64 @@ struct Lines {
   }
 };
 
-// left: columns of the chunk that are the problem's. kAll: all of them, and all rows. kStores:
-// contributions, which no other thread adds to. kGrows: x times `grown`.
+// Half a chunk, 32 columns from `at` on. left: columns of the chunk that are the problem's. kAll:
+// all of them, and all rows. kStores: contributions, which no other thread adds to. kGrows: x times
+// `grown`.
 template <bool kStores, bool kGrows, bool kAll>
-__device__ inline void give_chunk(const Lines& lines, const float (&x)[32], float grown, int left) {
+__device__ inline void give_line(const Lines& lines, const float (&x)[16], int at, float grown,
+                                 int left) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const bool odd = lane % 2 != 0, second = lane / 4 % 2 != 0;
+  float piece[2][2][4];  // [row][of the blocks 0, 1; 2, 3]
 #pragma unroll
-  for (int n = 0; n < 8; n += 4) {  // 128 bytes of a row
-    float piece[2][2][4];           // [row][of the blocks n, n + 1; n + 2, n + 3]
+  for (int e = 0; e < 2; ++e)
 #pragma unroll
-    for (int e = 0; e < 2; ++e)
+    for (int k = 0; k < 2; ++k)
 #pragma unroll
-      for (int k = 0; k < 2; ++k)
-#pragma unroll
-        for (int j = 0; j < 2; ++j) {
-          const int i = 4 * (n + 2 * k) + 2 * e + j;
-          const float even = kGrows ? x[i] * grown : x[i];
-          const float next = kGrows ? x[i + 4] * grown : x[i + 4];
-          const float kept = odd ? next : even;
-          const float other = __shfl_xor_sync(~0u, odd ? even : next, 1);
-          piece[e][k][j] = odd ? other : kept;
-          piece[e][k][j + 2] = odd ? kept : other;
-        }
-#pragma unroll
-    for (int e = 0; e < 2; ++e)
-#pragma unroll
-      for (int j = 0; j < 4; ++j) piece[e][1][j] = __shfl_xor_sync(~0u, piece[e][1][j], 4);
-#pragma unroll
-    for (int e = 0; e < 2; ++e)
-#pragma unroll
-      for (int turn = 0; turn < 2; ++turn) {
-        const bool mine = turn == 1 ? second : !second;
-        const float(&own)[4] = piece[e][0], (&other)[4] = piece[e][1];
-        float4 y;
-        y.x = mine ? own[0] : other[0], y.y = mine ? own[1] : other[1];
-        y.z = mine ? own[2] : other[2], y.w = mine ? own[3] : other[3];
-        if constexpr (!kAll) {
-          const int at = n * 8 + lane % 2 * 8 + lane / 2 % 2 * 4 + (mine ? 0 : 16);
-          if (!(lines.there >> (2 * e + turn) & 1) || at >= left) continue;
-        }
-        auto* target = reinterpret_cast<float4*>(lines.at[e][turn] + n * 8);
-        if constexpr (kStores)
-          __stcs(target, y);
-        else
-          atomicAdd(target, y);
+      for (int j = 0; j < 2; ++j) {
+        const int i = 8 * k + 2 * e + j;
+        const float even = kGrows ? x[i] * grown : x[i];
+        const float next = kGrows ? x[i + 4] * grown : x[i + 4];
+        const float kept = odd ? next : even;
+        const float other = __shfl_xor_sync(~0u, odd ? even : next, 1);
+        piece[e][k][j] = odd ? other : kept;
+        piece[e][k][j + 2] = odd ? kept : other;
       }
-  }
+#pragma unroll
+  for (int e = 0; e < 2; ++e)
+#pragma unroll
+    for (int j = 0; j < 4; ++j) piece[e][1][j] = __shfl_xor_sync(~0u, piece[e][1][j], 4);
+#pragma unroll
+  for (int e = 0; e < 2; ++e)
+#pragma unroll
+    for (int turn = 0; turn < 2; ++turn) {
+      const bool mine = turn == 1 ? second : !second;
+      const float(&own)[4] = piece[e][0], (&other)[4] = piece[e][1];
+      float4 y;
+      y.x = mine ? own[0] : other[0], y.y = mine ? own[1] : other[1];
+      y.z = mine ? own[2] : other[2], y.w = mine ? own[3] : other[3];
+      if constexpr (!kAll) {
+        const int column = at + lane % 2 * 8 + lane / 2 % 2 * 4 + (mine ? 0 : 16);
+        if (!(lines.there >> (2 * e + turn) & 1) || column >= left) continue;
+      }
+      auto* target = reinterpret_cast<float4*>(lines.at[e][turn] + at);
+      if constexpr (kStores)
+        __stcs(target, y);
+      else
+        atomicAdd(target, y);
+    }
 }
 template <bool kStores, bool kGrows>
 __device__ inline void give(const Lines& lines, const float (&x)[32], float grown, int left) {
-  if (lines.all && left >= chunk_columns)
-    give_chunk<kStores, kGrows, true>(lines, x, grown, left);
-  else
-    give_chunk<kStores, kGrows, false>(lines, x, grown, left);
+  const float(&low)[16] = reinterpret_cast<const float(&)[16]>(x[0]);
+  const float(&high)[16] = reinterpret_cast<const float(&)[16]>(x[16]);
+  if (lines.all && left >= chunk_columns) {
+    give_line<kStores, kGrows, true>(lines, low, 0, grown, left);
+    give_line<kStores, kGrows, true>(lines, high, 32, grown, left);
+  } else {
+    give_line<kStores, kGrows, false>(lines, low, 0, grown, left);
+    give_line<kStores, kGrows, false>(lines, high, 32, grown, left);
+  }
 }
 
 }  // namespace talea::sparse_attention::sm90

@@ -60,7 +60,7 @@ struct Backward {
   const float* delta = nullptr;    // [batch, queries, heads]
   float* sink_share = nullptr;     // alike: of rows far from 0 it is set right; may be null
   char* weights = nullptr;         // P and dS: [works of this launch, tiles of keys, 64, 64] twice
-  float* contributions = nullptr;  // [lists of this launch, sums, slots, dim]; null: reductions
+  float* contributions = nullptr;  // [lists of this launch, sums, slots, dim]
   int64_t first_list = 0, last_list = 0;  // a list: of a query and group
   int64_t key_tiles = 0;                  // of a list
   // P and dS enter products times 2^-exponent and scale * 2^-exponent; results times 2^exponent.
@@ -91,7 +91,7 @@ struct SumPlan {
 struct SumBeside {
   uint64_t q_ready, q_free, ready[most_stages], free[most_stages];
   int tiles;
-  int64_t rows[most_stages][tile_keys];  // where a slot's row of dkv begins; -1: absent
+  int64_t rows[most_stages][tile_keys];  // where a slot's contribution begins; -1: absent
   QueryRule query;
 };
 constexpr int64_t sum_shared_bytes(const SumPlan& s) {

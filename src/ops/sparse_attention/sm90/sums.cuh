@@ -84,10 +84,8 @@ __device__ void produce_sums(const Backward& p, const SumTiles<kTiles>& tiles, S
         const KeyRow found = find_slot(f, beside.query, sum.list, slot, false);
         int64_t row = -1;
         if (found.kind == SlotKind::valid)
-          row = p.contributions
-                    ? (((sum.list - p.first_list) * plan.sums + sum.part) * f.tables.slots + slot) *
-                          f.dim
-                    : cuda::offset(p.sums, found.outer, found.inner, sum.list % f.tables.groups);
+          row =
+              (((sum.list - p.first_list) * plan.sums + sum.part) * f.tables.slots + slot) * f.dim;
         ptx::barrier_wait(&beside.free[at], (done / plan.stages & 1) ^ 1);
         beside.rows[at][thread] = row;
         __syncwarp();

@@ -242,7 +242,12 @@ bool has_chunk_kernels(std::string& why) {
   return why.empty();
 }
 
-ChunkKernels::ChunkKernels(const ChunkProblem& problem) : problem_(problem) {
+struct ChunkKernels::Drawn {
+  ChunkProblem problem;
+  void *q, *k, *v, *d_o, *steps;
+};
+
+ChunkKernels::ChunkKernels(const ChunkProblem& problem) {
   DeviceSession& session = *device_in_use();
   session.free_all();
   const int64_t all = problem.tokens * problem.rank;
@@ -253,11 +258,11 @@ ChunkKernels::ChunkKernels(const ChunkProblem& problem) : problem_(problem) {
         make_tensor(data, DType::bf16, {all, problem.heads, columns}, DeviceKind::cuda), seed++, 1);
     return data;
   };
-  q_ = drawn(n), k_ = drawn(n), v_ = drawn(p), d_o_ = drawn(p);
   const Steps steps = draw_steps(problem);
   const auto bytes = static_cast<int64_t>(steps.decay.size() * sizeof(float));
-  steps_ = session.allocate(3 * bytes);
-  char* to = static_cast<char*>(steps_);
+  drawn_ = std::make_shared<const Drawn>(
+      Drawn{problem, drawn(n), drawn(n), drawn(p), drawn(p), session.allocate(3 * bytes)});
+  char* to = static_cast<char*>(drawn_->steps);
   session.upload(to, steps.decay.data(), bytes);
   session.upload(to + bytes, steps.step.data(), bytes);
   session.upload(to + 2 * bytes, steps.own.data(), bytes);
@@ -265,7 +270,7 @@ ChunkKernels::ChunkKernels(const ChunkProblem& problem) : problem_(problem) {
 
 ChunkGradients ChunkKernels::run(const ChunkForm& form) {
   DeviceSession& session = *device_in_use();
-  const ChunkProblem& c = problem_;
+  const ChunkProblem& c = drawn_->problem;
   ChunkGradients made;
   const int64_t all = c.tokens * c.rank * c.heads;
   made.dq.resize(static_cast<size_t>(all * n));
@@ -278,13 +283,13 @@ ChunkGradients ChunkKernels::run(const ChunkForm& form) {
     session.fill_bytes(data, 0xff, bytes);  // NaN, unless a block writes it
     return static_cast<float*>(data);
   };
-  const auto* steps = static_cast<const float*>(steps_);
+  const auto* steps = static_cast<const float*>(drawn_->steps);
   const int64_t apart = c.heads * c.tokens;
   const auto rows_of = [](void* data) { return static_cast<const Number*>(data); };
-  Pointers a{rows_of(q_),
-             rows_of(k_),
-             rows_of(v_),
-             rows_of(d_o_),
+  Pointers a{rows_of(drawn_->q),
+             rows_of(drawn_->k),
+             rows_of(drawn_->v),
+             rows_of(drawn_->d_o),
              steps,
              steps + apart,
              steps + 2 * apart,
@@ -297,7 +302,8 @@ ChunkGradients ChunkKernels::run(const ChunkForm& form) {
              static_cast<int>(c.rank),
              static_cast<int>(c.heads),
              form.edited};
-  const Maps maps{map_of(q_, c, n), map_of(k_, c, n), map_of(v_, c, p), map_of(d_o_, c, p)};
+  const Maps maps{map_of(drawn_->q, c, n), map_of(drawn_->k, c, n), map_of(drawn_->v, c, p),
+                  map_of(drawn_->d_o, c, p)};
   const Kernel kernel = kernel_of(form);
   device::check(
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared)),
@@ -322,7 +328,7 @@ ChunkGradients ChunkKernels::run(const ChunkForm& form) {
 }
 
 double ChunkKernels::error(const ChunkGradients& made, int64_t head) {
-  const ChunkProblem& c = problem_;
+  const ChunkProblem& c = drawn_->problem;
   const auto row_of = [&](const void* data, int64_t columns) {
     std::vector<uint16_t> all(static_cast<size_t>(rows * c.heads * columns));
     device_in_use()->download(all.data(), data, static_cast<int64_t>(all.size() * 2));
@@ -333,7 +339,8 @@ double ChunkKernels::error(const ChunkGradients& made, int64_t head) {
             uint32_t{all[static_cast<size_t>((i * c.heads + head) * columns + e)]} << 16));
     return wide;
   };
-  const auto q = row_of(q_, n), k = row_of(k_, n), v = row_of(v_, p), d_o = row_of(d_o_, p);
+  const auto q = row_of(drawn_->q, n), k = row_of(drawn_->k, n), v = row_of(drawn_->v, p),
+             d_o = row_of(drawn_->d_o, p);
   const Steps steps = draw_steps(c);
   std::vector<double> dq(rows * n, 0), dk = dq, our_dq, our_dk;
   for (int64_t i = 0; i < rows; ++i)

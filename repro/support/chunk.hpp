@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -53,8 +54,8 @@ class ChunkKernels {
   double error(const ChunkGradients& made, int64_t head);
 
  private:
-  ChunkProblem problem_;
-  void *q_, *k_, *v_, *d_o_, *steps_;
+  struct Drawn;
+  std::shared_ptr<const Drawn> drawn_;
 };
 
 // Whether the driver describes same-token blocks of rank 4, [tokens, rank, rank] in bf16, to bulk

@@ -5,12 +5,14 @@ caller's thread and stream, so that an error of the group is an ordinary excepti
 
 Before the first exchange of a call every rank says whether it can make the call: an error of one
 rank is an error of all, at once. On a host always; on a device once for each kind of call, so that a
-step waits for no host.
+step waits for no host. Where ranks may hold other pieces than before without this one's knowing,
+they meet in every call, and that is all they say once each of them has made such a call before.
 """
 
 from __future__ import annotations
 
 import ctypes as c
+import itertools
 import threading
 
 import torch
@@ -44,7 +46,7 @@ def multiprocessors_of(group, device: torch.device) -> int:
     return most if 0 < most <= _MOST_BESIDE else 0
 
 
-_NUMBERS = 4  # that a rank may tell beside its error
+_MOST_SAID = 4  # numbers that a rank may tell beside its error
 
 
 class _State(threading.local):
@@ -52,8 +54,28 @@ class _State(threading.local):
     inside = False  # such a call
 
 
+class _Heard:
+    """What the ranks of one kind of call told each other when they met."""
+
+    def __init__(self, groups, said) -> None:
+        self.groups = groups  # held, so that no id comes back
+        self.said = said  # by group, its ranks' numbers
+        self.words = {}  # of hosts in the call itself: what came back, by group and what was sent
+
+
 _state = _State()
+_heard: dict[tuple, _Heard] = {}  # of ranks on devices, by kinds of call
 _once: dict = {}  # groups, by their ids, that have met on a device; held, so that no id comes back
+_numbers: dict = {}  # kinds of call whose ranks always meet -> the number that this rank says of one
+_next_number = itertools.count(1)
+_MOST_KEPT = 4096  # kinds of call
+
+
+def _keep(kept: dict, key, value):
+    if len(kept) >= _MOST_KEPT:
+        kept.clear()
+    kept[key] = value
+    return value
 
 
 def waits_for_no_host(groups, device) -> bool:
@@ -79,7 +101,9 @@ def tell(groups, device, numbers=(), error: BaseException | None = None) -> list
     for group in groups:
         away = device if dist.get_backend(group) == "nccl" else torch.device("cpu")
         said = [int(error is not None), *numbers]
-        mine = torch.tensor(said + [0] * (1 + _NUMBERS - len(said)), dtype=torch.int64, device=away)
+        mine = torch.tensor(
+            said + [0] * (1 + _MOST_SAID - len(said)), dtype=torch.int64, device=away
+        )
         parts = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
         dist.all_gather(parts, mine, group=group)
         rows = [part.tolist() for part in parts]
@@ -108,26 +132,34 @@ def _said(error) -> tuple[int, str]:
 
 
 class Telling:
-    """A call that others wait for: what it raises before its ranks have met is told to them."""
+    """A call that others wait for: what it raises before its ranks have met is told to them.
 
-    def __init__(self, groups, of) -> None:
+    always: they wait for a word in every such call, on a device, too.
+    """
+
+    def __init__(self, groups, of, always: bool = False) -> None:
         """of: a device, or a tensor of the call (or what was given in its place)."""
         self.groups = [g for g in groups if isinstance(g, dist.ProcessGroup)]
         device = getattr(of, "device", of)
         self.device = device if isinstance(device, torch.device) else torch.device("cpu")
+        self.always = always
+        self.known = False  # this rank knows what the others would say: no word has to go
 
-    def __enter__(self) -> Telling:
+    def __enter__(self):
         self.before = _state.met, _state.inside
-        _state.met, _state.inside = False, True
+        _state.met, _state.inside = self.known, True
         return self
 
     def __exit__(self, kind, error, trace) -> None:
-        if isinstance(error, Exception) and self.groups and not _state.met:
-            # After that the others of a device wait for no word.
-            if not (waits_for_no_host(self.groups, self.device) and met_before(self.groups)):
-                self._tell(error)
+        if isinstance(error, Exception) and self.groups and not _state.met and self._is_awaited():
+            self._tell(error)
         met, _state.inside = self.before
         _state.met = _state.met or met
+
+    def _is_awaited(self) -> bool:
+        """Ranks that know a call's kind would take a word for one of the call's own exchanges."""
+        devices = waits_for_no_host(self.groups, self.device)
+        return self.always or not (devices and met_before(self.groups))
 
     def _tell(self, error) -> None:
         try:
@@ -136,17 +168,77 @@ class Telling:
             return
 
 
+class Meeting(Telling):
+    """One call of ranks: before its first exchange every rank says whether it can make it. Ranks on
+    a host do so in every call.
+
+    kind: all of the call that, where it is the same on this rank, is the same on the others; None:
+    nothing is. always: the others may hold other pieces all the same.
+    """
+
+    def __init__(self, groups, of, kind: tuple | None = None, always: bool = False) -> None:
+        super().__init__(groups, of, always or kind is None)
+        self.kind, self._heard, self._words = None, None, 0
+        if kind is not None and waits_for_no_host(self.groups, self.device):
+            self.kind = (*map(id, self.groups), *kind)
+            self._heard = None if always else _heard.get(self.kind)
+        self.known = self._heard is not None
+
+    def __exit__(self, kind, error, trace) -> None:
+        if error is None and self._heard is not None and not self.known:
+            _keep(_heard, self.kind, self._heard)
+        super().__exit__(kind, error, trace)
+
+    def meet(self, numbers=()) -> list[list[list[int]]]:
+        """By group, the numbers of its ranks."""
+        if self.known:
+            return self._heard.said
+        remembers = self.kind is not None
+        if remembers and self.always:
+            own = _numbers.get(self.kind) or _keep(_numbers, self.kind, next(_next_number))
+            numbers = [*numbers, own]
+        said = tell(self.groups, self.device, numbers)
+        if remembers and self.always:  # the same rows on all ranks: all know them, or none does
+            self.kind = (*map(id, self.groups), *(tuple(r) for rows in said for r in rows))
+            self._heard = _heard.get(self.kind)
+            self.known = self._heard is not None
+        if remembers and not self.known:
+            self._heard = _Heard(self.groups, said)
+        return said
+
+    def word(self, e: _abi.Exchange, size: int, do) -> None:
+        """One exchange of host memory in a call on a device: what is known already is not asked."""
+        if self._heard is None:
+            return do(e)
+        words, key = self._heard.words, (self._words, e.group, c.string_at(e.send, e.bytes))
+        self._words += 1
+        if not self.known:
+            do(e)
+            words[key] = c.string_at(e.recv, e.bytes * size)
+        elif key in words:
+            c.memmove(e.recv, words[key], e.bytes * size)
+        else:
+            raise _abi.Error(
+                "ranks: a word that this rank did not say when they met for such calls"
+            )
+
+
 class Groups:
     """The process groups of one call: `groups` by the number of an exchange's group, on `device`."""
 
-    def meet(self, numbers, needed: bool) -> dict:
-        """The numbers of all ranks, by the number of a group. Where they are not needed, ranks on a
-        device meet once."""
-        given = {k: g for k, g in self.groups.items() if g is not None}
-        groups = list(given.values())
-        if not needed and waits_for_no_host(groups, self.device) and met_before(groups):
-            return {}
-        return dict(zip(given, tell(groups, self.device, numbers), strict=True))
+    meeting: Meeting | None = None
+
+    def __init__(self, groups: dict, device: torch.device) -> None:
+        self.groups, self.device = groups, device
+        self.begun: dict[int, list] = {}  # by group: what nobody has waited for
+
+    def meet(self, meeting: Meeting, numbers) -> dict:
+        """The numbers of all ranks, by the number of a group."""
+        self.meeting = meeting
+        given = [k for k, g in self.groups.items() if g is not None]
+        said = dict(zip(given, meeting.meet(numbers), strict=True))
+        self.struct.skip_handshake = int(meeting.known)
+        return said
 
     def share(self, said: dict, number: int, which: int) -> tuple[int, int]:
         """(what the ranks of a group before this one hold, what all hold)."""
@@ -189,11 +281,15 @@ class Groups:
         return torch.frombuffer(memory, dtype=torch.uint8).view(dtype)
 
     def _do(self, e: _abi.Exchange) -> None:
-        begun = self.__dict__.setdefault("begun", {})  # by group: what nobody has waited for
         if e.kind == _abi.EXCHANGE_JOIN:  # the stream waits, not the host
-            for work in begun.pop(e.group, ()):
+            for work in self.begun.pop(e.group, ()):
                 work.wait()
             return
+        if e.device != _abi.CUDA and self.device.type == "cuda" and self.meeting is not None:
+            return self.meeting.word(e, dist.get_world_size(self.groups[e.group]), self._exchange)
+        self._exchange(e)
+
+    def _exchange(self, e: _abi.Exchange) -> None:
         group, device = self.groups[e.group], e.device == _abi.CUDA
         size, rank = dist.get_world_size(group), dist.get_rank(group)
         begins = e.kind > _abi.EXCHANGE_REDUCE_SCATTER_SUM
@@ -213,7 +309,7 @@ class Groups:
             else:
                 work = dist.reduce_scatter_tensor(out, mine, **how)
             if begins:
-                begun.setdefault(e.group, []).append(work)
+                self.begun.setdefault(e.group, []).append(work)
             return
         # NCCL moves device memory alone, and the handshake lies on the host; gloo moves host memory.
         away = {"nccl": self.device, "gloo": torch.device("cpu")}.get(backend, mine.device)

@@ -20,8 +20,11 @@ _DTYPES = {
 }
 
 
-def tells(*names):
-    """Of a public function: an error of one rank is one of all ranks of the groups named so."""
+def tells(*names, always):
+    """Of a public function: an error of one rank is one of all ranks of the groups named so.
+
+    always: an argument; calls that have it, or two groups, are met for every time.
+    """
 
     def of(function):
         @wraps(function)
@@ -31,7 +34,9 @@ def tells(*names):
                 return function(*args, **given)
             from ._ranks import Telling
 
-            with Telling(groups, args[0] if args else None):
+            value = given.get(always)
+            awaited = len(groups) > 1 or (value is not None and value is not False)
+            with Telling(groups, args[0] if args else None, awaited):
                 return function(*args, **given)
 
         return call

@@ -8,7 +8,7 @@ import ranks
 import talea
 import torch
 import torch.distributed as dist
-from talea import _ranks
+from talea import _abi, _ranks
 
 TIMEOUT_S = 40
 
@@ -109,6 +109,38 @@ def _shards_that_lie_oddly(rank):
         ).backward()  # fmt: skip
 
 
+def _scans_that_meet(rank, met):
+    """By heads in no step but the first; by tokens, whose pieces may change elsewhere, in every call,
+    with no other word of hosts where all ranks have made such a call before."""
+    torch.manual_seed(0)
+    exchanges, exchange = [], _ranks.Groups._exchange
+    _ranks.Groups._exchange = lambda groups, e: exchanges.append(1) or exchange(groups, e)
+
+    def step(group, tokens):
+        met.clear(), exchanges.clear()
+        q, v = torch.randn(1, tokens, 1, 8), torch.randn(1, tokens, 1, 4)
+        rows = torch.rand(1, 1, tokens)
+        v.requires_grad_()
+        talea.mamba3(q, q, v, -rows, rows, rows, **{group: dist.group.WORLD}).sum().backward()
+        return len(met), len(exchanges)
+
+    try:
+        met_first, first = step("heads_group", 4)
+        assert met_first == 2
+        assert step("heads_group", 4) == (0, first - 2)  # but for the handshakes of both passes
+        assert step("heads_group", 3) == (2, first)
+        met_first, first = step("sequence_group", 4)
+        assert met_first == 2
+        assert step("sequence_group", 4) == (2, first - 2)
+        # Another piece on the last rank alone is another call on all of them.
+        assert step("sequence_group", 4 - rank) == (2, first)
+        assert step("sequence_group", 4 - rank) == (2, first - 2)
+        assert step("sequence_group", 4) == (2, first - 2)
+    finally:
+        _ranks.Groups._exchange = exchange
+    _scan(rank, ("sequence_group",))  # errors are told, though all of them have met
+
+
 def _as_on_a_device(rank):
     """There a step waits for no host: its ranks have met before, whatever lies where on one of them."""
     always, _ranks.waits_for_no_host = _ranks.waits_for_no_host, lambda groups, device: True
@@ -133,6 +165,7 @@ def _as_on_a_device(rank):
         both_raise(rank, "a first call", call, good, {"value_dim": 9})
         call(**good)
         assert len(met) == 2, f"{len(met)} meetings"
+        _scans_that_meet(rank, met)
     finally:
         _ranks.waits_for_no_host, _ranks.tell = always, tell
 
@@ -200,11 +233,11 @@ def _index(rank):
             both_raise(rank, f"index loss, {name}, {what}", loss, options, bad)
 
 
-def _scan(rank):
+def _scan(rank, groups=("heads_group", "sequence_group")):
     torch.manual_seed(0)
     q, v = torch.randn(1, 4, 1, 8), torch.randn(1, 4, 1, 4)
     rows = torch.rand(1, 1, 4)
-    for group in ("heads_group", "sequence_group"):
+    for group in groups:
         good = {
             "q": q, "k": q.clone(), "v": v, "adt": -rows, "dt": rows, "trap": rows,
             group: dist.group.WORLD,
@@ -229,7 +262,44 @@ def _scan(rank):
             both_raise(rank, f"scan, {group}, {what}", call, good, bad)
 
 
+def _words_are_said_once(rank):
+    """What hosts tell each other inside a call on a device: asked in the first of a kind alone."""
+    asked = []
+
+    class Two(_ranks.Groups):
+        def _exchange(self, e):
+            asked.append(1)
+            super()._exchange(e)
+
+    def call(*words):
+        asked.clear()
+        with _ranks.Meeting([dist.group.WORLD], torch.device("cuda"), ("words",)) as meeting:
+            groups = Two({0: dist.group.WORLD}, meeting.device)
+            groups.meeting = meeting
+            meeting.meet([])
+            found = []
+            for word in words:
+                own, all_ = torch.tensor([word, rank]), torch.zeros(4, dtype=torch.long)
+                groups._do(_abi.Exchange(
+                    kind=_abi.EXCHANGE_ALL_GATHER, group=0, device=_abi.CPU, send=own.data_ptr(),
+                    recv=all_.data_ptr(), bytes=16,
+                ))  # fmt: skip
+                found.append(all_.tolist())
+        return found, len(asked)
+
+    told = [[5, 0, 5, 1], [6, 0, 6, 1], [5, 0, 5, 1]]
+    assert call(5, 6, 5) == (told, 3)
+    assert call(5, 6, 5) == (told, 0)
+    try:
+        call(5, 7)
+    except talea.Error as error:
+        assert "did not say when they met" in str(error)
+    else:
+        raise AssertionError("an answer to what was never asked")
+
+
 def _world(rank):
+    _words_are_said_once(rank)
     _mean_over_a_batch(rank)
     _shards_that_lie_oddly(rank)
     _as_on_a_device(rank)

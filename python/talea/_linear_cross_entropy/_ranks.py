@@ -21,10 +21,6 @@ def size_of(name: str) -> int:
     return dist.get_world_size(_resolve_process_group(name))
 
 
-_agreed: dict = {}  # kinds of call that ranks have compared -> their groups (so that no id comes
-# back), and the way that they all go
-
-
 _numbers: dict[tuple, int] = {}
 
 
@@ -35,59 +31,37 @@ def _of(config: Config) -> int:
     return _numbers.setdefault(fields, len(_numbers))
 
 
-class Meeting:
-    """One call of ranks: before its first exchange every rank says whether it can make it.
-
-    `more`: what of the call is the same on every rank, beside settings and tensors. On a device ranks
-    compare their calls once for each kind: after that a call waits for no host. On a host always.
-    """
+class Meeting(_ranks.Meeting):
+    """`more`: what of the call is the same on every rank, beside settings and tensors."""
 
     def __init__(self, config: Config, inputs, more: tuple) -> None:
-        self.device = inputs[0].device
-        names = (config.group, config.batch_group)
-        self.groups = [_resolve_process_group(n) for n in names if n]
+        groups = [_resolve_process_group(n) for n in (config.group, config.batch_group) if n]
         self.voters = int(bool(config.group))  # the batch's ranks go each its own way
-        self.kind = None
-        if _ranks.waits_for_no_host(self.groups, self.device):
-            given = tuple(t is not None for t in inputs)
-            # Ranks of a batch have tokens of their own, a number that may change on one alone.
-            shape = () if config.batch_group else inputs[0].shape
-            self.kind = (*map(id, self.groups), _of(config), given, shape, inputs[0].dtype, more)
-        self.known = self.kind is not None and self.kind in _agreed
-        self.way = _agreed[self.kind][1] if self.known else None
-        self._telling = _ranks.Telling(() if self.known else self.groups, self.device)
-
-    def __enter__(self) -> Meeting:
-        self._telling.__enter__()
-        return self
-
-    def __exit__(self, *error) -> None:
-        self._telling.__exit__(*error)
+        given = tuple(t is not None for t in inputs)
+        # Ranks of a batch have tokens of their own, a number that may change on one alone.
+        shape = () if config.batch_group else inputs[0].shape
+        kind = (_of(config), given, shape, inputs[0].dtype, more)
+        super().__init__(groups, inputs[0], kind)
 
     def choose(self, fits) -> int | None:
         """The first way that fits every rank of the vocabulary; None: none does."""
-        if self.known:
-            return self.way
-        said = _ranks.tell(self.groups, self.device, [int(f) for f in fits])
-        votes = said[0] if self.voters else [[int(f) for f in fits]]
+        own = [int(f) for f in fits]
+        said = self.meet(own)
+        votes = said[0] if self.voters else [own]
         ways = (i for i in range(len(fits)) if all(v[i] for v in votes))
-        self.way = next(ways, None)
-        return self.way
+        return next(ways, None)
 
     def run(self, described, *call):
         described.ranks.struct.skip_handshake = int(self.known)
-        made = run(described, *call)
-        if self.kind is not None:
-            _agreed[self.kind] = (self.groups, self.way)
-        return made
+        return run(described, *call)
 
 
 class Groups(_ranks.Groups):
     """`struct` is the C side."""
 
     def __init__(self, config: Config, device: torch.device) -> None:
-        self.device, self.names = device, (config.group, config.batch_group)
-        self.groups = self._resolved()
+        self.names = (config.group, config.batch_group)
+        super().__init__(self._resolved(), device)
         self.struct = _c.Ranks()
         self.struct.struct_bytes = c.sizeof(self.struct)
         self.struct.vocab_begin = config.vocab_begin

@@ -9,22 +9,29 @@ from torch.distributed.distributed_c10d import _resolve_process_group
 
 from .. import _abi
 from .._call import Receipt
-from .._ranks import Groups, Telling
+from .._ranks import Groups, Meeting
 from . import _c
 from ._call import Call
 from ._settings import Settings
 
 
-def told(settings: Settings, device: torch.device) -> Telling:
-    names = (settings.heads_group, settings.sequence_group)
-    return Telling([_resolve_process_group(n) for n in names if n], device)
+class ScanMeeting(Meeting):
+    """of: what of the call is the same on every rank, beside the settings."""
+
+    def __init__(self, settings: Settings, device: torch.device, of: tuple) -> None:
+        names = (settings.heads_group, settings.sequence_group)
+        groups = [_resolve_process_group(n) for n in names if n]
+        # A piece of tokens may be another where this rank's is what it was. Of two groups neither
+        # knows whom the other one met.
+        kind = None if all(names) else (settings, *of)
+        super().__init__(groups, device, kind, always=bool(settings.sequence_group))
 
 
 class ScanGroups(Groups):
     """The groups of one call; `struct` is the C side. The exchanges themselves are the parent's."""
 
-    def __init__(self, settings: Settings, device: torch.device, heads: int, tokens: int) -> None:
-        self.device, self.groups = device, {}
+    def __init__(self, settings: Settings, meeting: ScanMeeting, heads: int, tokens: int) -> None:
+        super().__init__({}, meeting.device)
         self.struct = _c.Ranks()
         self.struct.struct_bytes = c.sizeof(self.struct)
         for number, name, member in (
@@ -36,7 +43,7 @@ class ScanGroups(Groups):
                 side = self._communicator(self.groups[number])
                 setattr(self.struct, member, c.pointer(side))
         self.struct.shared_angles = settings.shared_angles
-        said = self.meet([heads, tokens], True)  # pieces may be of any size, and are not all alike
+        said = self.meet(meeting, [heads, tokens])  # pieces of any size, not all alike
         if settings.heads_group:
             begin, total = self.share(said, _c.GROUP_HEADS, 0)
             self.struct.head_begin = begin

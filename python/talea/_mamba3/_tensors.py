@@ -111,20 +111,21 @@ def written(tensors) -> None:
             torch.autograd.graph.increment_version(tensor)
 
 
-def _of_ranks(settings: Settings, t: dict):
+def _meeting(settings: Settings, t: dict, *more):
     """Around a call: its errors are told to the other ranks, where there are some."""
     if not settings.heads_group and not settings.sequence_group:
         return nullcontext()
-    from ._ranks import told
+    from ._ranks import ScanMeeting
 
-    return told(settings, t["v"].device)
+    given = (None if x is None else (tuple(x.shape), x.dtype) for x in t.values())
+    return ScanMeeting(settings, t["v"].device, (*t, *given, *more))
 
 
-def _join(call: Call, settings: Settings, t: dict) -> None:
-    if settings.heads_group or settings.sequence_group:
+def _join(call: Call, settings: Settings, t: dict, meeting) -> None:
+    if meeting is not None:
         from ._ranks import ScanGroups
 
-        call.join(ScanGroups(settings, t["v"].device, t["v"].shape[2], t["v"].shape[1]))
+        call.join(ScanGroups(settings, meeting, t["v"].shape[2], t["v"].shape[1]))
 
 
 def _settled(t: dict) -> dict:
@@ -139,9 +140,9 @@ def forward(settings: Settings, t: dict, need=()) -> dict:
     made = {"out": t["q"].new_empty(out_shape(t))}
     if settings.final:
         made.update(final_tensors(t))
-    with _of_ranks(settings, t):
+    with _meeting(settings, t, tuple(need)) as meeting:
         call = Call(_c.FORWARD, settings, _settled(t), made, _fill)
-        _join(call, settings, t)
+        _join(call, settings, t, meeting)
 
         def ahead():
             if settings.save:
@@ -181,10 +182,10 @@ def backward(settings: Settings, t: dict, upstream: dict, need, main_grads=None)
     if not made:
         return {}
     outputs = {"d_" + name: tensor for name, tensor in made.items()}
-    with _of_ranks(settings, t):
+    with _meeting(settings, {**t, **upstream}, tuple(need), tuple(main_grads)) as meeting:
         inputs = _settled({**t, **upstream})
         call = Call(_c.BACKWARD, settings, inputs, outputs, _fill, accumulate=bool(main_grads))
-        _join(call, settings, t)
+        _join(call, settings, t, meeting)
         _run(settings, call, t["q"])
     written(main_grads.values())
     return {

@@ -105,7 +105,7 @@ def _compiling() -> bool:
     return torch.compiler.is_compiling()
 
 
-@tells("heads_group", "sequence_group")
+@tells("heads_group", "sequence_group", always="sequence_group")
 def mamba3(
     q: torch.Tensor,
     k: torch.Tensor,

@@ -20,16 +20,29 @@ def _groups_of(settings) -> dict:
     return {k: _resolve_process_group(n) if n else None for k, n in names.items()}
 
 
-def told(settings, device: torch.device) -> _ranks.Telling:
-    return _ranks.Telling(_groups_of(settings).values(), device)
+class Meeting(_ranks.Meeting):
+    """of: what of the call is the same on every rank, beside its tensors."""
+
+    def __init__(self, settings, device: torch.device, tensors: dict, of: tuple) -> None:
+        groups = _groups_of(settings)
+        heads, gathers = groups[_c.HEADS] is not None, getattr(settings, "gather_kv", False)
+        whole = heads or gathers  # else ranks have queries, or all, of their own
+        shared = ("kv", "index_k") if groups[_c.SEQUENCE] is not None else ()
+        of += tuple(
+            (name, t.dtype, tuple(t.shape) if whole or name in shared else ())
+            for name, t in tensors.items()
+            if t is not None
+        )
+        # Of two groups neither knows whom the other one met.
+        alone = sum(g is not None for g in groups.values()) == 1
+        super().__init__(groups.values(), device, of if alone else None, always=gathers)
 
 
 class Groups(_ranks.Groups):
     """The groups of one call; `struct` is the C side, `do` one exchange."""
 
-    def __init__(self, settings, inputs: dict, device: torch.device) -> None:
-        self.device = device
-        self.groups = _groups_of(settings)
+    def __init__(self, settings, inputs: dict, meeting: Meeting) -> None:
+        super().__init__(_groups_of(settings), meeting.device)
         self.struct = _c.Ranks()
         self.struct.struct_bytes = c.sizeof(self.struct)
         for kind, field in ((_c.HEADS, "heads"), (_c.SEQUENCE, "sequence"), (_c.BATCH, "batch")):
@@ -40,7 +53,7 @@ class Groups(_ranks.Groups):
         heads = inputs["q"].shape[-2] if by_heads else 0
         keys = "kv" if inputs.get("index_k") is None else "index_k"
         rows = _rows_of_keys(inputs, keys) if gathers else 0
-        said = self.meet([heads, rows], by_heads or gathers)
+        said = self.meet(meeting, [heads, rows])
         if by_heads:
             shares = self.share(said, _c.HEADS, 0)
             self.struct.head_begin, self.struct.total_heads = shares

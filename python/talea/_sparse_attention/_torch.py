@@ -52,12 +52,12 @@ def call(which: str, text: str, inputs: dict, outputs: dict, flags=()) -> None:
     device = next(t for t in inputs.values() if t is not None).device
     settings = _settings.parse(text)
     if any(getattr(settings, g, "") for g in ("heads_group", "sequence_group", "batch_group")):
-        from ._ranks import told
+        from ._ranks import Meeting
 
-        with told(settings, device):
-            _call_with(settings, device, which, text, inputs, outputs, flags)
+        with Meeting(settings, device, {**inputs, **outputs}, (which, text, flags)) as meeting:
+            _call_with(meeting, settings, device, which, text, inputs, outputs, flags)
     else:
-        _call_with(None, device, which, text, inputs, outputs, flags)
+        _call_with(None, settings, device, which, text, inputs, outputs, flags)
 
 
 def plan(which: str, text: str, inputs, outputs) -> int:
@@ -66,13 +66,13 @@ def plan(which: str, text: str, inputs, outputs) -> int:
     return _call.plan(which, _call.describe(which, text, inputs, outputs, fill))
 
 
-def _call_with(settings, device, which: str, text: str, inputs, outputs, flags) -> None:
-    """settings: of a call of ranks."""
+def _call_with(meeting, settings, device, which: str, text: str, inputs, outputs, flags) -> None:
+    """meeting: of a call of ranks."""
     args, groups = _call.describe(which, text, inputs, outputs, fill, flags), None
-    if settings is not None:
+    if meeting is not None:
         from ._ranks import Groups
 
-        groups = Groups(settings, inputs, device)
+        groups = Groups(settings, inputs, meeting)
         args.ranks = ctypes.pointer(groups.struct)
 
     def workspace(size):

@@ -73,7 +73,7 @@ def _names(outputs, q, operands: str, trained: bool) -> tuple[str, ...]:
     return tuple(n for n in _attention.RESULTS if n in wanted)
 
 
-@tells("heads_group", "sequence_group")
+@tells("heads_group", "sequence_group", always="gather_kv")
 def sparse_attention(
     q: torch.Tensor | Fp8,
     kv: torch.Tensor | Fp8 | PackedKV,
@@ -189,7 +189,7 @@ def _opened_index(name: str, t, scale):
     return t, scale
 
 
-@tells("sequence_group")
+@tells("sequence_group", always="gather_kv")
 def sparse_select(
     index_q: torch.Tensor | Fp8,
     index_k: torch.Tensor | Fp8,
@@ -249,7 +249,7 @@ def sparse_select(
     return tuple(_ops.select(*tensors, text)[: len(names)])
 
 
-@tells("heads_group", "sequence_group", "batch_group")
+@tells("heads_group", "sequence_group", "batch_group", always="gather_kv")
 def sparse_index_loss(
     index_q: torch.Tensor | Fp8,
     index_k: torch.Tensor | Fp8,

@@ -29,6 +29,13 @@ __device__ __forceinline__ void store_word_async(uint32_t to, uint32_t x, uint32
       "r"(x), "r"(barrier)
       : "memory");
 }
+__device__ __forceinline__ void store_words_async(uint32_t to, const uint4& x, uint32_t barrier) {
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32"
+      " [%0], {%1, %2, %3, %4}, [%5];" ::"r"(to),
+      "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w), "r"(barrier)
+      : "memory");
+}
 
 // `bytes` bytes in a row, both sides aligned to 16, land at the same shared address in every block
 // named by `mask`, and count for the barrier there.

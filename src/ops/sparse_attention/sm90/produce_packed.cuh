@@ -169,8 +169,11 @@ struct PackedCopier {
     }
     return __ballot_sync(~0u, quick & (nans == 0));
   }
-  // tile: its address.
-  __device__ void put(const PackedPieces& x, bool quick, uint32_t tile, const Unit& u) const {
+  // tile: its address. ready: of the barrier of the unit's part. The last chunk goes to the other
+  // block from registers: of tile 0 the weights take its place here, which nobody tells them that a
+  // bulk copy has read.
+  __device__ void put(const PackedPieces& x, bool quick, uint32_t tile, const Unit& u,
+                      uint32_t ready) const {
     const uint32_t at = tile + to + u.first_row * 2048 + 4 * u.half * chunk_bytes;
     if (quick) {
 #pragma unroll
@@ -190,13 +193,17 @@ struct PackedCopier {
     }
     if (u.half != 1) return;
 #pragma unroll
-    for (int i = 0; i < 2; ++i) put(at + i * 2048 + 4 * chunk_bytes, x.rest[i]);
+    for (int i = 0; i < 2; ++i) {
+      const uint32_t last = at + i * 2048 + 4 * chunk_bytes;
+      put(last, x.rest[i]);
+      if constexpr (kShared) talea::sm90::store_words_async(other + last, x.rest[i], other + ready);
+    }
   }
-  // To the other block: the 32 rows of each chunk that this one has filled. ready: address of the
-  // barrier of the unit's part. Called by a warp.
+  // To the other block: the 32 rows of each of four chunks that this one has filled. Called by a
+  // warp.
   __device__ void send(uint32_t tile, const Unit& u, int lane, uint32_t ready) const {
     constexpr uint32_t bytes = chunk_bytes / 2;
-    if (lane >= 4 + u.half) return;
+    if (lane >= 4) return;
     const uint32_t from = tile + (4 * u.half + lane) * chunk_bytes + u.first_row * 2048;
     talea::sm90::send_bytes(other + from, from, bytes, other + ready);
   }
@@ -291,7 +298,7 @@ __device__ void produce_packed(const Forward& f, const Tiles& tiles, Beside& bes
       if (kShared && thread == 0) ptx::barrier_expect(barrier, bytes_of_half(u.tile, u.half));
     }
     const uint32_t tile = copier.first + u.tile * tiles.plan.keys * chunk_bytes;
-    copier.put(x, quick, tile, u);
+    copier.put(x, quick, tile, u, ready);
     if (!u.ends) return;
     // With the half that is scored first: which slots are valid.
     if (u.half == u.tile && lane == 0) {

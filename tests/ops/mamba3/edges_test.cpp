@@ -1,7 +1,7 @@
 // What: values at the edges: no step, no decay, resets, infinities, NaN, one tensor absent.
 // Why: rows of section 5 about values, on every lane.
 // Never: a tolerance of its own: bits, exact zeros, or the rule of judge.hpp.
-#include "ops/mamba3/pieces.hpp"
+#include "ops/mamba3/cuts.hpp"
 
 namespace talea::yardsticks::mamba3 {
 namespace {

@@ -1,7 +1,7 @@
 // What: the scan in phases, forward and backward, heads and tokens over ranks, against thread ranks.
 // Why: a caller's own process group must give bit for bit what a communicator gives.
 // Never: lets a rank run beside another.
-#include "ops/mamba3/pieces.hpp"
+#include "ops/mamba3/cuts.hpp"
 #include "support/drive_phases.hpp"
 #include "talea/ranks.hpp"
 

@@ -6,7 +6,7 @@
 
 #include <functional>
 
-#include "ops/mamba3/pieces.hpp"
+#include "ops/mamba3/cuts.hpp"
 
 namespace talea::yardsticks::mamba3 {
 namespace {

@@ -3,7 +3,7 @@
 // Never: runs a lane.
 #include <functional>
 
-#include "ops/mamba3/pieces.hpp"
+#include "ops/mamba3/cuts.hpp"
 
 namespace talea::yardsticks::mamba3 {
 namespace {

@@ -1,7 +1,7 @@
 // What: sequences cut, joined, packed, stepped and empty: what one token hands to the next.
 // Why: rows of section 5 about lengths and states, on every lane.
 // Never: a tolerance of its own: bits, or the rule of judge.hpp.
-#include "ops/mamba3/pieces.hpp"
+#include "ops/mamba3/cuts.hpp"
 
 namespace talea::yardsticks::mamba3 {
 namespace {

@@ -3,7 +3,7 @@
 // Never: counts a case that the lane declined: a named lane that declines is an error.
 #include <map>
 
-#include "ops/mamba3/pieces.hpp"
+#include "ops/mamba3/cuts.hpp"
 
 namespace talea::yardsticks::mamba3 {
 namespace {

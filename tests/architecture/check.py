@@ -238,6 +238,7 @@ def check_tree(root: Path) -> list[str]:
                     naming.add(path)
                 where = room_of(path) or top
                 used |= {(where, name.split("/")[0]) for name in includes_of(text)}
+    found += hidden_headers(root)
     for build in sorted((root / "apps").rglob("CMakeLists.txt")) + [
         root / "yardsticks/CMakeLists.txt"
     ]:
@@ -249,6 +250,15 @@ def check_tree(root: Path) -> list[str]:
         found += [f"{p}: may type a lane's name and does not" for p in NAMING.keys() - naming]
     tops = {top for top in OUTSIDE if (root / top).is_dir()}
     return found + unused_rights(src_rooms | tops, used)
+
+
+def hidden_headers(root: Path) -> list[str]:
+    """Both folders are include paths: a name that both have means whichever comes first."""
+    return [
+        f"tests/{p}: hides src/{p} where tests come first"
+        for p in sorted(f.relative_to(root / "tests") for f in (root / "tests").rglob("*.hpp"))
+        if (root / "src" / p).is_file()
+    ]
 
 
 def check_build(path: str, text: str) -> list[str]:
@@ -373,6 +383,11 @@ def self_test() -> list[str]:
         (Path(folder) / "src" / "attic").mkdir(parents=True)
         if not check_tree(Path(folder)):
             failed.append("self-test: an unknown room was accepted")
+        for top in ("src", "tests"):
+            (Path(folder) / top / "attic").mkdir(parents=True, exist_ok=True)
+            (Path(folder) / top / "attic" / "a.hpp").write_text("")
+        if len(hidden_headers(Path(folder))) != 1:
+            failed.append("self-test: a hidden header was accepted")
     for path, wanted, text in LANE_TESTS:
         if names_lane(path, text) != wanted:
             failed.append(f"self-test: {path} with {text!r}: {'accepted' if wanted else 'refused'}")

@@ -2,7 +2,7 @@
 // Why: its cases bear the names of the loss's.
 // Never: judges a value.
 #include "dist/mpi_calls.hpp"
-#include "ops/mamba3/pieces.hpp"
+#include "ops/mamba3/cuts.hpp"
 
 namespace talea::testing {
 

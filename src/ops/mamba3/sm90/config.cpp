@@ -39,14 +39,10 @@ std::string not_in_pieces(const char* name, const Tensor& t, int64_t bytes) {
 
 bool any_of(const States& s) { return s.angle || s.ssm || s.k || s.v; }
 
-// Forward takes states and hands them on; not where backward is to follow from what it saves.
+// Forward takes states and hands them on.
 std::string states_declined(const Problem& p) {
-  if (p.out.saved && any_of(p.in.initial_states)) return "initial states of a pass that saves";
-  if (p.out.saved && any_of(p.out.final_states)) return "final states of a pass that saves";
-  if (p.sequence_world > 1 && (p.backward() || p.out.saved))
-    return fmt::format("tokens over several ranks: {}",
-                       p.backward() ? "states of backward" : "states of a pass that saves");
   if (!p.backward()) return "";
+  if (p.sequence_world > 1) return "tokens over several ranks: states of backward";
   if (any_of(p.in.initial_states)) return "initial states of backward";
   if (any_of(p.in.d_final_states)) return "gradients of final states";
   if (any_of(p.out.d.initial_states)) return "gradients of initial states";

@@ -1,9 +1,10 @@
-// What: states at the sizes that models are trained at: handed in and on, their
-//       gradients, on the lanes that take those sizes alone.
-// Why: a long sequence is trained in pieces, one after another.
+// What: states at the sizes that models are trained at: handed in and on, their gradients, tokens in
+//       pieces, on the lanes that take those sizes alone.
+// Why: a long sequence is trained in pieces, one after another or over ranks.
 // Never: a tolerance of its own: bits, or the rule of judge.hpp.
 #include "ops/mamba3/cuts.hpp"
 #include "talea/ranks.hpp"
+#include "yardsticks/place.hpp"
 
 namespace talea::yardsticks::mamba3 {
 namespace {
@@ -19,12 +20,45 @@ Case case_of(int64_t B, int64_t S, int64_t R, int64_t A) {
   return full_case(s, DType::bf16, 7);
 }
 
+// Of parameters whose gradients are summed over pieces: shares in 16 bits would each be rounded.
+Case in_pieces(Case c) {
+  for (const char* name : {"q_bias", "k_bias", "d", "mimo_v", "mimo_z", "mimo_out"})
+    fill(c, name, DType::f32, 7);
+  return c;
+}
+
 void pack_states(Case& c, const std::vector<int64_t>& ends) {
   pack(c, ends);
   for (const char* st : states)
     for (const char* prefix : {"initial_", "d_final_"})
       fill(c, prefix + std::string(st), DType::f32, 5);
 }
+
+// Ranks over threads that exchange device memory by way of the host's.
+class StagedRanks final : public Communicator {
+ public:
+  explicit StagedRanks(Communicator& of, testing::Place& place) : of_(of), place_(place) {}
+  const char* engine() const override { return of_.engine(); }
+  int rank() const override { return of_.rank(); }
+  int size() const override { return of_.size(); }
+  DeviceKind device() const override { return place_.kind(); }
+  void all_gather(const void* send, void* recv, int64_t bytes, Stream) override {
+    std::vector<std::byte> own(static_cast<size_t>(bytes)), all(own.size() * of_.size());
+    place_.download(own.data(), send, bytes);
+    of_.all_gather(own.data(), all.data(), bytes, nullptr);
+    place_.upload(recv, all.data(), static_cast<int64_t>(all.size()));
+  }
+  void all_reduce_sum(void*, int64_t, DType, Stream) override { unused(); }
+  void reduce_scatter_sum(const void*, void*, int64_t, DType, Stream) override { unused(); }
+  bool host_gather(const void* send, void* recv, int64_t bytes) override {
+    return of_.host_gather(send, recv, bytes);
+  }
+
+ private:
+  static void unused() { throw Error(ErrorKind::runtime, "tokens over ranks sum nothing"); }
+  Communicator& of_;
+  testing::Place& place_;
+};
 
 // Tokens on both sides of a chunk's end, of each rank.
 int64_t more_than_a_chunk(int64_t R) { return 64 / R * 2 + 3; }
@@ -98,7 +132,7 @@ TEST_P(ScanTrainingStates, NothingAtAllIsAnAnswer) {
 TEST_P(ScanTrainingStates, CutAtATokenAndJoined) {
   for (const int64_t R : {1, 4}) {
     const int64_t S = more_than_a_chunk(R);
-    const Case c = case_of(1, S, R, 32);
+    const Case c = in_pieces(case_of(1, S, R, 32));
     const Values truth = oracle(c);
     Case y = c;
     const Outcome whole = run(lane(), c);
@@ -213,6 +247,51 @@ TEST_P(ScanTrainingStates, TheSameBitsUnderAnyLimit) {
     }
     EXPECT_EQ(kept, 3);
   }
+}
+
+TEST_P(ScanTrainingStates, TokensInPiecesOverRanks) {
+  for (const int64_t R : {1, 4})
+    for (const bool packed : {false, true}) {
+      const int64_t S = more_than_a_chunk(R);
+      Case c = in_pieces(case_of(1, S, R, 32));
+      if (packed) pack_states(c, {1, 6, 6, S - 9, S - 1});
+      const Values truth = oracle(c);
+      Case y = c;
+      y.options.chunk = 64 / R;
+      const Outcome plain = run("unfused", y);
+      for (const std::vector<int64_t>& bounds : {std::vector<int64_t>{0, S / 3, S}, {0, 5, 5, S}}) {
+        const auto ranks = static_cast<int>(bounds.size()) - 1;
+        std::vector<Outcome> all(static_cast<size_t>(ranks));
+        run_thread_ranks(ranks, 300, [&](Communicator& threads) {
+          std::string why;
+          StagedRanks world(threads, *testing::cuda_place(why));
+          const auto r = static_cast<size_t>(world.rank());
+          How how{.save = r % 2 == 0};
+          how.ranks.sequence = &world;
+          how.ranks.token_begin = bounds[r];
+          all[r] = run(lane(), tokens_of(c, bounds[r], bounds[r + 1]), how);
+        });
+        Tensors joined;
+        for (const auto& [name, first] : all[0].out) {
+          const int axis = token_axis(name);
+          HostTensor& to = joined[name] = HostTensor(first.dtype(), shape_of(c, name));
+          for (size_t r = 0; r < all.size(); ++r) {
+            EXPECT_EQ(all[r].damage, "");
+            const HostTensor& own = all[r].out.at(name);
+            if (axis > 0) {
+              put_into(to, own, axis, bounds[r]);
+            } else if (name.starts_with("final_") || name.starts_with("d_initial_")) {
+              EXPECT_EQ(own.values(), first.values()) << name << " of rank " << r;
+              to = own;
+            } else {
+              for (int64_t i = 0; i < to.elements(); ++i) to.set(i, to.get(i) + own.get(i));
+            }
+          }
+        }
+        EXPECT_EQ(judge(c, joined, truth, plain.out, true), "")
+            << "R = " << R << ", " << ranks << " ranks" << (packed ? ", packed" : "");
+      }
+    }
 }
 
 TALEA_SCAN_LANES(ScanTrainingStates, lanes_of_sizes());

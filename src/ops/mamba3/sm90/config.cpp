@@ -245,7 +245,6 @@ std::optional<std::string> declined(const Problem& p, const DeviceFacts&) {
     return fmt::format("chunk = {} tokens of rank {}: {} rows alone", p.options.chunk, p.rank,
                        rows);
   if (p.options.head_norm) return "head_norm";
-  if (p.sequence_world > 1 && p.backward()) return "tokens over several ranks: states of backward";
   for (const auto& [name, tensor, bytes] :
        {std::tuple<const char*, const Tensor&, int64_t>{"q", p.in.q, 16},
         {"k", p.in.k, 16},

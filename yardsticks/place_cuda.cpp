@@ -22,6 +22,11 @@ class CudaPlace final : public Place {
     check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
     check(cudaMalloc(&pool_, pool_bytes), "cudaMalloc");
   }
+  ~CudaPlace() override {
+    for (void* p : blocks_) cudaFree(p);
+    cudaFree(pool_);
+    cudaStreamDestroy(stream_);
+  }
   DeviceKind kind() const override { return DeviceKind::cuda; }
   void* allocate(int64_t bytes) override {
     const int64_t aligned = (bytes + 511) / 256 * 256;
@@ -70,7 +75,7 @@ Place* cuda_place(std::string& why) {
     why = "unavailable: no CUDA device";
     return nullptr;
   }
-  static CudaPlace place;
+  thread_local CudaPlace place;  // ranks over threads have one each
   return &place;
 }
 

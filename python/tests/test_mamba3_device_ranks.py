@@ -7,10 +7,9 @@ import functools
 
 import pytest
 import ranks
-import talea
 import torch
 import torch.distributed as dist
-from mamba3_forms import INITIAL, STATES, draw, gradients_of, relative_l2, scan, upstreams
+from mamba3_forms import STATES, draw, gradients_of, relative_l2, scan, upstreams
 
 TOKENS = {"q": 1, "k": 1, "v": 1, "z": 1, "angles": 1, "adt": 2, "dt": 2, "trap": 2}
 HEADS = {
@@ -24,11 +23,10 @@ SUMMED = ("q", "k", "angles")
 S, ENDS = 150, [3, 20, 20, 97, 145]  # tokens; of packed sequences, between padding
 
 
-def problem(device, dtype, rank, packed, *, heads=6, groups=3, shared=False, states=True):
+def problem(device, dtype, rank, packed, *, heads=6, groups=3, shared=False):
     n = len(ENDS) - 1 if packed else 2
-    without = ("norm_weight",) if states else ("norm_weight", *INITIAL)
     t = draw(
-        1 if packed else 2, S, heads, groups, rank, n=n, without=without, dtype=dtype, shared=shared,
+        1 if packed else 2, S, heads, groups, rank, n=n, without=("norm_weight",), dtype=dtype, shared=shared,
         axis=rank > 1, grad=False, seed=3, **SIZES,
     )  # fmt: skip
     t |= {x: t[x] * 0.3 for x in ("q", "k")} | {x: t[x] * 0.2 for x in ("adt", "dt")}
@@ -45,12 +43,11 @@ def leaves(t):
     }
 
 
-def everything(t, ups=None, *, final=True, **how):
-    """out, where asked for the final states, and every gradient, by name; and the gradients of the first."""
+def everything(t, ups=None, **how):
+    """out, the final states and every gradient, by name; and the gradients of the first."""
     mine = leaves(t)
-    made = scan(mine, return_final=final, **how)
-    found = {"out": made.out if final else made}
-    found |= {"final_" + s: getattr(made.final, s) for s in STATES if final}
+    made = scan(mine, return_final=True, **how)
+    found = {"out": made.out, **{"final_" + s: getattr(made.final, s) for s in STATES}}
     made = list(found.values())
     ups = ups or [u.to(x) for u, x in zip(upstreams(made[0], made[1:]), made, strict=True)]
     grads = gradients_of(mine, made[0], made[1:], ups)
@@ -74,10 +71,10 @@ def held(cut, total, heads, groups):
     return lo, hi, slice(lo // each, (hi - 1) // each + 1)
 
 
-def heads_over_ranks(device, lane, dtype, rank, packed, cut, total, shared, states):
+def heads_over_ranks(device, lane, dtype, rank, packed, cut, total, shared):
     """All but the sums over ranks is that of one rank bit for bit."""
-    t = problem(device, dtype, rank, packed, shared=shared, states=states)
-    want, ups = everything(t, lane=lane, final=states)
+    t = problem(device, dtype, rank, packed, shared=shared)
+    want, ups = everything(t, lane=lane)
     groups = t["q"].shape[-2]
     lo, hi, mine = held(cut, total, 6, groups)
     axes = {n: a for n, a in HEADS.items() if not (n == "angles" and shared)}
@@ -92,7 +89,7 @@ def heads_over_ranks(device, lane, dtype, rank, packed, cut, total, shared, stat
     of_ups = [2, *(axes["initial_" + s] for s in STATES)]
     found, _ = everything(
         {n: share(n, x) for n, x in t.items()},
-        [u.narrow(a, lo, hi - lo) for u, a in zip(ups, of_ups, strict=False)], final=states,
+        [u.narrow(a, lo, hi - lo) for u, a in zip(ups, of_ups, strict=True)],
         lane=lane, heads_group=dist.group.WORLD, total_groups=groups if total else 0,
     )  # fmt: skip
     where = f"{lane} {dtype} R {rank} packed={packed} {cut} {total} shared={shared}: "
@@ -124,31 +121,26 @@ def judged(found, want, truth, of, where):
 
 
 @functools.cache
-def one_rank(device, lane, dtype, rank, packed, backward):
+def one_rank(device, lane, dtype, rank, packed):
     """What one rank has of the problem, and what it has in fp64."""
     t = problem(device, dtype, rank, packed)
     wide = {n: x.cpu().double() if x.is_floating_point() else x.cpu() for n, x in t.items()}
-    if not backward:
-        return outputs(t, lane=lane), outputs(wide, lane="reference"), None
     want, ups = everything(t, lane=lane)
     return want, everything(wide, [u.cpu().double() for u in ups], lane="reference")[0], ups
 
 
-def tokens_over_ranks(device, lane, dtype, rank, packed, cut, backward):
-    want, truth, ups = one_rank(device, lane, dtype, rank, packed, backward)
+def tokens_over_ranks(device, lane, dtype, rank, packed, cut):
+    want, truth, ups = one_rank(device, lane, dtype, rank, packed)
     lo, hi = ((0, cut), (cut, S))[dist.get_rank()]
     t = problem(device, dtype, rank, packed)
     mine = {n: x.narrow(TOKENS[n], lo, hi - lo) if n in TOKENS else x for n, x in t.items()}
     how = {"lane": lane, "sequence_group": dist.group.WORLD}
-    if backward:
-        found, _ = everything(mine, [ups[0][:, lo:hi], *ups[1:]], **how)
-        for name in found:
-            if name.startswith("d_") and name[2:] in PARAMETERS:
-                share = found[name].double().cpu()  # a rank's own: the caller sums them
-                dist.all_reduce(share, group=ranks_on_host())
-                found[name] = share.to(found[name].device)
-    else:
-        found = outputs(mine, **how)
+    found, _ = everything(mine, [ups[0][:, lo:hi], *ups[1:]], **how)
+    for name in found:
+        if name.startswith("d_") and name[2:] in PARAMETERS:
+            share = found[name].double().cpu()  # a rank's own: the caller sums them
+            dist.all_reduce(share, group=ranks_on_host())
+            found[name] = share.to(found[name].device)
 
     def of(name, x):
         axis = 1 if name == "out" else TOKENS.get(name.removeprefix("d_"))
@@ -164,17 +156,6 @@ def ranks_on_host():
     if dist.get_backend() == "gloo":
         return dist.group.WORLD
     return _host["group"]
-
-
-def sm90_says_what_it_does_not_take(device):
-    t = leaves(problem(device, torch.bfloat16, 4, False, states=False))
-    out = scan(t, lane="sm90", sequence_group=dist.group.WORLD)
-    with pytest.raises(
-        talea.UnavailableError, match="tokens over several ranks: states of backward"
-    ):
-        out.sum().backward()
-    with pytest.raises(talea.UnavailableError, match="states of a pass that saves"):
-        scan(t, lane="sm90", save_states=True, sequence_group=dist.group.WORLD)
 
 
 def clamped_entries(device):
@@ -201,20 +182,18 @@ def _lane(rank, device, lane):
     if dist.get_backend() == "nccl":
         _host["group"] = dist.new_group(backend="gloo")
     bf16, fp32 = torch.bfloat16, torch.float32
-    states = lane != "sm90"
-    for dtype, r in [(bf16, 4), (bf16, 1)] + [(fp32, 4)] * states:
+    for dtype, r in [(bf16, 4), (bf16, 1)] + [(fp32, 4)] * (lane != "sm90"):
         for packed, cut, total, shared in (
             (False, 2, None, False), (True, 3, "own", True), (False, 1, "own", True),
             (True, 5, "all", True), (False, 6, "all", False),
         ):  # fmt: skip
-            heads_over_ranks(device, lane, dtype, r, packed, cut, total, shared, states)
+            heads_over_ranks(device, lane, dtype, r, packed, cut, total, shared)
         for packed, cut in ((False, 47), (True, 47), (True, 20), (False, S), (False, 0)):
-            tokens_over_ranks(device, lane, dtype, r, packed, cut, states)
+            tokens_over_ranks(device, lane, dtype, r, packed, cut)
     if device.type == "cpu":
         return
     if lane == "sm90":
-        sm90_says_what_it_does_not_take(device)
-        tokens_over_ranks(device, "auto", bf16, 4, True, 64, True)
+        tokens_over_ranks(device, "auto", bf16, 4, True, 64)
     else:
         clamped_entries(device)
     torch.cuda.synchronize()

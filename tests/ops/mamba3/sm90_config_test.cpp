@@ -79,21 +79,20 @@ TEST(ScanSm90Config, NamesWhatItDoesNotTake) {
   EXPECT_EQ(with([](Problem& p) { p.in.initial_states.ssm.present = true; }), "");
   EXPECT_EQ(with([](Problem& p) { p.out.final_states.k.present = true; }), "");
   EXPECT_EQ(with([](Problem& p) { p.out.final_states.k.present = p.out.saved.present = true; }),
-            "final states of a pass that saves");
+            "");
   EXPECT_EQ(with([](Problem& p) {
               p.pass = Pass::backward;
-              p.in.initial_states.ssm.present = true;
+              p.in.initial_states.ssm.present = p.in.d_final_states.k.present = true;
+              p.out.d.initial_states.v.present = true;
             }),
-            "initial states of backward");
+            "");
   EXPECT_EQ(with([](Problem& p) { p.in.k.stride[1] += 4; }),
             "k: stride 516 of axis 1, must be a multiple of 8");
   EXPECT_EQ(with([](Problem& p) { p.in.v.stride[3] = 2; }), "v: last stride 2, must be 1");
   EXPECT_EQ(with([](Problem& p) { p.alignment_bytes = 8; }), "rows on 8 bytes, must be on 16");
   EXPECT_EQ(with([](Problem& p) { p.sequence_world = 2; }), "");
-  EXPECT_EQ(with([](Problem& p) { p.sequence_world = 2, p.out.saved.present = true; }),
-            "tokens over several ranks: states of a pass that saves");
-  EXPECT_EQ(with([](Problem& p) { p.sequence_world = 2, p.pass = Pass::backward; }),
-            "tokens over several ranks: states of backward");
+  EXPECT_EQ(with([](Problem& p) { p.sequence_world = 2, p.out.saved.present = true; }), "");
+  EXPECT_EQ(with([](Problem& p) { p.sequence_world = 2, p.pass = Pass::backward; }), "");
   EXPECT_EQ(with([](Problem& p) { p.heads_world = 2, p.pass = Pass::backward; }), "");
 }
 
@@ -441,6 +440,38 @@ TEST(ScanSm90Config, LaunchesOfAPackAreFew) {
   handed.in.initial_states.ssm.present = handed.out.final_states.ssm.present = true;
   bounded(handed, 16);
   EXPECT_LT(make_plan(handed, h200()).abreast, 64);
+  handed = pack(Pass::backward, 16384, 64, 32, 1, 4);
+  handed.in.initial_states.ssm.present = handed.in.d_final_states.ssm.present = true;
+  bounded(handed, 32);
+  EXPECT_LT(make_plan(handed, h200()).abreast, 64);
+}
+
+// Backward keeps what lies behind each sequence; of a pack, h and E of as many stretches as a round
+// has, and a state of each behind its chunks. Without states nothing of it has room.
+TEST(ScanSm90Config, StatesOfBackwardHaveRoom) {
+  for (const bool packed : {false, true}) {
+    Problem p = packed ? pack(Pass::backward, 3000, 40, 4, 2, 4)
+                       : problem(Pass::backward, 3, 3000, 4, 2, 4);
+    const cuda::Plan without = make_plan(p, h200());
+    p.in.initial_states.ssm.present = p.in.d_final_states.k.present = true;
+    const cuda::Plan plan = make_plan(p, h200());
+    EXPECT_EQ(plan.parts, without.parts);
+    EXPECT_EQ(cuda::kept_every(plan), cuda::kept_every(without));
+    std::vector<char> room(static_cast<size_t>(cuda::workspace_of(p, plan)));
+    Arena arena(Workspace{room.data(), static_cast<int64_t>(room.size())});
+    const cuda::UnitBuffers b = cuda::lay_out(arena, p, plan).units;
+    const int64_t size = 128 * 64, n = p.sequences;
+    EXPECT_GE(b.last_keys - b.ends, n * 4 * 32);
+    EXPECT_GE(reinterpret_cast<float*>(room.data() + room.size()) - b.last_keys, n * 4 * 4 * 128);
+    EXPECT_EQ(b.ordinals != nullptr, packed);
+    EXPECT_EQ(b.first_states != nullptr, packed);
+    if (!packed) continue;
+    EXPECT_GE(reinterpret_cast<float*>(b.ordinals) - b.first_states, plan.abreast * 4 * size);
+    EXPECT_GE(reinterpret_cast<char*>(b.upstream) - static_cast<char*>(b.inner),
+              4 * (plan.room + plan.abreast) * size * 2);
+    EXPECT_GE(reinterpret_cast<char*>(b.parameters) - reinterpret_cast<char*>(b.upstream),
+              4 * (2 + plan.abreast) * size * 4);
+  }
 }
 
 // A sequence is cut at states of `saved` where rounds have room for two such parts; else states are

@@ -140,8 +140,9 @@ struct UnitBuffers {
   void* inner = nullptr;      // [units, J + 1, Pp, Np] of the segment at work, operands
   uint64_t* inner_turns = nullptr;
   int* inner_taints = nullptr;
-  float* upstream = nullptr;           // [units, Pp, Np] E
-  float* ends = nullptr;               // [units, 2, A]: first anchor, turn of what lies behind
+  float* upstream = nullptr;  // [units, Pp, Np] E
+  // [units, 2, A]: first anchor, turn of what lies behind. Chunks side by side: [n, H, A] of that.
+  float* ends = nullptr;
   Pending* pending = nullptr;          // [units]
   double* parameters = nullptr;        // [units, parameter_count]
   float *dq = nullptr, *dk = nullptr;  // [sequences of a wave, tokens of a slice, R, H, N]
@@ -157,6 +158,10 @@ struct UnitBuffers {
   float* partial = nullptr;           // [units, slice, parameter_count]
   int parts = 0;                      // of the heads of a group; 0: chunks are taken in turn
   int64_t slice = 0;                  // chunks side by side
+  // The same, where states are handed.
+  float* first_states = nullptr;  // of a pack: [abreast, H, Pp, Np] before a sequence of a round
+  int32_t* ordinals = nullptr;    // of a pack: [most_chunks] of a chunk's stretch in its round
+  float* last_keys = nullptr;     // [n, H, R, N]: gradient of the last key, turned back
 };
 
 // Sequences [first, last) at work, and which of their chunks.

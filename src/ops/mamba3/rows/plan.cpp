@@ -86,6 +86,16 @@ void take_tokens(Arena& arena, const Problem& p, const Plan& plan, int64_t count
   u.token_steps = arena.take<char>(units * count * chunk_step_bytes(plan.chunk));
 }
 
+// Backward of states: before each sequence of a round, `homes` numbers; and what lies behind each.
+void take_handed(Arena& arena, const Problem& p, const Plan& plan, int64_t homes, UnitBuffers& u) {
+  const States& d = p.in.d_final_states;
+  const int64_t heads = p.sequences * p.heads;
+  u.first_states = arena.take<float>(homes);
+  u.ordinals = arena.take<int32_t>(homes > 0 ? most_chunks(p, plan.chunk) : 0);
+  u.ends = arena.take<float>(d.angle || d.ssm || d.k || d.v ? heads * p.pairs : 0);
+  u.last_keys = arena.take<float>(d.k ? heads * p.rank * p.state_dim : 0);
+}
+
 // A sequence that is cut at any chunk fills its round. In groups: by round of a group, and by
 // group.
 int64_t most_states(const Problem& p, const Plan& plan) {
@@ -150,10 +160,12 @@ Buffers lay_out(Arena& arena, const Problem& p, const Plan& plan) {
   u.states = arena.take<float>(kept ? 0 : units * states * size);
   u.turns = arena.take<uint64_t>(apart ? 0 : units * plan.segments * A);
   u.taints = arena.take<int>(apart ? 0 : units * plan.segments * A);
-  u.inner = arena.take<char>(units * (J + 1) * size * operand);
+  // Of a pack whose states are handed, each stretch has a state of its own behind its chunks.
+  const int64_t stretches = rounds && plan.hands ? plan.abreast : 0;
+  u.inner = arena.take<char>(units * (J + std::max<int64_t>(stretches, 1)) * size * operand);
   u.inner_turns = arena.take<uint64_t>(apart ? 0 : units * J * A);
   u.inner_taints = arena.take<int>(apart ? 0 : units * J * A);
-  u.upstream = arena.take<float>((rounds ? 2 : 1) * units * size);
+  u.upstream = arena.take<float>(((rounds ? 2 : 1) + stretches) * units * size);
   u.ends = arena.take<float>(apart ? 0 : units * 2 * A);
   u.pending = arena.take<Pending>(apart ? 0 : units);
   u.parameters = arena.take<double>(units * count);
@@ -173,6 +185,7 @@ Buffers lay_out(Arena& arena, const Problem& p, const Plan& plan) {
       arena.take<float>(p.heads * head_parameter_count(p.rank, p.state_dim, p.head_dim));
   u.edges = arena.take<Edge>(units * segments * J);
   u.partial = arena.take<float>(units * plan.slice * count);
+  if (plan.hands) take_handed(arena, p, plan, stretches * units * size, u);
   return b;
 }
 

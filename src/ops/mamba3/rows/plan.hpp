@@ -36,7 +36,7 @@ struct Plan {
   ChunkPlaces forward, states, backward;
   int64_t parts = 0;        // of the heads of a group, where the chunks of a slice go side by side
   int64_t ahead = 0;        // chunks whose tokens are formed ahead of forward
-  bool hands = false;       // forward: states lie in memory before and behind all chunks
+  bool hands = false;       // states, or gradients of them, are handed in or on
   bool by_segment = false;  // backward: turns before the pieces of one segment at a time
   // A pack in rounds: how many there are at most, and the chunks and stretches of one; 0: each
   // sequence as if it were as long as all.

@@ -6,12 +6,13 @@
 #include "ops/mamba3/sm90/backward_prepare.cuh"
 #include "ops/mamba3/sm90/backward_rows.cuh"
 #include "ops/mamba3/sm90/backward_tokens.cuh"
+#include "ops/mamba3/sm90/handed.cuh"
 #include "ops/mamba3/sm90/launch.cuh"
 
 namespace talea::mamba3::sm90 {
 namespace {
 
-template <int R, int blocks, bool halves>
+template <int R, int blocks, bool halves, bool handed>
 __global__ void __launch_bounds__(back_threads, 1)
     back_kernel(const __grid_constant__ Args a, const __grid_constant__ UnitBuffers b,
                 const __grid_constant__ Wave wave) {
@@ -36,7 +37,7 @@ __global__ void __launch_bounds__(back_threads, 1)
   }
   __syncthreads();
   if (place.in_segment >= s.segment || sh.part.n <= 0 || place.first >= place.last) return;
-  Backward<R, blocks, halves>(a, b, wave, sh).run();
+  Backward<R, blocks, halves>(a, b, wave, sh).template run<handed>();
 }
 
 }  // namespace
@@ -45,8 +46,10 @@ void launch_back(const Args& args, const Wave& wave, const UnitBuffers& b, cudaS
   const int64_t count = (wave.last - wave.first) * wave.slice_chunks * args.size.groups * b.parts;
   with_turns(args.size, [&](auto rank, auto blocks, auto halves) {
     if constexpr (!has_two_heads(rank(), 32 * blocks()))
-      launch("mamba3: gradients", back_kernel<rank(), blocks(), halves()>, count, back_threads,
-             sizeof(BackShared<rank(), blocks()>), stream, args, b, wave);
+      launch("mamba3: gradients",
+             backward_hands(args) ? back_kernel<rank(), blocks(), halves(), true>
+                                  : back_kernel<rank(), blocks(), halves(), false>,
+             count, back_threads, sizeof(BackShared<rank(), blocks()>), stream, args, b, wave);
   });
 }
 

@@ -27,13 +27,15 @@ class Backward {
     needs_y = a.grad.mimo_out.data || (a.z.data && (a.grad.z.data || a.grad.mimo_z.data));
   }
 
+  // handed: states are, or gradients of them.
+  template <bool handed>
   __device__ __forceinline__ void run() {
     if (group == 1 || group == 2) {
       float4* const sums = group == 1 ? sh.sums_q : sh.sums_k;
 #pragma unroll 1
       for (int i = 0; i < 16; ++i) sums[i * 128 + thread] = {0, 0, 0, 0};
     }
-    put_homes();
+    put_homes<handed>();
     __syncthreads();
     begin_rows(place.first);
     begin(place.first);
@@ -44,9 +46,9 @@ class Backward {
       prepare(head);
       weigh_pairs();
       if (group == 0)
-        pairs_and_values(head);
+        pairs_and_values<handed>(head);
       else if (group < 3)
-        rows_of_group(head);
+        rows_of_group<handed>(head);
       else
         gates(head);
       const bool more = head + 1 < place.last;
@@ -61,7 +63,7 @@ class Backward {
         begin(head + 1);
       else
         next = {};  // nothing of it is live behind the loop
-      tokens(head, rates);
+      tokens<handed>(head, rates);
       if (more) begin_state(head + 1);
     }
     if (group == 1) store_rows(a.grad.q, b.dq, sh.sums_q);
@@ -87,6 +89,7 @@ class Backward {
   }
 
   // backward_prepare.cuh
+  template <bool handed>
   __device__ __forceinline__ void put_homes();
   __device__ __forceinline__ OfHeads of_heads(const void* buffer, int64_t each, int64_t at,
                                               int64_t bytes);
@@ -99,8 +102,10 @@ class Backward {
   __device__ __forceinline__ void turn_rows();
 
   // backward_pairs.cuh
+  template <bool handed>
   __device__ __forceinline__ void pairs_and_values(int head);
   __device__ __forceinline__ void weigh_pairs();
+  template <bool handed>
   __device__ __forceinline__ void values_back(int head, const float (&dv)[32],
                                               const uint32_t (&v)[16]);
   __device__ __forceinline__ void put_alike(float* sums, int slot, float (&x)[8 / R]);
@@ -114,8 +119,10 @@ class Backward {
                                            const uint32_t (&z)[16]);
 
   // backward_rows.cuh
+  template <bool handed>
   __device__ __forceinline__ void rows_of_group(int head);
-  __device__ __forceinline__ void rows_back(float (&g)[64]);
+  template <bool handed>
+  __device__ __forceinline__ void rows_back(int head, float (&g)[64]);
   __device__ __forceinline__ void store_rows(const View& to, float* by_part, const float4* sums);
 
   // backward_tokens.cuh
@@ -123,7 +130,9 @@ class Backward {
   static_assert(angle_tokens >= 1 && back_threads % pairs == 0);
   static constexpr int others = back_threads - 32;  // threads that have no decays
   __device__ __forceinline__ void begin_angles(int head, uint32_t (&rates)[angle_tokens]);
+  template <bool handed>
   __device__ __forceinline__ void tokens(int head, const uint32_t (&rates)[angle_tokens]);
+  template <bool handed>
   __device__ __forceinline__ void angles_back(int head, const uint32_t (&rates)[angle_tokens]);
   __device__ __forceinline__ void steps_back(int head);
   __device__ __forceinline__ void decays_back(int head);

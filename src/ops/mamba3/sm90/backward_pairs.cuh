@@ -84,6 +84,7 @@ __device__ __forceinline__ void Backward<R, blocks, halves>::weigh_pairs() {
 
 // dv = e^(L_C - L) s (K E^T) + seen^T dO + d dO.
 template <int R, int blocks, bool halves>
+template <bool handed>
 __device__ __forceinline__ void Backward<R, blocks, halves>::pairs_and_values(int head) {
   float dv[32];
   const int row = own_row(), lane = threadIdx.x & 31;
@@ -124,10 +125,11 @@ __device__ __forceinline__ void Backward<R, blocks, halves>::pairs_and_values(in
           a.grad.mimo_v.data && t[second] < p.n
               ? __ldg(reinterpret_cast<const uint32_t*>(v0 + t[second] * a.v.stride[1] + 8 * j))
               : 0u;
-  values_back(head, dv, v);
+  values_back<handed>(head, dv, v);
 }
 
 template <int R, int blocks, bool halves>
+template <bool handed>
 __device__ __forceinline__ void Backward<R, blocks, halves>::values_back(int head,
                                                                          const float (&dv)[32],
                                                                          const uint32_t (&v)[16]) {
@@ -163,7 +165,10 @@ __device__ __forceinline__ void Backward<R, blocks, halves>::values_back(int hea
     if (!a.grad.v.data) continue;
 #pragma unroll
     for (int second = 0; second < 2; ++second) {
-      const float low = shared_by_ranks<R>(x[second][0]), high = shared_by_ranks<R>(x[second][1]);
+      float low = shared_by_ranks<R>(x[second][0]), high = shared_by_ranks<R>(x[second][1]);
+      if constexpr (handed)
+        if (t[second] == p.n - 1 && !p.more && a.last.v.data)
+          add_last_value(a, sh.unit, head, column + 8 * (first + r), low, high);
       if (t[second] < p.n)
         store_two(a.grad.v, dv0 + t[second] * a.grad.v.stride[1] + 8 * (first + r), low, high);
     }

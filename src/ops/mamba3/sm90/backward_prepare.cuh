@@ -27,6 +27,7 @@ __device__ __forceinline__ OfHeads Backward<R, blocks, halves>::of_heads(const v
 
 // A warp a tensor.
 template <int R, int blocks, bool halves>
+template <bool handed>
 __device__ __forceinline__ void Backward<R, blocks, halves>::put_homes() {
   if ((threadIdx.x & 31) != 0) return;
   const Unit& u = sh.unit;
@@ -62,7 +63,8 @@ __device__ __forceinline__ void Backward<R, blocks, halves>::put_homes() {
       to.d_angles = columns_of(a.grad.angles);
       break;
     case 9:
-      sh.from.h = of_heads(b.inner, a.size.segment + 1, place.in_segment, size * 2);
+      sh.from.h = of_heads(b.inner, states_of_head<handed>(a), state_of_chunk<handed>(a, b, place),
+                           size * 2);
       break;
     case 10:
       sh.from.e = of_heads(b.inner_upstream, wave.slice_chunks, place.in_slice, size * 2);

@@ -9,6 +9,7 @@ namespace talea::mamba3::sm90 {
 
 // dq = e^L (dO H) + W' K by one group, dk = e^(L_C - L) s (V E) + W'^T Q by another.
 template <int R, int blocks, bool halves>
+template <bool handed>
 __device__ __forceinline__ void Backward<R, blocks, halves>::rows_of_group(int head) {
   const bool keys = group == 2;
   float g[64];
@@ -26,12 +27,13 @@ __device__ __forceinline__ void Backward<R, blocks, halves>::rows_of_group(int h
     rows_by_columns<128>(g, Operand(sh.weights), Operand(sh.k));
   products_end(g);
   hopper::named_barrier_sync(used, back_threads);
-  rows_back(g);
+  rows_back<handed>(head, g);
 }
 
 // Their share of turns and decays; turned back, added to the sums over the heads.
 template <int R, int blocks, bool halves>
-__device__ __forceinline__ void Backward<R, blocks, halves>::rows_back(float (&g)[64]) {
+template <bool handed>
+__device__ __forceinline__ void Backward<R, blocks, halves>::rows_back(int head, float (&g)[64]) {
   const bool keys = group == 2;
   const char* const tile = keys ? sh.k : sh.q;
   float4* const sums = (keys ? sh.sums_k : sh.sums_q) + thread;
@@ -127,6 +129,8 @@ __device__ __forceinline__ void Backward<R, blocks, halves>::rows_back(float (&g
     dot = over_quad(dot);
     if (lane % 4 == 0) dots[own] = dot;
   }
+  if constexpr (handed)
+    if (keys) add_last_key<R>(a, b, sh.unit, p, head, g);
 #pragma unroll
   for (int from = 0; from < 16; from += 4) {
     float4 x[4];

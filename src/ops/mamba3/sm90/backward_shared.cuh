@@ -4,6 +4,7 @@
 #pragma once
 
 #include "ops/mamba3/sm90/gate.cuh"
+#include "ops/mamba3/sm90/handed_chunk.cuh"
 #include "ops/mamba3/sm90/token.cuh"
 
 namespace talea::mamba3::sm90 {
@@ -44,6 +45,18 @@ __device__ __forceinline__ void put_chunk(const Args& a, const Wave& w, Place& p
   const cuda::PackedChunk x = a.pack.chunks[place.chunk];
   unit = cuda::unit_of(a, x, place.first);
   part = part_of<C>(unit, x.chunk);
+}
+
+// States that a head has of the segment at work, and the place of the chunk's among them: of a pack
+// whose states are handed each stretch has one more behind its chunks.
+template <bool handed>
+__device__ __forceinline__ int64_t states_of_head(const Args& a) {
+  return a.size.segment + (handed && a.pack.rounds ? a.pack.abreast : 1);
+}
+template <bool handed>
+__device__ __forceinline__ int64_t state_of_chunk(const Args& a, const UnitBuffers& b,
+                                                  const Place& place) {
+  return place.in_segment + (handed && a.pack.rounds ? b.ordinals[place.chunk] : 0);
 }
 
 // Where the tensors of head 0 of the group's tokens begin at the chunk's first one, in elements.

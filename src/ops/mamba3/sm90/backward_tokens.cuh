@@ -8,9 +8,10 @@
 namespace talea::mamba3::sm90 {
 
 template <int R, int blocks, bool halves>
+template <bool handed>
 __device__ __forceinline__ void Backward<R, blocks, halves>::tokens(
     int head, const uint32_t (&rates)[angle_tokens]) {
-  angles_back(head, rates);
+  angles_back<handed>(head, rates);
   // The last warp has the last tokens, behind which little is summed.
   if (threadIdx.x >= others) {
     if (a.grad.adt.data) decays_back(head);
@@ -38,12 +39,13 @@ __device__ __forceinline__ void Backward<R, blocks, halves>::begin_angles(
 
 // d_angles, and what they leave for d_dt: a thread has a pair of a few tokens.
 template <int R, int blocks, bool halves>
+template <bool handed>
 __device__ __forceinline__ void Backward<R, blocks, halves>::angles_back(
     int head, const uint32_t (&rates)[angle_tokens]) {
   constexpr int groups = back_threads / pairs, each = angle_tokens;
   const int i = threadIdx.x % pairs, own_group = threadIdx.x / pairs, A = a.size.pairs;
   const int first = own_group * each;
-  const bool turns = a.angles.data && i < A;
+  const bool turns = (handed || a.angles.data) && i < A;
   float own[each], sum = 0;
 #pragma unroll
   for (int j = 0; j < each; ++j) {
@@ -61,6 +63,7 @@ __device__ __forceinline__ void Backward<R, blocks, halves>::angles_back(
   }
   float whole = 0;
   whole -= sh.torques[i];
+  if constexpr (handed) whole += turn_behind(a, b, sh.unit, head, i);
   if constexpr (each > 1) {
     __syncthreads();
 #pragma unroll 4
@@ -80,6 +83,8 @@ __device__ __forceinline__ void Backward<R, blocks, halves>::angles_back(
     float by_rate = 0;
     if (turns && t < p.n) {
       whole += own[j];
+      if constexpr (handed)
+        if (t == 0) store_first_angle(a, sh.unit, p, head, i, whole);
       const float rate = tanhf(cuda::number_of(a.angles.dtype, rates[j]));
       const auto slope = static_cast<float>(1 - static_cast<double>(rate) * rate);
       const float angle = whole * steps().dt[t] * pi * slope;

@@ -17,9 +17,9 @@ constexpr int64_t forward_bytes = int64_t{48}
                                   << 20;             // what forward writes ahead stays in the cache
 constexpr int64_t most_ahead = 32, usual_ahead = 8;  // chunks
 constexpr int64_t pack_bytes = int64_t{160} << 20;   // of a pack, whose rounds are even where long
-constexpr int64_t forward_homes = int64_t{24} << 20;  // states handed to and by a round of a pack
-constexpr int64_t most_in_order = 4096;               // sequences
-constexpr int64_t most_room = 1 << 16;                // chunks of a round
+constexpr int64_t handed_homes = int64_t{24} << 20;  // states handed to and by a round of a pack
+constexpr int64_t most_in_order = 4096;              // sequences
+constexpr int64_t most_room = 1 << 16;               // chunks of a round
 constexpr int64_t usual_slice = 8;   // chunks side by side are not fewer but for the limit
 constexpr int64_t processors = 132;  // of the chips that the lane is for
 
@@ -39,18 +39,18 @@ std::string not_in_pieces(const char* name, const Tensor& t, int64_t bytes) {
 
 bool any_of(const States& s) { return s.angle || s.ssm || s.k || s.v; }
 
-// Forward takes states and hands them on; not where backward is to follow from what it saves.
-std::string states_declined(const Problem& p) {
-  if (p.out.saved && any_of(p.in.initial_states)) return "initial states of a pass that saves";
-  if (p.out.saved && any_of(p.out.final_states)) return "final states of a pass that saves";
-  if (p.sequence_world > 1 && (p.backward() || p.out.saved))
-    return fmt::format("tokens over several ranks: {}",
-                       p.backward() ? "states of backward" : "states of a pass that saves");
-  if (!p.backward()) return "";
-  if (any_of(p.in.initial_states)) return "initial states of backward";
-  if (any_of(p.in.d_final_states)) return "gradients of final states";
-  if (any_of(p.out.d.initial_states)) return "gradients of initial states";
-  return "";
+// Whether a pass is handed states or hands them on, or gradients of them.
+bool hands(const Problem& p) {
+  if (!p.backward()) return any_of(p.in.initial_states) || any_of(p.out.final_states);
+  return any_of(p.in.initial_states) || any_of(p.in.d_final_states) ||
+         any_of(p.out.d.initial_states);
+}
+
+// Stretches of a round of a pack whose states, handed to and by it, have room: backward has two of
+// each in fp32, and one as an operand.
+int64_t homes_of(const Problem& p) {
+  const int64_t each = columns * values * (p.backward() ? 10 : 4);
+  return std::max<int64_t>(handed_homes / (std::max<int64_t>(p.heads, 1) * each), 8);
 }
 
 // Its kernel takes any row that a lane with limits takes.
@@ -97,6 +97,7 @@ bool fit_backward_rounds(const Problem& p, int64_t limit, cuda::Plan& plan) {
   const auto chunks = static_cast<double>(cuda::most_chunks(p, plan.chunk));
   const auto root = static_cast<int64_t>(std::ceil(std::sqrt(chunks)));
   const int64_t most = std::min(limit, usual_bytes), n = std::max<int64_t>(p.sequences, 1);
+  const int64_t abreast = plan.hands ? std::min(n, homes_of(p)) : n;
   // A round begins where a sequence does, or at a state of `saved`: where it has room for two such
   // parts. Where states between rounds have no room, those of a group of rounds are formed once
   // more.
@@ -107,7 +108,7 @@ bool fit_backward_rounds(const Problem& p, int64_t limit, cuda::Plan& plan) {
     const int64_t least = std::max<int64_t>(groups ? usual_slice : root, 2 * plan.cut_every);
     const bool fits = fit_rounds(p, groups ? limit : most, limit, least, plan, [&](int64_t room) {
       plan.slice = room;
-      return std::min(room, n);
+      return std::min(room, abreast);
     });
     return fits && plan.room >= 2 * plan.cut_every;
   };
@@ -203,9 +204,8 @@ void fit_forward(const Problem& p, int64_t limit, cuda::Plan& plan) {
   const int64_t most = std::min(limit, forward_bytes + (n == 1 ? turns : 0));
   if (p.packed && p.sequences > 0 && p.tokens > 0) {
     cuda::Plan rounds = plan;
-    rounds.hands = any_of(p.in.initial_states) || any_of(p.out.final_states);
-    const int64_t homes = std::max<int64_t>(
-        forward_homes / (std::max<int64_t>(p.heads, 1) * columns * values * 4), 8);
+    rounds.hands = hands(p);
+    const int64_t homes = homes_of(p);
     const auto set = [&](int64_t room) {
       rounds.ahead = room;
       return std::min(std::min(room, n), rounds.hands ? homes : room);
@@ -245,7 +245,6 @@ std::optional<std::string> declined(const Problem& p, const DeviceFacts&) {
     return fmt::format("chunk = {} tokens of rank {}: {} rows alone", p.options.chunk, p.rank,
                        rows);
   if (p.options.head_norm) return "head_norm";
-  if (const std::string why = states_declined(p); !why.empty()) return why;
   for (const auto& [name, tensor, bytes] :
        {std::tuple<const char*, const Tensor&, int64_t>{"q", p.in.q, 16},
         {"k", p.in.k, 16},
@@ -286,7 +285,7 @@ cuda::Plan make_plan(const Problem& p, const DeviceFacts&) {
       fit_forward(p, limit, plan);
       return plan;
     }
-    plan.hands = any_of(p.in.initial_states) || any_of(p.out.final_states);
+    plan.hands = hands(p);
     plan.wave = std::max<int64_t>(p.sequences, 1);
     while (plan.wave > 1 && cuda::workspace_of(p, plan) > limit) plan.wave = (plan.wave + 1) / 2;
     // All of a pack are one round, where its lengths are put in order.
@@ -299,6 +298,7 @@ cuda::Plan make_plan(const Problem& p, const DeviceFacts&) {
     return plan;
   }
   plan.parts = parts_of(p);
+  plan.hands = hands(p);
   fit(p, p.options.workspace_limit_bytes, plan);
   return plan;
 }

@@ -4,6 +4,7 @@
 #include "ops/mamba3/sm90/gradients_form.cuh"
 #include "ops/mamba3/sm90/gradients_multiply.cuh"
 #include "ops/mamba3/sm90/gradients_tokens.cuh"
+#include "ops/mamba3/sm90/handed.cuh"
 #include "ops/mamba3/sm90/launch.cuh"
 
 namespace talea::mamba3::sm90 {
@@ -11,7 +12,7 @@ namespace {
 
 constexpr int multiplying = 184, forming = 72;  // registers
 
-template <int R, int blocks, bool halves>
+template <int R, int blocks, bool halves, bool handed>
 __global__ void __launch_bounds__(gradient_threads, 1)
     gradients_kernel(const __grid_constant__ Args a, const __grid_constant__ UnitBuffers b,
                      const __grid_constant__ Wave wave) {
@@ -38,15 +39,15 @@ __global__ void __launch_bounds__(gradient_threads, 1)
   }
   __syncthreads();
   if (sh.part.n <= 0 || sh.place.first >= sh.place.last) return;
-  Gradients<R, blocks, halves>::put_homes(a, b, wave, sh);
+  Gradients<R, blocks, halves>::template put_homes<handed>(a, b, wave, sh);
   __syncthreads();
   const int group = warpgroup();
   if (group < 2) {
     hopper::raise_registers<multiplying>();
-    Gradients<R, blocks, halves>(a, b, wave, sh).multiply(group == 1);
+    Gradients<R, blocks, halves>(a, b, wave, sh).template multiply<handed>(group == 1);
   } else if (group == 2) {
     hopper::lower_registers<forming>();
-    Gradients<R, blocks, halves>(a, b, wave, sh).form_rows();
+    Gradients<R, blocks, halves>(a, b, wave, sh).template form_rows<handed>();
   } else {
     hopper::lower_registers<forming>();
     Gradients<R, blocks, halves>(a, b, wave, sh).form_values();
@@ -60,8 +61,11 @@ void launch_gradients(const Args& args, const Wave& wave, const UnitBuffers& b,
   const int64_t count = (wave.last - wave.first) * wave.slice_chunks * args.size.groups * b.parts;
   with_turns(args.size, [&](auto rank, auto blocks, auto halves) {
     if constexpr (has_two_heads(rank(), 32 * blocks()))
-      launch("mamba3: gradients", gradients_kernel<rank(), blocks(), halves()>, count,
-             gradient_threads, sizeof(GradientShared<rank(), blocks()>), stream, args, b, wave);
+      launch("mamba3: gradients",
+             backward_hands(args) ? gradients_kernel<rank(), blocks(), halves(), true>
+                                  : gradients_kernel<rank(), blocks(), halves(), false>,
+             count, gradient_threads, sizeof(GradientShared<rank(), blocks()>), stream, args, b,
+             wave);
   });
 }
 

@@ -26,12 +26,15 @@ class Gradients {
         up(args),
         thread(threadIdx.x & 127) {}
 
-  // Each by a warpgroup of its own.
+  // Each by a warpgroup of its own. handed: states are, or gradients of them.
+  template <bool handed>
   __device__ __forceinline__ void form_rows();
   __device__ __forceinline__ void form_values();
+  template <bool handed>
   __device__ __forceinline__ void multiply(bool of_keys);
 
   // A warp a tensor.
+  template <bool handed>
   static __device__ __forceinline__ void put_homes(const Args& a, const UnitBuffers& b,
                                                    const Wave& wave, Shared& sh);
 
@@ -105,6 +108,7 @@ class Gradients {
   __device__ __forceinline__ void anchor(int head, const AnchorRows& behind, int half, float& work);
   // gradients_tokens.cuh
   __device__ __forceinline__ void read_rates(int head);
+  template <bool handed>
   __device__ __forceinline__ void angles_back(int head);
   __device__ __forceinline__ void steps_back(int head);
   __device__ __forceinline__ void decays_back(int head);
@@ -127,11 +131,13 @@ class Gradients {
                                         const float (&scores)[32], const float (&products)[32],
                                         uint32_t (&seen)[4][4], uint32_t (&weights)[4][4],
                                         float (&near)[2], float (&behind)[2], float& trace);
+  template <bool handed>
   __device__ __forceinline__ void rows_back(int head, bool of_keys, float (&g)[64],
                                             float (&sums)[64]);
   template <bool of_keys>
   __device__ __forceinline__ void store_rows(const float (&sums)[64]);
   // gradients_values.cuh
+  template <bool handed>
   __device__ __forceinline__ void values_back(int head, float (&dv)[32]);
   // gradients_gates.cuh
   __device__ __forceinline__ void gates_of(int head, float (&y)[32]);

@@ -9,6 +9,7 @@
 namespace talea::mamba3::sm90 {
 
 template <int R, int blocks, bool halves>
+template <bool handed>
 __device__ __forceinline__ void Gradients<R, blocks, halves>::put_homes(const Args& a,
                                                                         const UnitBuffers& b,
                                                                         const Wave& wave,
@@ -46,7 +47,8 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::put_homes(const Ar
       to.d_angles = columns_of(a.grad.angles);
       break;
     case 5:
-      sh.from.h = of_heads(b.inner, J + 1, place.in_segment, size * 2);
+      sh.from.h = of_heads(b.inner, states_of_head<handed>(a), state_of_chunk<handed>(a, b, place),
+                           size * 2);
       break;
     case 6:
       sh.from.e = of_heads(b.inner_upstream, wave.slice_chunks, place.in_slice, size * 2);
@@ -384,6 +386,7 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::gate_back(int head
 }
 
 template <int R, int blocks, bool halves>
+template <bool handed>
 __device__ __forceinline__ void Gradients<R, blocks, halves>::form_rows() {
   const bool shared_angles = a.angles.stride[2] == 0;
   if (shared_angles) read_rates(place.first);
@@ -394,7 +397,7 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::form_rows() {
     if (head + 1 < place.last) begin_rows(head + 1);
     if (head > place.first) {
       if (!shared_angles) read_rates(head - 1);
-      angles_back(head - 1);
+      angles_back<handed>(head - 1);
       decays_back(head - 1);
       if (head < place.last) hopper::named_barrier_arrive(heard, gradient_threads);
     }

@@ -13,6 +13,7 @@ namespace talea::mamba3::sm90 {
 // Queries: y = e^L (Q H^T) + seen V and dq = e^L (dO H) + W' K. Keys: dv = e^(L_C - L) s (K E^T) +
 // seen^T dO + d dO and dk = e^(L_C - L) s (V E) + W'^T Q.
 template <int R, int blocks, bool halves>
+template <bool handed>
 __device__ __forceinline__ void Gradients<R, blocks, halves>::multiply(bool of_keys) {
   const bool needs_y = a.grad.mimo_out.data || (a.z.data && (a.grad.z.data || a.grad.mimo_z.data));
   const bool apart = gates_apart();
@@ -72,7 +73,7 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::multiply(bool of_k
     registers_by_columns<64>(y, seen, other_values);
     products_end(y);
     if (of_keys)
-      values_back(head, y);
+      values_back<handed>(head, y);
     else if (needs_y && !apart)
       gates_of(head, y);
     float g[64];
@@ -93,7 +94,7 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::multiply(bool of_k
     products_begin(g);
     registers_by_columns<128>(g, weights, other);
     products_end(g);
-    rows_back(head, of_keys, g, sums);
+    rows_back<handed>(head, of_keys, g, sums);
   }
   if (of_keys)
     store_rows<true>(sums);

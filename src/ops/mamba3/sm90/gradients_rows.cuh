@@ -90,6 +90,7 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::weigh(
 
 // Their share of turns and decays; turned back, added to the sums over the heads.
 template <int R, int blocks, bool halves>
+template <bool handed>
 __device__ __forceinline__ void Gradients<R, blocks, halves>::rows_back(int head, bool of_keys,
                                                                         float (&g)[64],
                                                                         float (&sums)[64]) {
@@ -164,6 +165,8 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::rows_back(int head
   }
   // Nothing of the head's operands is read from here on.
   hopper::named_barrier_arrive(done, gradient_threads);
+  if constexpr (handed)
+    if (of_keys) add_last_key<R>(a, b, sh.unit, sh.part, head, g);
 #pragma unroll
   for (int i = 0; i < 64; ++i) sums[i] += g[i];
   constexpr int alike = Shared::alike;

@@ -26,11 +26,12 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::read_rates(int hea
 
 // d_angles, and what they leave for d_dt.
 template <int R, int blocks, bool halves>
+template <bool handed>
 __device__ __forceinline__ void Gradients<R, blocks, halves>::angles_back(int head) {
   constexpr int each = angle_tokens, groups = 128 / pairs;
   const int thread = formed_anew(this->thread);
   const int i = thread % pairs, group = thread / pairs, first = group * each, A = a.size.pairs;
-  const int lane = thread & 31, left = a.angles.data && i < A ? n - first : 0;
+  const int lane = thread & 31, left = (handed || a.angles.data) && i < A ? n - first : 0;
   float own[each], sum = 0;
 #pragma unroll
   for (int j = 0; j < each; ++j) {
@@ -42,12 +43,15 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::angles_back(int he
   hopper::named_barrier_sync(rows_own, 128);
   const float* const torque = sh.torque[third(head)][0] + i;
   float whole = -(((torque[0] + torque[pairs]) + torque[2 * pairs]) + torque[3 * pairs]);
+  if constexpr (handed) whole += turn_behind(a, b, sh.unit, head, i);
 #pragma unroll
   for (int later = groups - 1; later > 0; --later)
     if (later > group) whole += sh.ends[later * pairs + i];
       // What lies at a token and behind it.
 #pragma unroll
   for (int j = each - 1; j >= 0; --j) own[j] = whole += own[j];
+  if constexpr (handed)
+    if (first == 0 && i < A) store_first_angle(a, sh.unit, sh.part, head, i, own[0]);
   const float pi = 3.14159265358979f;
   const auto angle = [&](int j, float step) {
     return own[j] * step * pi * fmaf(-rates_[j], rates_[j], 1.0f);

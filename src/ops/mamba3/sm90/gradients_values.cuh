@@ -8,6 +8,7 @@
 namespace talea::mamba3::sm90 {
 
 template <int R, int blocks, bool halves>
+template <bool handed>
 __device__ __forceinline__ void Gradients<R, blocks, halves>::values_back(int head,
                                                                           float (&dv)[32]) {
   constexpr int alike = Shared::alike;
@@ -58,6 +59,11 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::values_back(int he
         const float2 by = *reinterpret_cast<const float2*>(parameters.mimo_v + c);
         x *= by.x, y *= by.y;
       });
+    if constexpr (handed)
+      if (!sh.part.more && a.last.v.data)
+        each_two(dv, [&](int i, int c, float& x, float& y) {
+          if (i == n - 1) add_last_value(a, sh.unit, head, c, x, y);
+        });
     store_values(a.grad.v, home(sh.homes.d_v, a.grad.v, head), n, dv);
     return;
   }
@@ -78,7 +84,10 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::values_back(int he
     }
 #pragma unroll
     for (int second = 0; second < 2; ++second) {
-      const float low = shared_by_ranks<R>(x[second][0]), high = shared_by_ranks<R>(x[second][1]);
+      float low = shared_by_ranks<R>(x[second][0]), high = shared_by_ranks<R>(x[second][1]);
+      if constexpr (handed)
+        if (t[second] == n - 1 && !sh.part.more && a.last.v.data)
+          add_last_value(a, sh.unit, head, column + 8 * (first + r), low, high);
       if (t[second] < n)
         store_two(a.grad.v, dv0 + t[second] * a.grad.v.stride[1] + 8 * (first + r), low, high);
     }

@@ -3,15 +3,14 @@
 // Why: the chunks start from h in memory and leave it there, whoever it came from.
 // Never: runs where nobody hands in or asks.
 #include "device/common/cuda_check.hpp"
-#include "ops/mamba3/sm90/handed.cuh"
+#include "ops/mamba3/sm90/handed_shared.cuh"
 #include "ops/mamba3/sm90/launch.cuh"
 #include "ops/mamba3/sm90/turns.cuh"
 
 namespace talea::mamba3::sm90 {
 namespace {
 
-constexpr int threads = 256;
-using cuda::StateViews;
+constexpr int threads = handed_threads;
 
 __device__ __forceinline__ float* home_of(const UnitBuffers& b, int64_t number) {
   return b.upstream + number * (columns * values);
@@ -49,53 +48,12 @@ __global__ void __launch_bounds__(threads)
   Unit u;
   int64_t number = 0;
   if (!find_unit(a, wave, false, u, number) || u.tokens <= 0) return;
-  const StateViews& f = a.initial;
-  const bool held = f.k.data && f.v.data && !mutant(Mutant::m3_22_initial_token_ignored);
-  const float b0 =
-      held ? cuda::read(a.dt, cuda::at(a.dt, u.batch, u.head, u.begin)) *
-                 cuda::sigmoid(-cuda::read(a.trap, cuda::at(a.trap, u.batch, u.head, u.begin)))
-           : 0.0f;
-  float* const to = home_of(b, number);
-  const int n = static_cast<int>(threadIdx.x) % columns;
-#pragma unroll 1
-  for (int p = static_cast<int>(threadIdx.x) / columns; p < values; p += threads / columns) {
-    float x = cuda::load_or(0, f.ssm, cuda::at(f.ssm, u.row, u.head, p, n));
-    if (held) {
-      const float v = b0 * cuda::load(f.v, cuda::at(f.v, u.row, u.head, p));
-      for (int r = 0; r < a.size.rank; ++r)
-        x += v * cuda::read_or(1, a.mimo_v, cuda::at(a.mimo_v, u.head, r, p)) *
-             cuda::load(f.k, cuda::at(f.k, u.row, r, u.head, n));
-    }
-    to[p * columns + n] = x;
-  }
-}
-
-// What an empty sequence was handed goes through.
-__device__ __forceinline__ void pass_through(const Args& a, const Unit& u) {
-  const StateViews &from = a.initial, &to = a.last;
-  const auto thread = static_cast<int>(threadIdx.x);
-  for (int i = thread; i < a.size.pairs && to.angle.data; i += threads) {
-    const uint64_t turn =
-        cuda::turn_of_radians(cuda::load_or(0, from.angle, cuda::at(from.angle, u.row, u.head, i)));
-    cuda::store(to.angle, cuda::at(to.angle, u.row, u.head, i),
-                turn == cuda::no_turn ? NAN : cuda::radians(turn));
-  }
-  for (int i = thread; i < columns * values && to.ssm.data; i += threads)
-    cuda::store(
-        to.ssm, cuda::at(to.ssm, u.row, u.head, i / columns, i % columns),
-        cuda::load_or(0, from.ssm, cuda::at(from.ssm, u.row, u.head, i / columns, i % columns)));
-  for (int i = thread; i < a.size.rank * columns && to.k.data; i += threads)
-    cuda::store(
-        to.k, cuda::at(to.k, u.row, i / columns, u.head, i % columns),
-        cuda::load_or(0, from.k, cuda::at(from.k, u.row, i / columns, u.head, i % columns)));
-  for (int i = thread; i < values && to.v.data; i += threads)
-    cuda::store(to.v, cuda::at(to.v, u.row, u.head, i),
-                cuda::load_or(0, from.v, cuda::at(from.v, u.row, u.head, i)));
+  FirstState(a, u).put(home_of(b, number));
 }
 
 __global__ void __launch_bounds__(threads) pass_through_kernel(const __grid_constant__ Args a) {
   const Unit u = unit_at(a, 0, blockIdx.x);
-  if (u.tokens <= 0) pass_through(a, u);
+  if (u.tokens <= 0) pass_through(a, u, a.initial, a.last, true);
 }
 
 // The states behind the last token; `most` as in launch_turns, where the chunks have not left their
@@ -109,7 +67,7 @@ __global__ void __launch_bounds__(threads)
   Unit u;
   int64_t number = 0;
   if (!find_unit(a, wave, true, u, number)) return;
-  if (u.tokens <= 0) return pass_through(a, u);
+  if (u.tokens <= 0) return pass_through(a, u, a.initial, a.last, true);
   const StateViews& to = a.last;
   const cuda::Sizes& s = a.size;
   const auto thread = static_cast<int>(threadIdx.x);
@@ -164,8 +122,6 @@ __global__ void __launch_bounds__(threads)
   for (int i = thread; i < columns * values; i += threads)
     ssm[i / columns * to.ssm.stride[2] + i % columns * to.ssm.stride[3]] = from[i];
 }
-
-bool any_of(const StateViews& s) { return s.angle.data || s.ssm.data || s.k.data || s.v.data; }
 
 int64_t units_of(const Args& args, const Wave& wave) {
   return (args.pack.rounds ? args.pack.abreast : wave.last - wave.first) * args.size.heads;

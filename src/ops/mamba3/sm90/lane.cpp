@@ -10,6 +10,7 @@
 #include "ops/mamba3/ranks.hpp"
 #include "ops/mamba3/rows/step.hpp"
 #include "ops/mamba3/sm90/config.hpp"
+#include "ops/mamba3/sm90/handed.cuh"
 #include "ops/mamba3/sm90/machine.hpp"
 
 namespace talea::mamba3 {
@@ -38,15 +39,20 @@ class HopperMachine final : public cuda::DeviceMachine {
     sm90::launch_segment(a, w, at_.buffers.units, at_.stream);
   }
   void slice_back(const cuda::Args& a, const cuda::Wave& w) override {
-    sm90::launch_upstream(a, w, at_.buffers.units, at_.stream);
-    sm90::launch_without_heads(a, w, at_.buffers.units, at_.stream);
-    if (sm90::has_two_heads(a.size.rank, a.size.pairs))
-      sm90::launch_gradients(a, w, at_.buffers.units, at_.stream);
-    else
-      sm90::launch_back(a, w, at_.buffers.units, at_.stream);
+    const cuda::UnitBuffers& b = at_.buffers.units;
+    sm90::launch_upstream(a, w, b, at_.stream);
+    if (sm90::wants_rows(a)) {
+      sm90::launch_without_heads(a, w, b, at_.stream);
+      if (sm90::has_two_heads(a.size.rank, a.size.pairs))
+        sm90::launch_gradients(a, w, b, at_.stream);
+      else
+        sm90::launch_back(a, w, b, at_.stream);
+    }
+    sm90::launch_before(a, w, b, at_.stream);
   }
   void sum_rows(const cuda::Args& a, const cuda::Wave& w) override {
-    sm90::launch_sums(a, w, at_.buffers.units, at_.buffers.totals, at_.stream);
+    if (sm90::wants_rows(a))
+      sm90::launch_sums(a, w, at_.buffers.units, at_.buffers.totals, at_.stream);
   }
   void add_parameters(const cuda::Args& a, const cuda::Wave& w) override {
     sm90::launch_edges(a, w, at_.buffers.units, at_.stream);

@@ -4,6 +4,7 @@
 // Never: sums over heads.
 #include "device/common/cuda_check.hpp"
 #include "ops/mamba3/sm90/chain.cuh"
+#include "ops/mamba3/sm90/handed.cuh"
 #include "ops/mamba3/sm90/launch.cuh"
 
 namespace talea::mamba3::sm90 {
@@ -31,9 +32,10 @@ __global__ void __launch_bounds__(chain_threads)
 struct Walk {
   int64_t number = 0;  // of the unit
   int first = 0, end = 0, segment = 0, slot = 0;
-  bool starts = false;   // from a state of zeros
-  bool crosses = true;   // leaves a state for the segment it goes to
-  bool is_alone = true;  // nothing of another sequence lies behind its last state
+  int place = 0, ordinal = 0;  // of a pack whose states are handed: among stretches, and in order
+  bool starts = false;         // from a state of zeros
+  bool crosses = true;         // leaves a state for the segment it goes to
+  bool is_alone = true;        // nothing of another sequence lies behind its last state
 };
 
 // Where the turns and steps of a segment at work begin, of a unit.
@@ -58,13 +60,14 @@ __device__ __forceinline__ float* state_before(const Args& a, const UnitBuffers&
 
 // h before each chunk of the segment at work, and the one behind it, as operands; or, on the way to
 // the last segment, the state behind this one alone.
-template <int R, int blocks, bool halves>
+template <int R, int blocks, bool halves, bool handed>
 __device__ __forceinline__ void states_of(const Args& a, const UnitBuffers& b, const Wave& wave,
                                           const Walk& w, bool ahead, ChainShared<R, blocks>& sh) {
   const int64_t number = w.number;
   const int first = w.first, end = w.end;
   if (threadIdx.x == 0) {
     sh.to = static_cast<__nv_bfloat16*>(b.inner) + (number * (a.size.segment + 1) + w.slot) * size;
+    if constexpr (handed) sh.to += (number * (a.pack.abreast - 1) + w.ordinal) * size;
     put_places(a, b, number, sh);
   }
   Chain<R, blocks, halves> chain(a, sh, w.segment);
@@ -76,7 +79,9 @@ __device__ __forceinline__ void states_of(const Args& a, const UnitBuffers& b, c
   hopper::raise_registers<adding>();
   float h[64];
   const float* const saved = cuda::saved_states(a, sh.unit);
-  if (w.starts) {
+  if (handed && w.starts && starts_with_state(a)) {
+    take_state(b.first_states + int64_t{w.place} * size, h);
+  } else if (w.starts) {
 #pragma unroll
     for (float& x : h) x = 0;
   } else {
@@ -94,14 +99,18 @@ __device__ __forceinline__ void states_of(const Args& a, const UnitBuffers& b, c
 }
 
 // E behind each chunk of the slice at work.
-template <int R, int blocks, bool halves>
+template <int R, int blocks, bool halves, bool handed>
 __device__ __forceinline__ void upstream_of(const Args& a, const UnitBuffers& b, const Wave& wave,
                                             const Walk& w, ChainShared<R, blocks>& sh) {
   const int64_t number = w.number;
   const int first = w.first, end = w.end;
   // What crosses from a round to the one before lies by turns in two places.
-  const int64_t home = a.pack.rounds ? (wave.segment & 1) * a.size.heads + number : number;
-  const int64_t behind = a.pack.rounds ? (~wave.segment & 1) * a.size.heads + number : number;
+  int64_t home = a.pack.rounds ? (wave.segment & 1) * a.size.heads + number : number;
+  int64_t behind = a.pack.rounds ? (~wave.segment & 1) * a.size.heads + number : number;
+  if constexpr (handed) {  // behind those two what is handed
+    if (!w.crosses) home = 2 * a.size.heads + w.place;
+    if (w.starts) behind = 2 * a.size.heads + w.place;
+  }
   if (threadIdx.x == 0) {
     sh.home = b.upstream + home * size;
     sh.to = static_cast<__nv_bfloat16*>(b.inner_upstream) +
@@ -116,7 +125,7 @@ __device__ __forceinline__ void upstream_of(const Args& a, const UnitBuffers& b,
   }
   hopper::raise_registers<adding>();
   float e[64];
-  if (w.starts) {
+  if (!handed && w.starts) {
 #pragma unroll
     for (float& x : e) x = 0;
   } else {
@@ -125,14 +134,15 @@ __device__ __forceinline__ void upstream_of(const Args& a, const UnitBuffers& b,
   chain.template add<true>(e, first, end, [&](int i, float(&own)[64]) {
     put_rounded(sh.to + int64_t{end - 1 - i - first} * size, own);
   });
-  if (w.crosses) put_state(sh.home, e);
+  if (handed || w.crosses) put_state(sh.home, e);
 }
 
 // Of a round: its stretches, the longest first, each by all heads, h before E; where h alone is
 // wanted at its end, the stretch that crosses it. Nothing where the block has none.
-template <int C>
-__device__ __forceinline__ bool find_stretch(const Args& a, const Wave& wave, bool both, bool ahead,
-                                             Unit& u, Walk& w, bool& upstream) {
+template <int C, bool handed>
+__device__ __forceinline__ bool find_stretch(const Args& a, const UnitBuffers& b, const Wave& wave,
+                                             bool both, bool ahead, Unit& u, Walk& w,
+                                             bool& upstream) {
   const RoundAt round(a, wave.segment);
   const int heads = a.size.heads;
   int64_t i = blockIdx.x;
@@ -151,12 +161,17 @@ __device__ __forceinline__ bool find_stretch(const Args& a, const Wave& wave, bo
   w.segment = x.first - w.slot;
   w.starts = upstream ? ends : x.first == 0;
   w.crosses = x.first > 0;
-  w.is_alone = x.number + x.count == round.end;
+  w.is_alone = handed || x.number + x.count == round.end;
+  if constexpr (handed) {
+    w.place = static_cast<int>(i) * heads + head;
+    if (!ahead) w.ordinal = b.ordinals[x.number];
+  }
   return true;
 }
 
 // Blocks below `states` have h of a unit of the segment, those above E of the slice.
-template <int R, int blocks, bool halves>
+// handed: of a pack whose states are.
+template <int R, int blocks, bool halves, bool handed>
 __global__ void __launch_bounds__(chain_threads, 2)
     segment_kernel(const __grid_constant__ Args a, const __grid_constant__ UnitBuffers b,
                    const __grid_constant__ Wave wave, int64_t states, bool ahead) {
@@ -167,7 +182,7 @@ __global__ void __launch_bounds__(chain_threads, 2)
   Unit u;
   Walk w;
   if (a.pack.rounds) {
-    if (!find_stretch<tokens_of<R>>(a, wave, !ahead, ahead, u, w, upstream)) return;
+    if (!find_stretch<tokens_of<R>, handed>(a, b, wave, !ahead, ahead, u, w, upstream)) return;
   } else {
     w.number = upstream ? blockIdx.x - states : blockIdx.x;
     u = unit_at(a, wave.first, w.number);
@@ -186,17 +201,20 @@ __global__ void __launch_bounds__(chain_threads, 2)
   if (threadIdx.x == 0) sh.unit = u;
   __syncthreads();
   if (upstream)
-    upstream_of<R, blocks, halves>(a, b, wave, w, sh);
+    upstream_of<R, blocks, halves, handed>(a, b, wave, w, sh);
   else
-    states_of<R, blocks, halves>(a, b, wave, w, ahead, sh);
+    states_of<R, blocks, halves, handed>(a, b, wave, w, ahead, sh);
 }
 
 void launch_chains(const Args& args, const Wave& wave, const UnitBuffers& b, int64_t states,
                    int64_t upstream, bool ahead, cudaStream_t stream) {
+  const bool handed = args.pack.rounds && backward_hands(args);
   with_turns(args.size, [&](auto rank, auto blocks, auto halves) {
-    launch("mamba3: states", segment_kernel<rank(), blocks(), halves()>, states + upstream,
-           chain_threads, sizeof(ChainShared<rank(), blocks()>), stream, args, b, wave, states,
-           ahead);
+    launch("mamba3: states",
+           handed ? segment_kernel<rank(), blocks(), halves(), true>
+                  : segment_kernel<rank(), blocks(), halves(), false>,
+           states + upstream, chain_threads, sizeof(ChainShared<rank(), blocks()>), stream, args, b,
+           wave, states, ahead);
   });
 }
 
@@ -216,6 +234,7 @@ int64_t units_of(const Args& args, const Wave& wave) {
 // The states behind a segment, where there is one.
 void launch_ahead(const Args& args, const Wave& wave, const UnitBuffers& b, cudaStream_t stream) {
   tokens_of_segment(args, wave, b, true, stream);
+  if (args.pack.rounds) launch_ends(args, wave, b, stream, true);
   launch_chains(args, wave, b, units_of(args, wave), 0, true, stream);
 }
 
@@ -225,6 +244,8 @@ void launch_begin(const Args& args, const Wave& wave, const UnitBuffers& b, cuda
   const int64_t units = units_of(args, wave);
   if (units == 0) return;
   launch("mamba3: first states", begin_kernel, units, chain_threads, 0, stream, args, b, wave);
+  if (wave.first == 0) launch_pass_back(args, stream);
+  if (!args.pack.rounds && wave.segments > 0) launch_ends(args, wave, b, stream);
   launch_parameters(args, b, stream);
   const cuda::PackRounds& pack = args.pack;
   const bool by_segment = b.segment_turns != nullptr;
@@ -235,7 +256,7 @@ void launch_begin(const Args& args, const Wave& wave, const UnitBuffers& b, cuda
   Wave at = wave;
   for (at.segment = 0; at.segment + 1 < wave.segments; ++at.segment) {
     if (by_segment) launch_turns(args, at, b, args.size.segment, stream);
-    if (!args.saved) launch_ahead(args, at, b, stream);
+    if (!args.saved && wants_rows(args)) launch_ahead(args, at, b, stream);
   }
 }
 
@@ -255,7 +276,11 @@ void launch_segment(const Args& args, const Wave& wave, const UnitBuffers& b, cu
   tokens_of_segment(args, last, b, false, stream);
   const int64_t units =
       args.pack.rounds ? int64_t{args.pack.abreast} * args.size.heads : units_of(args, wave);
-  launch_chains(args, last, b, units, units, false, stream);
+  if (args.pack.rounds) launch_ends(args, last, b, stream);
+  // Where E alone is wanted: of a pack its blocks lie between those of h.
+  const bool both = args.pack.rounds || wants_rows(args);
+  launch_chains(args, last, b, both ? units : 0, units, false, stream);
+  launch_behind(args, last, b, stream);
 }
 void launch_upstream(const Args& args, const Wave& wave, const UnitBuffers& b,
                      cudaStream_t stream) {

@@ -1,0 +1,74 @@
+// What: what both passes form of the states they are handed: h before the first token, and what an
+//       empty sequence passes on.
+// Why: forward and backward start from the same state, and hand nothing through in another way.
+// Never: knows of which pass it is a part.
+#pragma once
+
+#include "ops/mamba3/sm90/handed.cuh"
+#include "ops/mamba3/sm90/rows.cuh"
+
+namespace talea::mamba3::sm90 {
+
+inline constexpr int handed_threads = 256;
+using cuda::StateViews;
+
+// An element of h before the first token, with the token held over.
+class FirstState {
+ public:
+  __device__ __forceinline__ FirstState(const Args& args, const Unit& unit) : a(args), u(unit) {
+    held = a.initial.k.data && a.initial.v.data && !mutant(Mutant::m3_22_initial_token_ignored);
+    if (held)
+      b0 = cuda::read(a.dt, cuda::at(a.dt, u.batch, u.head, u.begin)) *
+           cuda::sigmoid(-cuda::read(a.trap, cuda::at(a.trap, u.batch, u.head, u.begin)));
+  }
+  __device__ __forceinline__ float at(int p, int n) const {
+    const StateViews& f = a.initial;
+    float x = cuda::load_or(0, f.ssm, cuda::at(f.ssm, u.row, u.head, p, n));
+    if (held) {
+      const float v = b0 * cuda::load(f.v, cuda::at(f.v, u.row, u.head, p));
+      for (int r = 0; r < a.size.rank; ++r)
+        x += v * cuda::read_or(1, a.mimo_v, cuda::at(a.mimo_v, u.head, r, p)) *
+             cuda::load(f.k, cuda::at(f.k, u.row, r, u.head, n));
+    }
+    return x;
+  }
+  // All of it, by a block.
+  __device__ __forceinline__ void put(float* to) const {
+    const int n = static_cast<int>(threadIdx.x) % columns;
+#pragma unroll 1
+    for (int p = static_cast<int>(threadIdx.x) / columns; p < values; p += handed_threads / columns)
+      to[p * columns + n] = at(p, n);
+  }
+
+ private:
+  const Args& a;
+  const Unit& u;
+  bool held;
+  float b0 = 0;
+};
+
+// What an empty sequence is handed goes through; of gradients the other way, whose angles are not
+// reduced.
+__device__ __forceinline__ void pass_through(const Args& a, const Unit& u, const StateViews& from,
+                                             const StateViews& to, bool reduce) {
+  const auto thread = static_cast<int>(threadIdx.x);
+  for (int i = thread; i < a.size.pairs && to.angle.data; i += handed_threads) {
+    const float x = cuda::load_or(0, from.angle, cuda::at(from.angle, u.row, u.head, i));
+    const uint64_t turn = cuda::turn_of_radians(x);
+    const float reduced = turn == cuda::no_turn ? NAN : cuda::radians(turn);
+    cuda::store(to.angle, cuda::at(to.angle, u.row, u.head, i), reduce ? reduced : x);
+  }
+  for (int i = thread; i < columns * values && to.ssm.data; i += handed_threads)
+    cuda::store(
+        to.ssm, cuda::at(to.ssm, u.row, u.head, i / columns, i % columns),
+        cuda::load_or(0, from.ssm, cuda::at(from.ssm, u.row, u.head, i / columns, i % columns)));
+  for (int i = thread; i < a.size.rank * columns && to.k.data; i += handed_threads)
+    cuda::store(
+        to.k, cuda::at(to.k, u.row, i / columns, u.head, i % columns),
+        cuda::load_or(0, from.k, cuda::at(from.k, u.row, i / columns, u.head, i % columns)));
+  for (int i = thread; i < values && to.v.data; i += handed_threads)
+    cuda::store(to.v, cuda::at(to.v, u.row, u.head, i),
+                cuda::load_or(0, from.v, cuda::at(from.v, u.row, u.head, i)));
+}
+
+}  // namespace talea::mamba3::sm90

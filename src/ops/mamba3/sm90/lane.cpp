@@ -94,7 +94,8 @@ Lane sm90_lane() {
                                 .kind = "native kernel",
                                 .runs_on = DeviceKind::cuda,
                                 .decline = decline,
-                                .details = details});
+                                .details = details,
+                                .yields = sm90::yields});
 }
 
 }  // namespace talea::mamba3

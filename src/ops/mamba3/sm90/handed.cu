@@ -20,35 +20,38 @@ __device__ __forceinline__ float* home_of(const UnitBuffers& b, int64_t number) 
 // The unit of a block, and where its state lies: of a pack a stretch of the round, in the order in
 // which they go, behind the two places of what crosses. Nothing where it does not begin its
 // sequence, or, for what is handed on, end it.
-__device__ __forceinline__ bool find_unit(const Args& a, const Wave& w, bool behind, Unit& u,
-                                          int64_t& number) {
+__device__ __forceinline__ bool find_unit(const Args& a, const Cut& cut, const Wave& w, bool behind,
+                                          Unit& u, int64_t& number) {
   number = blockIdx.x;
   if (!a.pack.rounds) {
-    u = unit_at(a, w.first, number);
+    u = unit_at(a, cut, w.first, number);
     return true;
   }
   const RoundAt round(a, w.segment);
   const int64_t i = number / a.size.heads;
   if (i >= round.stretches) return false;
   const cuda::Stretch x = a.pack.by_length[round.stretch + i];
-  u = cuda::unit_of(a, x, static_cast<int>(number % a.size.heads));
+  u = unit_of(a, cut, x, static_cast<int>(number % a.size.heads));
   number += int64_t{2} * a.size.heads;
   return behind ? x.first + x.count >= cuda::chunks_of(a.size, x.tokens) : x.first == 0;
 }
 
 // Chunks before those of the unit in what launch_turns has written.
-__device__ __forceinline__ int64_t chunks_before(const Args& a, const Unit& u, int64_t number,
-                                                 int64_t most) {
-  return a.pack.rounds ? u.head * most + a.pack.before[u.sequence] : number * most;
+__device__ __forceinline__ int64_t chunks_before(const Args& a, const Cut& cut, const Unit& u,
+                                                 int64_t number, int64_t most) {
+  return a.pack.rounds ? (number_of(cut, u) >> cut.slab_bits) * most + a.pack.before[u.sequence]
+                       : (number >> cut.slab_bits) * most;
 }
 
 // h before the first token, with the token held over.
+template <class... Units>
 __global__ void __launch_bounds__(threads)
     start_kernel(const __grid_constant__ Args a, const __grid_constant__ UnitBuffers b,
-                 const __grid_constant__ Wave wave) {
+                 const __grid_constant__ Wave wave, const __grid_constant__ Units... units) {
+  const Cut cut = cuda::cut_of(units...);
   Unit u;
   int64_t number = 0;
-  if (!find_unit(a, wave, false, u, number) || u.tokens <= 0) return;
+  if (!find_unit(a, cut, wave, false, u, number) || u.tokens <= 0) return;
   const StateViews& f = a.initial;
   const bool held = f.k.data && f.v.data && !mutant(Mutant::m3_22_initial_token_ignored);
   const float b0 =
@@ -57,76 +60,91 @@ __global__ void __launch_bounds__(threads)
            : 0.0f;
   float* const to = home_of(b, number);
   const int n = static_cast<int>(threadIdx.x) % columns;
+  const int own = cut.own_column(part_of_columns(cut, u), n);
 #pragma unroll 1
   for (int p = static_cast<int>(threadIdx.x) / columns; p < values; p += threads / columns) {
-    float x = cuda::load_or(0, f.ssm, cuda::at(f.ssm, u.row, u.head, p, n));
+    if (!cut.has(own)) {
+      to[p * columns + n] = 0;
+      continue;
+    }
+    const int c = first_value(cut, u) + p;  // of the head's P
+    float x = cuda::load_or(0, f.ssm, cuda::at(f.ssm, u.row, u.head, c, own));
     if (held) {
-      const float v = b0 * cuda::load(f.v, cuda::at(f.v, u.row, u.head, p));
+      const float v = b0 * cuda::load(f.v, cuda::at(f.v, u.row, u.head, c));
       for (int r = 0; r < a.size.rank; ++r)
-        x += v * cuda::read_or(1, a.mimo_v, cuda::at(a.mimo_v, u.head, r, p)) *
-             cuda::load(f.k, cuda::at(f.k, u.row, r, u.head, n));
+        x += v * cuda::read_or(1, a.mimo_v, cuda::at(a.mimo_v, u.head, r, c)) *
+             cuda::load(f.k, cuda::at(f.k, u.row, r, u.head, own));
     }
     to[p * columns + n] = x;
   }
 }
 
-// What an empty sequence was handed goes through.
-__device__ __forceinline__ void pass_through(const Args& a, const Unit& u) {
+// What an empty sequence was handed goes through, by the first unit of a head.
+__device__ __forceinline__ void pass_through(const Args& a, const Cut& cut, const Unit& u) {
   const StateViews &from = a.initial, &to = a.last;
   const auto thread = static_cast<int>(threadIdx.x);
-  for (int i = thread; i < a.size.pairs && to.angle.data; i += threads) {
+  const int N = cut.whole ? columns : cut.columns, P = values << cut.slab_bits;
+  const int A = cut.whole ? a.size.pairs : cut.pairs;
+  if ((number_of(cut, u) & ((1 << cut.bits()) - 1)) != 0) return;
+  for (int i = thread; i < A && to.angle.data; i += threads) {
     const uint64_t turn =
         cuda::turn_of_radians(cuda::load_or(0, from.angle, cuda::at(from.angle, u.row, u.head, i)));
     cuda::store(to.angle, cuda::at(to.angle, u.row, u.head, i),
                 turn == cuda::no_turn ? NAN : cuda::radians(turn));
   }
-  for (int i = thread; i < columns * values && to.ssm.data; i += threads)
-    cuda::store(
-        to.ssm, cuda::at(to.ssm, u.row, u.head, i / columns, i % columns),
-        cuda::load_or(0, from.ssm, cuda::at(from.ssm, u.row, u.head, i / columns, i % columns)));
-  for (int i = thread; i < a.size.rank * columns && to.k.data; i += threads)
-    cuda::store(
-        to.k, cuda::at(to.k, u.row, i / columns, u.head, i % columns),
-        cuda::load_or(0, from.k, cuda::at(from.k, u.row, i / columns, u.head, i % columns)));
-  for (int i = thread; i < values && to.v.data; i += threads)
+  for (int i = thread; i < N * P && to.ssm.data; i += threads)
+    cuda::store(to.ssm, cuda::at(to.ssm, u.row, u.head, i / N, i % N),
+                cuda::load_or(0, from.ssm, cuda::at(from.ssm, u.row, u.head, i / N, i % N)));
+  for (int i = thread; i < a.size.rank * N && to.k.data; i += threads)
+    cuda::store(to.k, cuda::at(to.k, u.row, i / N, u.head, i % N),
+                cuda::load_or(0, from.k, cuda::at(from.k, u.row, i / N, u.head, i % N)));
+  for (int i = thread; i < P && to.v.data; i += threads)
     cuda::store(to.v, cuda::at(to.v, u.row, u.head, i),
                 cuda::load_or(0, from.v, cuda::at(from.v, u.row, u.head, i)));
 }
 
-__global__ void __launch_bounds__(threads) pass_through_kernel(const __grid_constant__ Args a) {
-  const Unit u = unit_at(a, 0, blockIdx.x);
-  if (u.tokens <= 0) pass_through(a, u);
+template <class... Units>
+__global__ void __launch_bounds__(threads)
+    pass_through_kernel(const __grid_constant__ Args a, const __grid_constant__ Units... units) {
+  const Cut cut = cuda::cut_of(units...);
+  const Unit u = unit_at(a, cut, 0, blockIdx.x);
+  if (u.tokens <= 0) pass_through(a, cut, u);
 }
 
 // The states behind the last token; `most` as in launch_turns, where the chunks have not left their
 // turns.
-template <int C>
+template <int C, class... Units>
 __global__ void __launch_bounds__(threads)
     end_kernel(const __grid_constant__ Args a, const __grid_constant__ UnitBuffers b,
-               const __grid_constant__ Wave wave, int64_t most) {
-  constexpr int piece = cuda::turn_tokens;
+               const __grid_constant__ Wave wave, int64_t most,
+               const __grid_constant__ Units... units) {
+  const Cut cut = cuda::cut_of(units...);
+  constexpr int piece = static_cast<int>(cuda::turn_tokens(C));
   __shared__ float cosine[64], sine[64];
   Unit u;
   int64_t number = 0;
-  if (!find_unit(a, wave, true, u, number)) return;
-  if (u.tokens <= 0) return pass_through(a, u);
+  if (!find_unit(a, cut, wave, true, u, number)) return;
+  if (u.tokens <= 0) return pass_through(a, cut, u);
   const StateViews& to = a.last;
   const cuda::Sizes& s = a.size;
   const auto thread = static_cast<int>(threadIdx.x);
   const int64_t last = u.tokens - 1;
-  if (thread < s.pairs) {
+  const int part = part_of_columns(cut, u), pairs = cut.pairs_of(s, part);
+  const int first_pair = cut.first_pair(part);
+  const bool of_slab = cut.slab_of(number_of(cut, u)) == 0;  // what slabs share
+  if (thread < pairs) {
     uint64_t sum = 0;
     int64_t first = last / piece * piece;
     if (b.turns)
       sum = b.turns[number * s.pairs + thread], first = u.tokens;
     else if (turns_asked(a))
-      sum = b.piece_turns[(chunks_before(a, u, number, most) * (C / piece) + first / piece) *
+      sum = b.piece_turns[(chunks_before(a, cut, u, number, most) * (C / piece) + first / piece) *
                               s.pairs +
                           thread];
     bool lost = sum == cuda::no_turn;
     for (int64_t t = first; t <= last && a.angles.data; ++t) {
-      const float rate =
-          tanhf(cuda::read(a.angles, cuda::at(a.angles, u.batch, u.begin + t, u.head, thread)));
+      const float rate = tanhf(cuda::read(
+          a.angles, cuda::at(a.angles, u.batch, u.begin + t, u.head, first_pair + thread)));
       const uint64_t turn = cuda::to_turn(
           rate * (0.5f * cuda::read(a.dt, cuda::at(a.dt, u.batch, u.head, u.begin + t))));
       lost = lost || turn == cuda::no_turn;
@@ -134,20 +152,22 @@ __global__ void __launch_bounds__(threads)
     }
     turn_sine_cosine(sum, sine[thread], cosine[thread]);
     if (lost) sine[thread] = cosine[thread] = NAN;
-    if (to.angle.data)
-      cuda::store(to.angle, cuda::at(to.angle, u.row, u.head, thread),
+    if (to.angle.data && of_slab)
+      cuda::store(to.angle, cuda::at(to.angle, u.row, u.head, first_pair + thread),
                   lost ? NAN : cuda::radians(sum));
   }
   __syncthreads();
-  for (int item = thread; item < s.rank * (columns / 2) && to.k.data; item += threads) {
+  for (int item = thread; item < s.rank * (columns / 2) && to.k.data && of_slab; item += threads) {
     const int r = item / (columns / 2), i = item % (columns / 2);
-    const cuda::PairColumns c = cuda::pair_columns(s, i);
+    const cuda::PairColumns of_unit = cuda::pair_columns(s, i);
+    const cuda::PairColumns c = {cut.own_column(part, of_unit.u), cut.own_column(part, of_unit.w)};
+    if (!cut.has(c.u)) continue;
     const auto biased = [&](int n) {
       return cuda::read(a.k, cuda::at(a.k, u.batch, u.begin + last, r, u.group, n)) +
              cuda::read_or(0, a.k_bias, cuda::at(a.k_bias, u.head, r, n));
     };
     float x = biased(c.u), w = biased(c.w);
-    if (i < s.pairs) {
+    if (i < pairs) {
       const float before = x;
       x = before * cosine[i] - w * sine[i];
       w = before * sine[i] + w * cosine[i];
@@ -155,14 +175,17 @@ __global__ void __launch_bounds__(threads)
     cuda::store(to.k, cuda::at(to.k, u.row, r, u.head, c.u), x);
     cuda::store(to.k, cuda::at(to.k, u.row, r, u.head, c.w), w);
   }
-  for (int p = thread; p < values && to.v.data; p += threads)
-    cuda::store(to.v, cuda::at(to.v, u.row, u.head, p),
-                cuda::read(a.v, cuda::at(a.v, u.batch, u.begin + last, u.head, p)));
+  const int first = first_value(cut, u);
+  for (int p = thread; p < values && to.v.data && part == 0; p += threads)
+    cuda::store(to.v, cuda::at(to.v, u.row, u.head, first + p),
+                cuda::read(a.v, cuda::at(a.v, u.batch, u.begin + last, u.head, first + p)));
   if (!to.ssm.data) return;
   const float* const from = home_of(b, number);
-  float* const ssm = static_cast<float*>(to.ssm.data) + cuda::at(to.ssm, u.row, u.head);
-  for (int i = thread; i < columns * values; i += threads)
-    ssm[i / columns * to.ssm.stride[2] + i % columns * to.ssm.stride[3]] = from[i];
+  float* const ssm = static_cast<float*>(to.ssm.data) + cuda::at(to.ssm, u.row, u.head, first);
+  for (int i = thread; i < columns * values; i += threads) {
+    const int n = cut.own_column(part, i % columns);
+    if (cut.has(n)) ssm[i / columns * to.ssm.stride[2] + n * to.ssm.stride[3]] = from[i];
+  }
 }
 
 bool any_of(const StateViews& s) { return s.angle.data || s.ssm.data || s.k.data || s.v.data; }
@@ -173,27 +196,36 @@ int64_t units_of(const Args& args, const Wave& wave) {
 
 }  // namespace
 
-void launch_pass_through(const Args& args, cudaStream_t stream) {
-  const int64_t units = args.size.sequences * args.size.heads;
+void launch_pass_through(const Args& args, const Cut& cut, cudaStream_t stream) {
+  const auto units = static_cast<unsigned>(args.size.sequences * args.size.heads);
   if (units == 0 || !any_of(args.last)) return;
-  pass_through_kernel<<<static_cast<unsigned>(units), threads, 0, stream>>>(args);
+  if (cut.whole)
+    pass_through_kernel<<<units, threads, 0, stream>>>(args);
+  else
+    pass_through_kernel<<<units, threads, 0, stream>>>(args, cut);
   device::check_launch("mamba3: states of empty sequences");
 }
 
-void launch_start(const Args& args, const Wave& wave, const UnitBuffers& b, cudaStream_t stream) {
-  const int64_t units = units_of(args, wave);
+void launch_start(const Args& args, const Cut& cut, const Wave& wave, const UnitBuffers& b,
+                  cudaStream_t stream) {
+  const auto units = static_cast<unsigned>(units_of(args, wave));
   if (units == 0 || !starts_with_state(args)) return;
-  start_kernel<<<static_cast<unsigned>(units), threads, 0, stream>>>(args, b, wave);
+  if (cut.whole)
+    start_kernel<<<units, threads, 0, stream>>>(args, b, wave);
+  else
+    start_kernel<<<units, threads, 0, stream>>>(args, b, wave, cut);
   device::check_launch("mamba3: states handed in");
 }
 
-void launch_end(const Args& args, const Wave& wave, const UnitBuffers& b, int64_t most,
-                cudaStream_t stream) {
-  const int64_t units = units_of(args, wave);
+void launch_end(const Args& args, const Cut& cut, const Wave& wave, const UnitBuffers& b,
+                int64_t most, cudaStream_t stream) {
+  const auto units = static_cast<unsigned>(units_of(args, wave));
   if (units == 0 || !any_of(args.last)) return;
-  with_shape(args.size, [&](auto rank, auto) {
-    end_kernel<tokens_of<rank()>>
-        <<<static_cast<unsigned>(units), threads, 0, stream>>>(args, b, wave, most);
+  with_shape<true>(args.size, [&](auto rank, auto) {
+    if (!cut.whole)
+      end_kernel<tokens_of<rank()>, Cut><<<units, threads, 0, stream>>>(args, b, wave, most, cut);
+    else if constexpr (rank() <= 4)
+      end_kernel<tokens_of<rank()>><<<units, threads, 0, stream>>>(args, b, wave, most);
   });
   device::check_launch("mamba3: states handed on");
 }

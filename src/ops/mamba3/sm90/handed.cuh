@@ -17,10 +17,11 @@ __host__ __device__ inline bool turns_asked(const Args& a) {
 
 // h before the first chunk, where one is handed in; and all that forward hands on. Units have room
 // for the turns of `most` chunks.
-void launch_start(const Args& args, const Wave& wave, const UnitBuffers& b, cudaStream_t stream);
+void launch_start(const Args& args, const Cut& cut, const Wave& wave, const UnitBuffers& b,
+                  cudaStream_t stream);
 // Of a pack: what empty sequences were handed, once for all rounds.
-void launch_pass_through(const Args& args, cudaStream_t stream);
-void launch_end(const Args& args, const Wave& wave, const UnitBuffers& b, int64_t most,
-                cudaStream_t stream);
+void launch_pass_through(const Args& args, const Cut& cut, cudaStream_t stream);
+void launch_end(const Args& args, const Cut& cut, const Wave& wave, const UnitBuffers& b,
+                int64_t most, cudaStream_t stream);
 
 }  // namespace talea::mamba3::sm90

@@ -1,6 +1,6 @@
 // What: turns and steps of the tokens of heads that are units.
 // Why: their kernels know that no head is cut.
-// Never: forms what it leaves to units.cuh.
+// Never: forms what it leaves to units.hpp.
 #include "ops/mamba3/sm90/tokens_kernels.cuh"
 #include "ops/mamba3/sm90/units.hpp"
 

@@ -23,14 +23,17 @@ constexpr double kNatural = 0.69314718055994530942;  // of a unit of log2
 // What the tiles say of a row: sums over v != target.
 struct TileSums {
   double sum, shifted, classes;
+  int raise = 0;  // fp16: the largest
 
   __device__ void add(const TileSums& o) {
     sum += o.sum, shifted += o.shifted, classes += o.classes;
+    raise = max(raise, o.raise);
   }
   __device__ TileSums from_lane(int distance) const {
     return {__shfl_xor_sync(0xffffffffu, sum, distance),
             __shfl_xor_sync(0xffffffffu, shifted, distance),
-            __shfl_xor_sync(0xffffffffu, classes, distance)};
+            __shfl_xor_sync(0xffffffffu, classes, distance),
+            __shfl_xor_sync(0xffffffffu, raise, distance)};
   }
 };
 
@@ -139,7 +142,8 @@ __device__ float end_row(const FinishParams& p, int row, const TileSums& tiles, 
     return finish_one(p, row, state, shift);
   }
   const RowState<double> state = state_of(p, row, tiles, shift);
-  if (!p.own_states) return finish_one(p, row, state, shift);
+  if (p.row_raise) p.row_raise[row] = static_cast<uint8_t>(tiles.raise);
+  if (!p.own_states) return finish_one(p, row, state, shift + tiles.raise * kNatural);
   p.own_states[row] = state;
   return 0.f;
 }
@@ -184,6 +188,8 @@ __global__ void __launch_bounds__(kRows* kLanes) finish_kernel(FinishParams p) {
       own.sum += p.tile_sums[at];
       if (p.tile_shifted) own.shifted += p.tile_shifted[at] * kLn2;
       if (p.tile_classes) own.classes += p.tile_classes[at] * kLn2;
+      if (p.tile_raises)
+        own.raise = max(own.raise, int{p.tile_raises[tile * p.raise_stride + row]});
     }
   }
   // Lanes of a warp by halves, then the warps one after the other: one order for every grid.

@@ -27,6 +27,8 @@ struct LogitsParams {
       nullptr;                  // sum over v != target of c_v z_v, log2 units, or null (full only)
   float* tile_peaks = nullptr;  // maximum over v != target: of z - shift, or null (full only);
                                 // online: of z, what the tile's sums are relative to
+  uint8_t* tile_raises = nullptr;  // [tiles, row], fp16 only: the power of two that is left out
+  int64_t raise_stride = 0;
   const float* class_weight = nullptr;  // local, or null for ones
   TilePlaces places;
   int vocab = 0;
@@ -77,6 +79,7 @@ struct LogitsEpilogue : LogitsTile, ReadsNothing {
   static __device__ __forceinline__ void ready(const Params&) {}
   static __device__ __forceinline__ void after(const Params&) { wait_for_earlier_kernels(); }
 
+  static constexpr LogitsMode kIsMode = kMode;
   static constexpr float kLeast = -3e38f;
   static constexpr bool kStores = kMode == LogitsMode::store || kMode == LogitsMode::ahead;
 

@@ -80,7 +80,7 @@ struct GatherParams {
 };
 void gather_rows(const GatherParams& p, cudaStream_t stream);
 
-// x[row] *= factor[row], or, where exponents are given, 2^(least exponent - its own).
+// x[row] *= factor[row] 2^least, or, where factors are given, 2^(least - the row's own exponent).
 struct ScaleParams {
   void* x = nullptr;
   bool f16 = false;
@@ -92,6 +92,24 @@ struct ScaleParams {
   float* undo = nullptr;  // 2^-least, for the product
 };
 void scale_rows(const ScaleParams& p, cudaStream_t stream);
+
+// half.cu
+// fp16: the buffer's rows are evened out, every tile of one under its largest raise; and what the
+// rows of X that enter dW are multiplied by: the least exponent that lets none of them overflow.
+struct HalfParams {
+  uint16_t* buffer = nullptr;
+  int64_t stride = 0;
+  int vocab = 0, tile_columns = 0;
+  RowRange range;
+  RowBuffers rows;                       // at the chunk's first row
+  const uint8_t* tile_raises = nullptr;  // [tiles, raise_stride]
+  int64_t raise_stride = 0;
+  const uint8_t* row_raise = nullptr;
+  const void* x = nullptr;  // the gathered rows, or null: no dW follows
+  int64_t hidden = 0;
+  int* least_exponent = nullptr;
+};
+void even_out(const HalfParams& p, cudaStream_t stream);
 
 // Compact rows, fp32 or bf16, to the caller's dX; without an index row i goes to row i.
 struct ScatterRowsParams {
@@ -129,6 +147,9 @@ struct FinishParams {
   const float* tile_classes = nullptr;  // sums of c z, or null
   const float* tile_maxima = nullptr;   // given: what each tile's sums are relative to, log2 units
   TilePlaces places;
+  const uint8_t* tile_raises = nullptr;  // fp16, [tiles, raise_stride]
+  int64_t raise_stride = 0;
+  uint8_t* row_raise = nullptr;  // their largest, per row
   int tiles = 0;
   const RowState<double>* states = nullptr;
   int parts = 0;

@@ -135,9 +135,13 @@ void even_out(const Run& r, const Chunk& k) {
   h.vocab = static_cast<int>(r.p.vocab_local), h.tile_columns = kLogitsTile;
   h.range = k.range, h.rows = r.b.rows.from(k.begin);
   h.tile_raises = r.b.tile_raises, h.raise_stride = r.c.state_rows;
-  h.row_raise = r.b.row_raise + k.offset;
-  if (scales_half(r)) h.x = x_of(r, k).data, h.least_exponent = r.b.least_exponent;
+  h.row_raise = r.b.row_raise + k.offset, h.row_exact = r.b.row_exact + k.offset;
+  h.scale2 = static_cast<float>(r.p.options.logit_scale) * kLog2E;
+  const Matrix x = x_of(r, k);
+  h.x = x.data, h.x_stride = x.stride, h.x_rows = r.c.x_ends_dx() ? x.rows : 0;
   h.hidden = r.p.hidden;
+  h.weight = r.weight().data, h.weight_stride = r.weight().stride;
+  if (scales_half(r)) h.least_exponent = r.b.least_exponent;
   lce::even_out(h, r.stream);
 }
 
@@ -159,7 +163,7 @@ void folded_states(const Run& r, const Chunk& k) {
   const bool scales = r.p.wants_dw && !r.c.is_transformed() && !by_slices && !r.c.f16;
   if (r.b.tile_raises) {
     f.tile_raises = r.b.tile_raises, f.raise_stride = r.c.state_rows;
-    f.row_raise = r.b.row_raise + k.offset;
+    f.row_raise = r.b.row_raise + k.offset, f.row_exact = r.b.row_exact + k.offset;
   }
   if (r.c.sums_weight()) f.row_class_sum = r.b.row_class_sum + k.begin;
   if (r.c.rank_one()) f.row_smooth = r.b.row_smooth + k.begin;

@@ -158,6 +158,7 @@ struct Buffers {
   float *tile_sums = nullptr, *tile_shifted = nullptr;   // [T, S]; the sums may lie in dX
   float *tile_classes = nullptr, *tile_peaks = nullptr;  // [T, S]
   uint8_t *tile_raises = nullptr, *row_raise = nullptr;  // [T, S], [R]: fp16
+  float* row_exact = nullptr;                            // [R]: fp16
 
   // Of ranks.
   RowState<double>*own_states = nullptr, *all_states = nullptr;  // [R], [world, R]

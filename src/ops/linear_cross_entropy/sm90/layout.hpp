@@ -85,6 +85,7 @@ inline void lay_out_tiles(const Problem& p, const Config& c, Arena& arena, Buffe
   if (!c.f16 || c.exp_stride == 0) return;
   b.tile_raises = arena.take<uint8_t>(sums);
   b.row_raise = arena.take<uint8_t>(c.chunk_rows);
+  b.row_exact = arena.take<float>(c.chunk_rows);
   b.least_exponent = arena.take<int>(1);
   b.undo = arena.take<float>(1);
 }

@@ -94,7 +94,8 @@ struct ScaleParams {
 void scale_rows(const ScaleParams& p, cudaStream_t stream);
 
 // half.cu
-// fp16: the buffer's rows are evened out, every tile of one under its largest raise; and what the
+// fp16: the buffer's rows are evened out, every tile of one under its largest raise; rows with a
+// factor of their own take it here, and their likely words are formed anew, in fp32; and what the
 // rows of X that enter dW are multiplied by: the least exponent that lets none of them overflow.
 struct HalfParams {
   uint16_t* buffer = nullptr;
@@ -105,9 +106,14 @@ struct HalfParams {
   const uint8_t* tile_raises = nullptr;  // [tiles, raise_stride]
   int64_t raise_stride = 0;
   const uint8_t* row_raise = nullptr;
-  const void* x = nullptr;  // the gathered rows, or null: no dW follows
+  const float* row_exact = nullptr;  // by which the row is multiplied, or 0: it stays folded
+  float scale2 = 1;                  // of a logit, times log2 e
+  const void* x = nullptr;           // the gathered rows
+  int64_t x_stride = 0, x_rows = 0;  // x_rows > 0: those in use are the last of so many
   int64_t hidden = 0;
-  int* least_exponent = nullptr;
+  const void* weight = nullptr;
+  int64_t weight_stride = 0;
+  int* least_exponent = nullptr;  // or null: no dW follows
 };
 void even_out(const HalfParams& p, cudaStream_t stream);
 
@@ -147,9 +153,6 @@ struct FinishParams {
   const float* tile_classes = nullptr;  // sums of c z, or null
   const float* tile_maxima = nullptr;   // given: what each tile's sums are relative to, log2 units
   TilePlaces places;
-  const uint8_t* tile_raises = nullptr;  // fp16, [tiles, raise_stride]
-  int64_t raise_stride = 0;
-  uint8_t* row_raise = nullptr;  // their largest, per row
   int tiles = 0;
   const RowState<double>* states = nullptr;
   int parts = 0;
@@ -171,6 +174,11 @@ struct FinishParams {
   void* scaled = nullptr;                // the gathered rows, multiplied in place by f; or null
   int64_t hidden = 0;
   int* zeroed = nullptr;  // two counters for the kernels that follow, or null
+  // fp16 in the buffer:
+  const uint8_t* tile_raises = nullptr;  // [tiles, raise_stride]
+  int64_t raise_stride = 0;
+  uint8_t* row_raise = nullptr;  // their largest, per row
+  float* row_exact = nullptr;    // see HalfParams
 };
 void finish_rows(const FinishParams& p, cudaStream_t stream);
 

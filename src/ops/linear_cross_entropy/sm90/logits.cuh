@@ -27,8 +27,6 @@ struct LogitsParams {
       nullptr;                  // sum over v != target of c_v z_v, log2 units, or null (full only)
   float* tile_peaks = nullptr;  // maximum over v != target: of z - shift, or null (full only);
                                 // online: of z, what the tile's sums are relative to
-  uint8_t* tile_raises = nullptr;  // [tiles, row], fp16 only: the power of two that is left out
-  int64_t raise_stride = 0;
   const float* class_weight = nullptr;  // local, or null for ones
   TilePlaces places;
   int vocab = 0;
@@ -36,6 +34,8 @@ struct LogitsParams {
   LogitRule rule;
   bool repair = false;  // second launch: only row tiles whose shift turned out too far off
   Readers readers;      // ahead only
+  uint8_t* tile_raises = nullptr;  // [tiles, row], fp16 only: the power of two that is left out
+  int64_t raise_stride = 0;
 };
 
 // Row tiles without a row to repair are skipped in the second launch.

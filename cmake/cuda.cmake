@@ -22,11 +22,22 @@ if(NOT DEFINED CMAKE_CUDA20_STANDARD_COMPILE_OPTION)  # CMake before 3.26 does n
   set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION "-std=c++20")
 endif()
 
+set(talea_hopper_target "-gencode=arch=compute_90a,code=sm_90a")
+set(talea_cuda_runtime Static)
+set(talea_cuda_runtime_library CUDA::cudart_static)
+if(TALEA_EMULATED)  # PTX as it is, and who interprets it in place of the runtime
+  set(talea_cuda_targets "-gencode=arch=compute_90,code=compute_90" -Xfatbin --compress=false)
+  set(talea_hopper_target "-gencode=arch=compute_90a,code=compute_90a" -Xfatbin --compress=false)
+  set(talea_cuda_runtime None)
+  set(talea_cuda_runtime_library talea_emulator)
+  add_subdirectory(${PROJECT_SOURCE_DIR}/tests/emulator tests/emulator)
+endif()
+
 file(GLOB_RECURSE talea_cuda_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/*.cu)
 target_sources(talea_internal PRIVATE ${talea_cuda_sources})
 foreach(source IN LISTS talea_cuda_sources)
   if(source MATCHES "/src/.*/sm90/")
-    set(targets "-gencode=arch=compute_90a,code=sm_90a")
+    set(targets ${talea_hopper_target})
   else()
     set(targets ${talea_cuda_targets})
   endif()
@@ -39,7 +50,7 @@ if(TALEA_PORTABLE)
 endif()
 set(talea_cuda_flags --expt-relaxed-constexpr --extended-lambda ${talea_line_tables})
 target_compile_options(talea_internal PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:${talea_cuda_flags}>")
-set_target_properties(talea_internal PROPERTIES CUDA_RUNTIME_LIBRARY Static
+set_target_properties(talea_internal PROPERTIES CUDA_RUNTIME_LIBRARY ${talea_cuda_runtime}
                                                 CUDA_SEPARABLE_COMPILATION OFF
                                                 CUDA_ARCHITECTURES OFF)
 # Only the host files that speak to the runtime see its headers; the others compile as without CUDA.
@@ -48,7 +59,7 @@ set(talea_cuda_hosts ${talea_sources})
 list(FILTER talea_cuda_hosts INCLUDE REGEX
      "/src/ops/.*/(cuda|sm90|rows)/|/src/device/(common|sm90)/|/src/dist/nccl|/src/core/(device_facts|device_session_absent|provenance).cpp$")
 set_property(SOURCE ${talea_cuda_hosts} APPEND PROPERTY COMPILE_OPTIONS ${talea_cuda_options})
-target_link_libraries(talea_internal PUBLIC $<LINK_ONLY:CUDA::cudart_static> ${CMAKE_DL_LIBS})
+target_link_libraries(talea_internal PUBLIC $<LINK_ONLY:${talea_cuda_runtime_library}> ${CMAKE_DL_LIBS})
 
 # Lanes over NCCL ranks, a process a GPU: times, correctness, training; writes receipts.
 add_executable(talea_nccl_bench EXCLUDE_FROM_ALL

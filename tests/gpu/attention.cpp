@@ -125,7 +125,7 @@ TEST_P(AttentionOnDevice, SameBitsAThousandTimes) {
     Attention a(s, GetParam());
     a.run();
     const auto right = a.bits();
-    for (int i = 0; i < 1000; ++i) {
+    for (int i = 0; i < emulated_repeats(1000); ++i) {
       if (i % 100 == 0) a.poison();
       a.run();
       if (i % 10 != 0) continue;  // copying takes longer than running
@@ -141,7 +141,7 @@ TEST_P(AttentionOnDevice, SameBitsBesideABusyStream) {
     Attention noise({.queries = 600, .seed = 9}, GetParam());
     a.run();
     const auto right = a.bits();
-    for (int i = 0; i < 100; ++i) {
+    for (int i = 0; i < emulated_repeats(100); ++i) {
       if (i % 4 == 0) noise.run();
       a.poison();
       a.run();
@@ -163,7 +163,7 @@ void replay_with_other_lists(const AttentionSpec& s, const std::string& lane) {
   ASSERT_EQ(cudaStreamEndCapture(a.stream(), &graph), cudaSuccess);
   EXPECT_EQ(counted_allocations(), before);
   ASSERT_EQ(cudaGraphInstantiate(&exec, graph, 0), cudaSuccess);
-  for (uint64_t i = 0; i < 100; ++i) {
+  for (uint64_t i = 0; i < static_cast<uint64_t>(emulated_repeats(100)); ++i) {
     a.new_lists(i + 1, 300 + static_cast<int64_t>(i));
     a.run();
     const auto right = a.bits();

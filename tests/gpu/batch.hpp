@@ -3,6 +3,8 @@
 // Never: shared between threads.
 #pragma once
 
+#include <algorithm>
+#include <cstdlib>
 #include <cstddef>
 #include <string>
 #include <vector>
@@ -11,6 +13,12 @@
 #include "talea/linear_cross_entropy.hpp"
 
 namespace talea::gpu {
+
+// Of the emulator: how often a test repeats what a GPU repeats many times (EMU_REPEATS).
+inline int emulated_repeats(int many) {
+  const char* text = std::getenv("EMU_REPEATS");
+  return std::min(many, text ? std::atoi(text) : 3);
+}
 
 struct BatchSpec {
   int64_t tokens = 300, hidden = 96, vocab = 2500;

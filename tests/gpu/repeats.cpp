@@ -13,7 +13,7 @@
 namespace talea::gpu {
 namespace {
 
-constexpr int repeats = 1000;
+const int repeats = emulated_repeats(1000);
 constexpr BatchSpec small{.tokens = 200, .hidden = 64, .vocab = 700};
 
 class Repeats : public ::testing::TestWithParam<std::string> {};
@@ -95,7 +95,7 @@ TEST_P(Repeats, FewTokensBackToBackAndReplayed) {
     b.run();
     ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
     ASSERT_EQ(cudaGraphInstantiate(&exec, graph, 0), cudaSuccess);
-    for (int i = 0; i < 50; ++i) {
+    for (int i = 0; i < emulated_repeats(50); ++i) {
       ASSERT_EQ(cudaGraphLaunch(exec, stream), cudaSuccess);
       ASSERT_EQ(b.outputs(), right) << tokens << " tokens, replay " << i;
     }
@@ -124,7 +124,7 @@ TEST_P(Repeats, ManyThreadsEachWithAStream) {
   for (int i = 0; i < threads; ++i)
     pool.emplace_back([&, i] {
       Batch b(spec(i), GetParam());
-      for (int k = 0; k < 100; ++k) {
+      for (int k = 0; k < emulated_repeats(100); ++k) {
         b.poison_outputs();
         b.run();
         if (b.outputs() != alone[static_cast<size_t>(i)]) ++wrong[static_cast<size_t>(i)];
@@ -163,7 +163,7 @@ TEST(Sm90Repeats, LogitsAheadLeaveTheBitsOfOneAfterTheOther) {
     lce::forced.ahead.reset();
     ASSERT_TRUE(not_ahead) << "hidden " << hidden;
     const auto right = after.outputs();
-    for (int i = 0; i < 40; ++i) {
+    for (int i = 0; i < emulated_repeats(40); ++i) {
       b.poison_outputs();
       b.run();
       ASSERT_EQ(b.outputs(), right) << "hidden " << hidden << ", repeat " << i;

@@ -1,0 +1,173 @@
+#include <cstdio>
+#include <cstring>
+// What: sparse attention on the CUDA lanes: the same bits every time, alone, beside a busy stream and
+//      replayed with other lists; no allocation, no synchronisation.
+// Why: its backward pass hands tiles from blocks to blocks and from chunk to chunk; a wait that is
+//      missing there shows as bits that differ between runs.
+// Never: compares lanes with each other, or judges values.
+#include <cuda_runtime_api.h>
+#include <gtest/gtest.h>
+
+#include "core/device_session.hpp"
+#include "gpu/batch.hpp"
+#include "talea/sparse_attention.hpp"
+
+namespace talea::gpu {
+namespace {
+
+namespace sa = sparse_attention;
+
+struct AttentionSpec {
+  int64_t queries = 150, keys = 500, heads = 128, slots = 200, dim = 192, value_dim = 128;
+  int64_t workspace_limit_bytes = int64_t{24} << 20;  // several chunks of queries
+  uint64_t seed = 1;
+  bool packed = false;  // rows of fp8_656, which have no backward pass
+};
+
+// A step of decoding: few queries of long lists, which many blocks share.
+constexpr AttentionSpec decode = {
+    .queries = 2, .keys = 3000, .slots = 1900, .dim = 576, .value_dim = 512, .packed = true};
+AttentionSpec plain_decode() {
+  AttentionSpec s = decode;
+  s.packed = false;
+  return s;
+}
+
+// Forward and backward with a sink and an upstream of lse, on a session of its own.
+class Attention {
+ public:
+  Attention(const AttentionSpec& s, const std::string& lane) {
+    std::string why;
+    session_ = DeviceSession::open(0, why);
+    if (!session_) throw Error(ErrorKind::unavailable, why);
+    const auto normal = [&](DType dtype, std::initializer_list<int64_t> shape, double deviation) {
+      const Tensor t = make(dtype, shape);
+      session_->fill_normal(t, s.seed + ++count_, deviation);
+      return t;
+    };
+    in_.q = normal(DType::bf16, {s.queries, s.heads, s.dim}, 1);
+    in_.kv = normal(DType::bf16, {s.keys, s.dim}, 1);
+    if (s.packed) {
+      const Tensor rows = make(DType::u8, {s.keys, 656});
+      sa::pack_rows(in_.kv, rows, session_->stream());
+      in_.kv = rows;
+      options_.kv_storage = sa::KvStorage::fp8_656;
+    }
+    in_.sink = normal(DType::f32, {s.heads}, 1);
+    in_.indices = make(DType::i64, {s.queries, s.slots});
+    first_ = in_;
+    in_.d_o = normal(DType::bf16, {s.queries, s.heads, s.value_dim}, 1);
+    in_.d_lse = normal(DType::f32, {s.queries, s.heads}, 1);
+    new_lists(s.seed, s.keys);
+    out_.o = make(DType::bf16, {s.queries, s.heads, s.value_dim});
+    out_.lse = make(DType::f32, {s.queries, s.heads});
+    in_.o = out_.o, in_.lse = out_.lse;
+    grad_.dq = make(DType::bf16, {s.queries, s.heads, s.dim});
+    grad_.dkv = make(DType::f32, {s.keys, s.dim});
+    grad_.d_sink = make(DType::f32, {s.heads});
+    options_.value_dim = s.value_dim;
+    options_.lane = lane;
+    options_.workspace_limit_bytes = s.workspace_limit_bytes;
+    forward_ = room(sa::describe(sa::Pass::forward, first_, out_, options_));
+    if (s.packed)
+      grad_ = {};
+    else
+      backward_ = room(sa::describe(sa::Pass::backward, in_, grad_, options_));
+    session_->synchronise();
+  }
+
+  void new_lists(uint64_t seed, int64_t keys) { session_->fill_ids(in_.indices, seed, keys); }
+  void run() {
+    sa::forward(first_, out_, options_, forward_, {}, session_->stream());
+    if (grad_.dq.present) sa::backward(in_, grad_, options_, backward_, {}, session_->stream());
+  }
+  void poison() {
+    for (const Tensor& t : outputs())
+      session_->fill_bytes(t.data, 0xff, t.elements() * size_of(t.dtype));
+  }
+  std::vector<std::byte> bits() {
+    std::vector<std::byte> all;
+    for (const Tensor& t : outputs()) {
+      std::vector<std::byte> bytes(static_cast<size_t>(t.elements() * size_of(t.dtype)));
+      session_->download(bytes.data(), t.data, static_cast<int64_t>(bytes.size()));
+      all.insert(all.end(), bytes.begin(), bytes.end());
+    }
+    return all;
+  }
+  DeviceSession& session() { return *session_; }
+  cudaStream_t stream() { return static_cast<cudaStream_t>(session_->stream()); }
+
+ private:
+  Tensor make(DType dtype, std::initializer_list<int64_t> shape) {
+    Tensor t = make_tensor(nullptr, dtype, shape, DeviceKind::cuda, 0);
+    t.data = session_->allocate(t.elements() * size_of(dtype));
+    return t;
+  }
+  Workspace room(const sa::Problem& p) {
+    const int64_t bytes = sa::workspace_bytes(p);
+    return {bytes > 0 ? session_->allocate(bytes) : nullptr, bytes};
+  }
+  std::vector<Tensor> outputs() const {
+    if (!grad_.dq.present) return {out_.o, out_.lse};
+    return {out_.o, out_.lse, grad_.dq, grad_.dkv, grad_.d_sink};
+  }
+
+  std::unique_ptr<DeviceSession> session_;
+  uint64_t count_ = 0;
+  sa::Inputs first_, in_;
+  sa::Outputs out_, grad_;
+  sa::Options options_;
+  Workspace forward_, backward_;
+};
+
+
+}  // namespace
+}  // namespace talea::gpu
+int main(int argc, char** argv) {
+  using namespace talea::gpu;
+  const AttentionSpec specs[] = {AttentionSpec{}, decode, plain_decode()};
+  const int which = std::atoi(argv[1]), times = std::atoi(argv[3]);
+  AttentionSpec s = specs[which];
+  if (std::getenv("HEADS")) s.heads = std::atoi(std::getenv("HEADS"));
+  if (std::getenv("SLOTS")) s.slots = std::atoi(std::getenv("SLOTS"));
+  if (std::getenv("QUERIES")) s.queries = std::atoi(std::getenv("QUERIES"));
+  if (std::getenv("PACKED")) s.packed = std::atoi(std::getenv("PACKED"));
+  Attention a(s, argv[2]);
+  a.run();
+  const auto right = a.bits();
+  if (const char* file = std::getenv("DUMP")) {
+    FILE* f = std::fopen(file, "wb");
+    std::fwrite(right.data(), 1, right.size(), f);
+    std::fclose(f);
+  }
+  for (int i = 0; i < times; ++i) {
+    a.poison();
+    a.run();
+    const auto now = a.bits();
+    long bad = 0, first = -1, last = -1;
+    for (size_t k = 0; k < now.size(); ++k)
+      if (now[k] != right[k]) { ++bad; if (first < 0) first = k; last = k; }
+    const long obytes = s.queries * s.heads * s.value_dim * 2;
+    std::printf("run %d: %ld bytes of %zu differ, first %ld last %ld (o has %ld bytes)\n", i, bad, now.size(), first, last, obytes);
+    for (long q = 0; q < std::min<long>(2, s.queries); ++q)
+      for (long h = 0; h < s.heads; h += 64)
+        for (long d = 0; d < s.value_dim; d += 64) {
+          long n = 0;
+          for (long hh = h; hh < std::min<long>(h + 64, s.heads); ++hh)
+            for (long k = ((q * s.heads + hh) * s.value_dim + d) * 2; k < ((q * s.heads + hh) * s.value_dim + d + 64) * 2; ++k) n += now[k] != right[k];
+          std::printf("%s%5ld", d ? " " : "   block: ", n);
+          if (d + 64 >= s.value_dim) std::puts("");
+        }
+    int shown = 0;
+    for (long k = 0; k + 1 < obytes && shown < 12; k += 2)
+      if (now[k] != right[k] || now[k + 1] != right[k + 1]) {
+        auto f = [&](const std::vector<std::byte>& v) { uint32_t b = (uint32_t(v[k + 1]) << 24) | (uint32_t(v[k]) << 16); float x; std::memcpy(&x, &b, 4); return x; };
+        std::printf("  q %ld h %ld d %ld: %g / %g\n", k / 2 / s.value_dim / s.heads, k / 2 / s.value_dim % s.heads, k / 2 % s.value_dim, f(right), f(now));
+        ++shown;
+      }
+    for (long k = obytes; k < obytes + s.queries * s.heads * 4; k += 4) {
+      float x, y; std::memcpy(&x, &right[k], 4), std::memcpy(&y, &now[k], 4);
+      if (std::memcmp(&x, &y, 4) && shown++ < 20) std::printf("  lse q %ld h %ld: %.9g / %.9g\n", (k - obytes) / 4 / s.heads, (k - obytes) / 4 % s.heads, x, y);
+    }
+  }
+}

@@ -87,6 +87,36 @@ inline void put_into(HostTensor& whole, const HostTensor& piece, int axis, int64
     whole.set((i / inner / own * all + first + i / inner % own) * inner + i % inner, piece.get(i));
 }
 
+// Outputs and gradients of a case of `S` tokens as two calls, cut before token `cut`: states go
+// from the first to the second, their gradients back, and gradients that both have are added. like:
+// the same of one call.
+inline Tensors cut_and_joined(const std::string& lane, const Case& c, int64_t cut, Tensors like) {
+  Case head = tokens_of(c, 0, cut), tail = tokens_of(c, cut, c.size.S);
+  const auto hand = [](Case& to, const char* as, const Outcome& from, const char* made) {
+    for (const char* s : {"angle", "ssm", "k", "v"})
+      to.in[as + std::string(s)] = from.out.at(made + std::string(s));
+  };
+  hand(tail, "initial_", run(lane, head, {.backward = false}), "final_");
+  const Outcome second = run(lane, tail);
+  hand(head, "d_final_", second, "d_initial_");
+  const Outcome first = run(lane, head);
+  for (auto& [name, tensor] : like) {
+    const int axis = token_axis(name);
+    const HostTensor &a = first.out.at(name), &b = second.out.at(name);
+    if (axis > 0) {
+      put_into(tensor, a, axis, 0);
+      put_into(tensor, b, axis, cut);
+    } else if (name.starts_with("final_")) {
+      tensor = b;
+    } else if (name.starts_with("d_initial_")) {
+      tensor = a;
+    } else {
+      for (int64_t i = 0; i < tensor.elements(); ++i) tensor.set(i, a.get(i) + b.get(i));
+    }
+  }
+  return like;
+}
+
 // A packed case of one batch entry with these lengths.
 inline void pack(Case& c, const std::vector<int64_t>& ends) {
   c.cu = ends;

@@ -55,29 +55,7 @@ TEST_P(ScanStates, CutAtAnyTokenAndJoined) {
   const Values truth = oracle(c);
   const Outcome whole = run(lane(), c), plain = run("unfused", c);
   for (int64_t cut = 0; cut <= 9; ++cut) {
-    Case head = tokens_of(c, 0, cut), tail = tokens_of(c, cut, 9);
-    const Outcome first = run(lane(), head, {.backward = false});
-    for (const char* s : states)
-      tail.in["initial_" + std::string(s)] = first.out.at("final_" + std::string(s));
-    const Outcome second = run(lane(), tail);
-    for (const char* s : states)
-      head.in["d_final_" + std::string(s)] = second.out.at("d_initial_" + std::string(s));
-    const Outcome back = run(lane(), head);
-    Tensors joined = whole.out;
-    for (auto& [name, tensor] : joined) {
-      const int axis = token_axis(name);
-      const HostTensor &a = back.out.at(name), &b = second.out.at(name);
-      if (axis > 0) {
-        put_into(tensor, a, axis, 0);
-        put_into(tensor, b, axis, cut);
-      } else if (name.rfind("final_", 0) == 0) {
-        tensor = b;
-      } else if (name.rfind("d_initial_", 0) == 0) {
-        tensor = a;
-      } else {
-        for (int64_t i = 0; i < tensor.elements(); ++i) tensor.set(i, a.get(i) + b.get(i));
-      }
-    }
+    const Tensors joined = cut_and_joined(lane(), c, cut, whole.out);
     EXPECT_EQ(judge(c, joined, truth, plain.out), "") << "cut at " << cut;
   }
 }

@@ -139,29 +139,7 @@ TEST_P(ScanTrainingStates, CutAtATokenAndJoined) {
     y.options.chunk = whole.forward.chunk_tokens;
     const Outcome plain = run("unfused", y);
     for (const int64_t cut : {int64_t{0}, int64_t{1}, 64 / R, S - 1, S}) {
-      Case head = tokens_of(c, 0, cut), tail = tokens_of(c, cut, S);
-      const Outcome first = run(lane(), head, {.backward = false});
-      for (const char* s : states)
-        tail.in["initial_" + std::string(s)] = first.out.at("final_" + std::string(s));
-      const Outcome second = run(lane(), tail);
-      for (const char* s : states)
-        head.in["d_final_" + std::string(s)] = second.out.at("d_initial_" + std::string(s));
-      const Outcome back = run(lane(), head);
-      Tensors joined = whole.out;
-      for (auto& [name, tensor] : joined) {
-        const int axis = token_axis(name);
-        const HostTensor &a = back.out.at(name), &b = second.out.at(name);
-        if (axis > 0) {
-          put_into(tensor, a, axis, 0);
-          put_into(tensor, b, axis, cut);
-        } else if (name.starts_with("final_")) {
-          tensor = b;
-        } else if (name.starts_with("d_initial_")) {
-          tensor = a;
-        } else {
-          for (int64_t i = 0; i < tensor.elements(); ++i) tensor.set(i, a.get(i) + b.get(i));
-        }
-      }
+      const Tensors joined = cut_and_joined(lane(), c, cut, whole.out);
       EXPECT_EQ(judge(c, joined, truth, plain.out, true), "") << "R = " << R << ", cut at " << cut;
     }
   }

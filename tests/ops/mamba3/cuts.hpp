@@ -126,6 +126,28 @@ inline void pack(Case& c, const std::vector<int64_t>& ends) {
   c.in["cu_seqlens"] = cu;
 }
 
+// What sequence n of a pack has by itself; "" where all its rows and states have the bits that
+// `all` has of them. dense: the case whose tokens and states were packed.
+inline std::string differs_alone(const std::string& lane, const Case& dense, const Case& packed,
+                                 const Outcome& all, size_t n) {
+  const int64_t begin = packed.cu[n], end = packed.cu[n + 1], row = static_cast<int64_t>(n);
+  Case one = tokens_of(dense, begin, end);
+  for (const char* s : {"angle", "ssm", "k", "v"})
+    for (const char* prefix : {"initial_", "d_final_"}) {
+      const std::string name = prefix + std::string(s);
+      one.in[name] = part(packed.in.at(name), 0, row, row + 1);
+    }
+  Tensors same;
+  for (const auto& [name, tensor] : all.out) {
+    if (const int axis = token_axis(name); axis > 0)
+      same[name] = part(tensor, axis, begin, end);
+    else if (name.starts_with("final_") || name.starts_with("d_initial_"))
+      same[name] = part(tensor, 0, row, row + 1);
+  }
+  EXPECT_GT(same.size(), 12u);
+  return same_bits(same, run(lane, one).out);
+}
+
 inline bool all_finite(const HostTensor& t) {
   for (int64_t i = 0; i < t.elements(); ++i)
     if (!std::isfinite(t.get(i))) return false;

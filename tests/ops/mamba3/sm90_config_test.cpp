@@ -446,28 +446,6 @@ TEST(ScanSm90Config, LaunchesOfAPackAreFew) {
   EXPECT_LT(make_plan(handed, h200()).abreast, 64);
 }
 
-// Under lane = auto it is lane cuda's: a pass that saves, and the backward of the same call.
-TEST(ScanSm90Config, YieldsStatesInTraining) {
-  const auto yielded = [](auto change) {
-    Problem p = problem(Pass::forward, 1, 100, 4, 1, 4);
-    change(p);
-    return yields(p).has_value();
-  };
-  EXPECT_FALSE(yielded([](Problem&) {}));
-  EXPECT_FALSE(yielded([](Problem& p) { p.out.saved.present = true; }));
-  EXPECT_FALSE(yielded([](Problem& p) { p.pass = Pass::backward; }));
-  EXPECT_FALSE(yielded([](Problem& p) { p.in.initial_states.k.present = true; }));
-  EXPECT_FALSE(yielded([](Problem& p) { p.sequence_world = 2; }));
-  EXPECT_TRUE(
-      yielded([](Problem& p) { p.out.final_states.v.present = p.out.saved.present = true; }));
-  EXPECT_TRUE(yielded([](Problem& p) { p.sequence_world = 2, p.out.saved.present = true; }));
-  for (auto change : {+[](Problem& p) { p.in.initial_states.angle.present = true; },
-                      +[](Problem& p) { p.in.d_final_states.ssm.present = true; },
-                      +[](Problem& p) { p.out.d.initial_states.v.present = true; },
-                      +[](Problem& p) { p.sequence_world = 2; }})
-    EXPECT_TRUE(yielded([&](Problem& p) { p.pass = Pass::backward, change(p); }));
-}
-
 // Backward keeps what lies behind each sequence; of a pack, h and E of as many stretches as a round
 // has, and a state of each behind its chunks. Without states nothing of it has room.
 TEST(ScanSm90Config, StatesOfBackwardHaveRoom) {

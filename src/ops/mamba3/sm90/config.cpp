@@ -233,15 +233,6 @@ int64_t parts_of(const Problem& p) {
 
 }  // namespace
 
-// States in training.
-std::optional<std::string> yields(const Problem& p) {
-  const bool trains = p.backward() || p.out.saved;
-  const bool states = any_of(p.in.initial_states) || any_of(p.out.final_states) ||
-                      any_of(p.in.d_final_states) || any_of(p.out.d.initial_states);
-  if (!trains || (!states && p.sequence_world == 1)) return std::nullopt;
-  return "states in training: taken by name, and not yet run on a GPU";
-}
-
 std::optional<std::string> declined(const Problem& p, const DeviceFacts&) {
   if (p.dtype != DType::bf16) return fmt::format("{} q: bf16 alone", name_of(p.dtype));
   if (p.pass == Pass::step) return declined_step(p);

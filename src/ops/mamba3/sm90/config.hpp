@@ -13,9 +13,6 @@ namespace talea::mamba3::sm90 {
 // Nothing: the kernels take it. Otherwise what of the problem they do not.
 std::optional<std::string> declined(const Problem& p, const DeviceFacts& device);
 
-// Why lane = auto takes lane cuda for a problem that this one takes; nothing: it does not.
-std::optional<std::string> yields(const Problem& p);
-
 cuda::Plan make_plan(const Problem& p, const DeviceFacts& device);
 
 }  // namespace talea::mamba3::sm90

@@ -111,26 +111,55 @@ __device__ inline float activated(float z, float floor) {
   return a;
 }
 
-// What a lane writes: keys of rows lane / 4 and 8 behind, of the queries lane % 4 of each four.
-template <int kQueries>
+// What a lane writes: keys of its row of a tile and 8 behind, of the queries lane % 4 of each four.
 struct Writer {
-  static constexpr int fours = kQueries / 4;
-  float* rows[fours];  // null: no such query
   const IndexScores& f;
-  __device__ Writer(const IndexScores& scores, int64_t query) : f(scores) {
+  const int64_t query;
+  const int row;
+  float* to;  // of its first query, in the tile at hand
+  __device__ Writer(const IndexScores& scores, int64_t s, int64_t key)
+      : f(scores),
+        query(s + threadIdx.x % 4),
+        row(threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4),
+        to(f.scores + query * f.stride + key + row) {}
+  __device__ void advance(int keys) { to += keys; }
+  // sum: this lane's part. left: keys from the tile's first on.
+  // scale: of the keys, once the last head is in.
+  template <int kQueries>
+  __device__ void put(const float (&sum)[kQueries][2], int64_t left,
+                      const float (&scale)[2]) const {
 #pragma unroll
-    for (int k = 0; k < fours; ++k) {
-      const int64_t at = query + 4 * k + threadIdx.x % 4;
-      rows[k] = at < f.n ? f.scores + at * f.stride : nullptr;
-    }
+    for (int k = 0; k < kQueries; k += 4)
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        float whole = sum_of_lane(sum[k][r], sum[k + 1][r], sum[k + 2][r], sum[k + 3][r]);
+        if (query + k >= f.n || row + 8 * r >= left) continue;
+        float* at = to + k * f.stride + 8 * r;
+        if (f.adds) whole = *at + whole;
+        whole *= scale[r];
+        if (mutant(Mutant::sa37_scores_zero_in_long_rows) && (at - f.scores) % f.stride >= 256)
+          whole = 0;
+        *at = whole;
+      }
   }
-  __device__ void put(int k, int64_t key, int64_t end, float sum) const {
-    if (!rows[k] || key >= end) return;
-    if (f.adds) sum = rows[k][key] + sum;
-    if (f.last && f.tables.k_scale.present)
-      sum *= cuda::number_at(f.tables.k_scale, cuda::offset(f.tables.k_scale, f.b, key));
-    if (mutant(Mutant::sa37_scores_zero_in_long_rows) && key >= 256) sum = 0;
-    rows[k][key] = sum;
+};
+
+// Of a key and of that 8 behind, read ahead of their products. 1 where more heads come.
+struct KeyScales {
+  const float* at = nullptr;
+  int64_t stride = 0;
+  __device__ KeyScales(const IndexScores& f, int64_t key) {
+    const View& v = f.tables.k_scale;
+    if (!f.last || !v.present) return;
+    at = static_cast<const float*>(v.data) + cuda::offset(v, f.b, key);
+    stride = v.stride[1];
+  }
+  __device__ void read(int64_t left, float (&scale)[2]) const {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) scale[r] = at && 8 * r < left ? at[8 * r * stride] : 1.0f;
+  }
+  __device__ void advance(int keys) {
+    if (at) at += keys * stride;
   }
 };
 
@@ -140,8 +169,9 @@ __device__ void consume(const IndexScores& f, const Tiles& tiles, int group, int
                         int64_t begin, int64_t end) {
   constexpr int queries = index_rows / kHeads, blocks = kHeads / 8;
   IndexBeside& beside = tiles.beside();
-  const int lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16 + lane / 4;
-  const Writer<queries> writer(f, s + group * queries);
+  const int lane = threadIdx.x % 32;
+  Writer writer(f, s + group * queries, begin);
+  KeyScales scales(f, begin + writer.row);
   const auto* weights = reinterpret_cast<const float4*>(beside.weights[group]) + lane % 4;
   const uint64_t q = ptx::operand_descriptor(tiles.q(group, 0));
   const uint64_t keys = ptx::operand_descriptor(tiles.keys(0, 0));
@@ -156,7 +186,8 @@ __device__ void consume(const IndexScores& f, const Tiles& tiles, int group, int
   int stage = 0;
   uint32_t phase = 0;
   for (int64_t key = begin; key < end; key += index_keys) {
-    float d[index_rows / 2];
+    float d[index_rows / 2], scale[2];
+    scales.read(end - key - writer.row, scale);
     ptx::barrier_wait(&beside.full[stage], phase);
     ptx::named_barrier_sync(turn, 256);
     ptx::warpgroup_arrive();
@@ -193,13 +224,9 @@ __device__ void consume(const IndexScores& f, const Tiles& tiles, int group, int
           }
       }
     }
-#pragma unroll
-    for (int k4 = 0; k4 < queries / 4; ++k4)
-#pragma unroll
-      for (int r = 0; r < 2; ++r)
-        writer.put(k4, key + row + 8 * r, end,
-                   sum_of_lane(sum[4 * k4][r], sum[4 * k4 + 1][r], sum[4 * k4 + 2][r],
-                               sum[4 * k4 + 3][r]));
+    writer.put(sum, end - key, scale);
+    writer.advance(index_keys);
+    scales.advance(index_keys);
     if (++stage == index_stages) stage = 0, phase ^= 1;
   }
   if (group == 0) ptx::named_barrier_sync(turn, 256);  // the other's last word

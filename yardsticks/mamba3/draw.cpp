@@ -147,7 +147,7 @@ using Lengths = int64_t[6];
 constexpr Lengths short_ones = {0, 1, 2, 17, 40, 75}, long_ones = {0, 1, 63, 64, 130, 321};
 
 void draw_sizes(const Choice& f, const Lengths& lengths, Sizes& s) {
-  constexpr int64_t dims[] = {4, 8, 20, 33, 64, 128}, values[] = {1, 5, 16, 64};
+  constexpr int64_t dims[] = {4, 8, 20, 33, 64, 128, 256}, values[] = {1, 5, 16, 64, 128};
   constexpr int64_t ranks[] = {1, 2, 3, 4, 8};
   s.N = dims[f[state_dim]], s.P = values[f[head_dim]], s.R = ranks[f[rank]];
   s.H = f[heads] == 0 ? 1 : f[heads] == 1 ? 4 : 6;
@@ -238,6 +238,19 @@ std::vector<Case> training_cases(uint64_t seed) {
     f[dtype] = 1;
     f[state_dim] = 5, f[head_dim] = 3;
     if (f[rank] == 2 || f[rank] == 4) --f[rank];
+    f[chunk] = f[norm] = f[states] = f[final_gradients] = 0;
+    cases.push_back(draw_case(f, seed + cases.size(), long_ones, 8));
+  }
+  return cases;
+}
+
+std::vector<Case> wider_cases(uint64_t seed) {
+  std::vector<Case> cases;
+  for (Choice f : covering(seed)) {
+    f[dtype] = 1;
+    f[state_dim] = 4 + f[state_dim] % 3, f[head_dim] = f[head_dim] % 2 == 0 ? 3 : 4;
+    if (f[rank] == 2) f[rank] = 4;
+    if (f[state_dim] == 5 && f[head_dim] == 3) f[rank] = 4;  // others are training_cases
     f[chunk] = f[norm] = f[states] = f[final_gradients] = 0;
     cases.push_back(draw_case(f, seed + cases.size(), long_ones, 8));
   }

@@ -56,9 +56,17 @@ DeviceFacts h200() {
 std::string reason(const Problem& p) { return declined(p, h200()).value_or(""); }
 
 TEST(ScanSm90Config, TakesWhatModelsAreTrainedAt) {
-  for (const int64_t R : {1, 2, 4})
-    for (const Pass pass : {Pass::forward, Pass::backward})
-      EXPECT_EQ(reason(problem(pass, 2, 4096, 112, 8, R)), "");
+  for (const int64_t R : {1, 2, 4, 8})
+    for (const Pass pass : {Pass::forward, Pass::backward}) {
+      Problem p = problem(pass, 2, 4096, 112, 8, R);
+      EXPECT_EQ(reason(p), "");
+      p.state_dim = 64;
+      EXPECT_EQ(reason(p), "");
+      p.head_dim = 128;
+      EXPECT_EQ(reason(p), "");
+      p.state_dim = 256;
+      EXPECT_EQ(reason(p), "");
+    }
 }
 
 TEST(ScanSm90Config, NamesWhatItDoesNotTake) {
@@ -69,8 +77,9 @@ TEST(ScanSm90Config, NamesWhatItDoesNotTake) {
     return reason(p);
   };
   EXPECT_EQ(with([](Problem& p) { p.dtype = DType::f16; }), "fp16 q: bf16 alone");
-  EXPECT_EQ(with([](Problem& p) { p.state_dim = 64; }), "N = 64, P = 64: 128 and 64 alone");
-  EXPECT_EQ(with([](Problem& p) { p.rank = 8; }), "R = 8: 1, 2 and 4 alone");
+  EXPECT_EQ(with([](Problem& p) { p.state_dim = 96; }), "N = 96: 64, 128 and 256 alone");
+  EXPECT_EQ(with([](Problem& p) { p.head_dim = 32; }), "P = 32: 64 and 128 alone");
+  EXPECT_EQ(with([](Problem& p) { p.rank = 3; }), "R = 3: 1, 2, 4 and 8 alone");
   EXPECT_EQ(with([](Problem& p) { p.pairs = 3; }), "A = 3: even numbers alone");
   EXPECT_EQ(with([](Problem& p) { p.options.chunk = 8; }),
             "chunk = 8 tokens of rank 4: 64 rows alone");
@@ -126,7 +135,9 @@ TEST(ScanSm90Config, TakesAStep) {
 TEST(ScanSm90Config, TakesEveryDrawnCase) {
   namespace yard = yardsticks::mamba3;
   int taken = 0;
-  for (const yard::Case& c : yard::training_cases(11))
+  std::vector<yard::Case> cases = yard::training_cases(11);
+  for (const yard::Case& c : yard::wider_cases(17)) cases.push_back(c);
+  for (const yard::Case& c : cases)
     for (const Pass pass : {Pass::forward, Pass::backward}) {
       const bool back = pass == Pass::backward;
       yard::Tensors out;
@@ -499,6 +510,65 @@ TEST(ScanSm90Config, ALimitOfAPackIsKept) {
     EXPECT_LE(cuda::workspace_of(p, plan), limit);
     EXPECT_EQ(plan.parts, parts);
   }
+}
+
+// Heads of more values are several units, which share turns and steps; q and k of fewer columns
+// fill their tiles up.
+TEST(ScanSm90Config, WiderHeadsAreSeveralUnits) {
+  Problem p = problem(Pass::backward, 2, 4096, 64, 1, 4);
+  p.head_dim = 128;
+  const auto kept = [](const cuda::Plan& m) {
+    return (m.chunks + cuda::kept_every(m) - 1) / cuda::kept_every(m);
+  };
+  const cuda::Plan wide = make_plan(p, h200());
+  EXPECT_LE(cuda::workspace_of(p, wide), int64_t{160} << 20);
+  EXPECT_EQ(cuda::saved_of(p, wide), 4 * 2 * 64 * 128 * 128 * kept(wide));
+  const cuda::Sizes s = cuda::sizes_of(p, wide);
+  EXPECT_EQ(s.heads, 128);
+  EXPECT_EQ(s.heads_per_group, 64);
+  EXPECT_EQ(s.values, 64);
+  EXPECT_EQ(cuda::cut_of(p, wide).slab_bits, 1);
+  p.state_dim = 64, p.head_dim = 64;
+  const cuda::Plan narrow = make_plan(p, h200());
+  EXPECT_EQ(cuda::sizes_of(p, narrow).columns, 128);
+  EXPECT_EQ(cuda::cut_of(p, narrow).columns, 64);
+  EXPECT_EQ(cuda::cut_of(p, narrow).bits(), 0);
+  EXPECT_FALSE(cuda::cut_of(p, narrow).whole);
+  p.state_dim = 256, p.pairs = 100;
+  const cuda::Plan parts = make_plan(p, h200());
+  EXPECT_LE(cuda::workspace_of(p, parts), int64_t{256} << 20);
+  EXPECT_EQ(cuda::saved_of(p, parts), 4 * 2 * 64 * 256 * 64 * kept(parts));
+  EXPECT_EQ(cuda::sizes_of(p, parts).heads, 128);
+  EXPECT_EQ(cuda::sizes_of(p, parts).pairs, 64);
+  EXPECT_EQ(cuda::cut_of(p, parts).part_bits, 1);
+  EXPECT_EQ(cuda::cut_of(p, parts).pairs, 100);
+  p.state_dim = 128, p.pairs = 64;
+  EXPECT_TRUE(cuda::cut_of(p, make_plan(p, h200())).whole);
+}
+
+// Columns of a unit and of its head: of neighbours and of halves, of parts and of a narrow head.
+TEST(ScanSm90Config, EveryColumnIsOneOfAUnit) {
+  for (const int64_t N : {64, 256})
+    for (const RotaryPairs pairs : {RotaryPairs::interleaved, RotaryPairs::halves}) {
+      Problem p = problem(Pass::forward, 2, 300, 4, 2, 1);
+      p.state_dim = N, p.rotary_pairs = pairs;
+      const cuda::Cut cut = cuda::cut_of(p, make_plan(p, h200()));
+      std::vector<int> found(static_cast<size_t>(N));
+      for (int part = 0; part < 1 << cut.part_bits; ++part)
+        for (int c = 0; c < 128; ++c)
+          if (const int own = cut.own_column(part, c); own >= 0)
+            ++found.at(static_cast<size_t>(own));
+      for (const int times : found) EXPECT_EQ(times, 1) << "N " << N;
+    }
+}
+
+TEST(ScanSm90Config, ForwardOfWideRowsYields) {
+  Problem p = problem(Pass::forward, 2, 4096, 64, 8, 4);
+  EXPECT_FALSE(yields(p));
+  p.state_dim = 256;
+  EXPECT_TRUE(yields(p));
+  p.pass = Pass::backward;
+  EXPECT_FALSE(yields(p));
 }
 
 TEST(ScanSm90Config, MemoryOfTheLargestTrainingRow) {

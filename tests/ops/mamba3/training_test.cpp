@@ -31,22 +31,42 @@ TEST_P(ScanTraining, EveryPairOfChoicesIsRight) {
   }
 }
 
-// Of each rank the case of the fewest rows that still has more than one chunk: what a sanitizer can
-// afford, whose kernels are a hundred times slower.
+// A quarter of the cases of the sizes beside them.
+void check_wider(const std::string& lane, int quarter) {
+  int number = 0;
+  for (const Case& c : wider_cases(17)) {
+    if (number++ % 4 != quarter) continue;
+    How how = of_training(c);
+    how.save = number % 8 > 4;
+    EXPECT_EQ(verify(lane, c, how), "") << "case " << number - 1;
+  }
+}
+TEST_P(ScanTraining, PairsOfChoicesBesideThemFirst) { check_wider(lane(), 0); }
+TEST_P(ScanTraining, PairsOfChoicesBesideThemSecond) { check_wider(lane(), 1); }
+TEST_P(ScanTraining, PairsOfChoicesBesideThemThird) { check_wider(lane(), 2); }
+TEST_P(ScanTraining, PairsOfChoicesBesideThemFourth) { check_wider(lane(), 3); }
+
+// Of each rank, and of each size beside those, the case of the fewest rows that still has more than
+// one chunk: what a sanitizer can afford, whose kernels are a hundred times slower.
 TEST_P(ScanTraining, TheSmallestOfEachRank) {
-  std::map<int64_t, std::pair<int64_t, Case>> smallest;
-  for (const Case& c : training_cases(13)) {
+  const auto kind = [](const Sizes& s) {
+    return s.R == 8     ? std::string("R 8")
+           : s.N != 128 ? "N " + std::to_string(s.N)
+           : s.P == 128 ? std::string("P 128")
+                        : "R " + std::to_string(s.R);
+  };
+  std::map<std::string, std::pair<int64_t, Case>> smallest;
+  std::vector<Case> cases = training_cases(13);
+  for (const Case& c : wider_cases(13)) cases.push_back(c);
+  for (const Case& c : cases) {
     const int64_t rows = c.size.B * c.size.S * c.size.R * c.size.H;
-    const auto [at, first] = smallest.try_emplace(c.size.R, rows, c);
-    const bool smaller = c.size.S * c.size.R > 64 &&
-                         (rows < at->second.first || at->second.second.size.S * c.size.R <= 64);
-    if (!first && smaller) at->second = {rows, c};
+    if (c.size.S * c.size.R <= 64) continue;
+    const auto [at, first] = smallest.try_emplace(kind(c.size), rows, c);
+    if (!first && rows < at->second.first) at->second = {rows, c};
   }
-  EXPECT_EQ(smallest.size(), 3u);
-  for (const auto& [rank, found] : smallest) {
-    EXPECT_GT(found.second.size.S * rank, 64);
-    EXPECT_EQ(verify(lane(), found.second, of_training(found.second)), "") << "rank " << rank;
-  }
+  EXPECT_EQ(smallest.size(), 7u);
+  for (const auto& [what, found] : smallest)
+    EXPECT_EQ(verify(lane(), found.second, of_training(found.second)), "") << what;
 }
 
 TEST_P(ScanTraining, TheSameBitsEveryTimeAndUnderAnyLimit) {
@@ -59,6 +79,26 @@ TEST_P(ScanTraining, TheSameBitsEveryTimeAndUnderAnyLimit) {
   EXPECT_EQ(same_bits(first.out, run(lane(), whole, how).out), "");
   whole.options.workspace_limit_bytes = int64_t{1} << 40;
   EXPECT_EQ(same_bits(first.out, run(lane(), whole, how).out), "");
+}
+
+// A head of two slabs: what they share is summed in one order, whatever goes side by side.
+TEST_P(ScanTraining, TheSameBitsOfWiderHeads) {
+  for (const int64_t N : {128, 256})
+    for (const bool shared : {false, true}) {
+      Sizes s{2, 300, 6, 2, N, N == 128 ? 128 : 64, 4, N == 128 ? 32 : 100};
+      s.rank_axis = true;
+      s.shared_angles = shared;
+      Case c = full_case(s, DType::bf16, 21);
+      std::erase_if(c.in, [](const auto& x) {
+        return x.first.starts_with("initial_") || x.first.starts_with("d_final_");
+      });
+      const How how = of_training(c);
+      EXPECT_EQ(verify(lane(), c, how), "") << "shared " << shared;
+      const Outcome first = run(lane(), c, how);
+      EXPECT_EQ(same_bits(first.out, run(lane(), c, how).out), "");
+      c.options.workspace_limit_bytes = int64_t{16} << 20;
+      EXPECT_EQ(same_bits(first.out, run(lane(), c, how).out), "");
+    }
 }
 
 TEST_P(ScanTraining, WhatIsNotTakenIsDeclinedByName) {
@@ -97,6 +137,18 @@ TEST_P(ScanTraining, StatesOfAPrefill) {
         EXPECT_EQ(verify(lane(), one, {.backward = false}), "") << kept << " alone";
       }
     }
+  for (const int64_t N : {64, 128, 256})
+    for (const int64_t R : {1, 8}) {
+      Sizes s{2, 130, 4, 2, N, 128, R, 32};
+      s.rank_axis = R > 1;
+      const Case dense = full_case(s, DType::bf16, static_cast<uint64_t>(R + N));
+      EXPECT_EQ(verify(lane(), dense, {.backward = false}), "") << "N = " << N << ", R = " << R;
+      s.B = 1;
+      Case packed = full_case(s, DType::bf16, static_cast<uint64_t>(R + N));
+      pack(packed, {3, 3, 4, 20, 84, 84, 129});
+      for (const char* st : states) fill(packed, std::string("initial_") + st, DType::f32, 5);
+      EXPECT_EQ(verify(lane(), packed, {.backward = false}), "") << "packed, R = " << R;
+    }
   Case constant = full_case({1, 70, 4, 2, 128, 64, 1, 32}, DType::bf16, 3);
   constant.in.erase("angles");
   EXPECT_EQ(verify(lane(), constant, {.backward = false}), "") << "a constant turn";
@@ -126,7 +178,7 @@ TEST_P(ScanTraining, HeadsOfABlockInTurn) {
 TEST_P(ScanTraining, StatesOfAPrefillOfManyHeads) {
   const char* const states[] = {"angle", "ssm", "k", "v"};
   for (const int64_t A : {0, 30, 64}) {
-    Sizes s{2, 130, 34, 2, 128, 64, 1, A};
+    Sizes s{2, 130, 34, 2, 128, A == 30 ? 128 : 64, 1, A};
     s.rank_axis = false;
     const Case dense = full_case(s, DType::bf16, static_cast<uint64_t>(A));
     EXPECT_EQ(verify(lane(), dense, {.backward = false}), "") << "A = " << A;

@@ -124,7 +124,7 @@ struct Edge {
 
 // Of chunks side by side: tokens of a piece, whose turns are summed ahead; pairs that are turned,
 // of A; bytes of what the tokens of a chunk step by.
-constexpr int64_t turn_tokens = 16;
+constexpr int64_t turn_tokens(int64_t chunk) { return chunk < 16 ? chunk : 16; }
 constexpr int64_t turned_pairs(int64_t A) { return A <= 32 ? 32 : 64; }
 constexpr int64_t chunk_step_bytes(int64_t tokens) { return 44 * tokens + 16; }
 

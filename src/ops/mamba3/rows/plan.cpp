@@ -27,7 +27,33 @@ int64_t scratch_of(const Plan& plan, const Problem& p) {
   return std::max(plan.states.scratch_bytes, plan.backward.scratch_bytes);
 }
 
-Sizes sizes_of(const Problem& p, const Plan& plan) {
+Problem in_units(const Problem& p, const Plan& plan) {
+  Problem of = p;
+  if (plan.values == 0) return of;
+  const int64_t parts = std::max<int64_t>(p.state_dim / plan.columns, 1);
+  of.heads *= parts * (p.head_dim / plan.values);
+  if (parts > 1) of.pairs = plan.columns / 2;
+  of.state_dim = plan.columns;
+  of.head_dim = plan.values;
+  return of;
+}
+
+Cut cut_of(const Problem& p, const Plan& plan) {
+  Cut cut;
+  if (plan.values == 0) return cut;
+  cut.whole = false;
+  while (plan.values << cut.slab_bits < p.head_dim) ++cut.slab_bits;
+  while (plan.columns << cut.part_bits < p.state_dim) ++cut.part_bits;
+  cut.columns = static_cast<int>(p.state_dim);
+  cut.pairs = static_cast<int>(p.pairs);
+  const bool halves = p.rotary_pairs == RotaryPairs::halves;
+  cut.panel_apart = static_cast<int>(halves ? p.state_dim / 2 : plan.columns / 2);
+  cut.part_apart = static_cast<int>(halves ? plan.columns / 2 : plan.columns);
+  return cut;
+}
+
+Sizes sizes_of(const Problem& real, const Plan& plan) {
+  const Problem p = in_units(real, plan);
   Sizes s;
   s.batch = p.batch;
   s.tokens = p.tokens;
@@ -76,12 +102,13 @@ int64_t most_rounds(const Problem& p, const Plan& plan) {
 namespace {
 
 // What is formed of the tokens of `count` chunks a unit, of which it has `most`.
-void take_tokens(Arena& arena, const Problem& p, const Plan& plan, int64_t count, int64_t most,
-                 UnitBuffers& u) {
-  const int64_t units = plan.wave * p.heads;
+void take_tokens(Arena& arena, const Problem& p, const Plan& plan, const Cut& cut, int64_t count,
+                 int64_t most, UnitBuffers& u) {
+  const int64_t units = plan.wave * (p.heads >> cut.slab_bits);  // which turn alike
   if (plan.rounds > 0) most = most_chunks(p, plan.chunk);
   if (plan.by_segment) u.segment_turns = arena.take<uint64_t>(units * plan.segments * p.pairs);
-  u.piece_turns = arena.take<uint64_t>(units * most * (plan.chunk / turn_tokens) * p.pairs);
+  u.piece_turns =
+      arena.take<uint64_t>(units * most * (plan.chunk / turn_tokens(plan.chunk)) * p.pairs);
   u.token_turns = arena.take<float>(units * count * plan.chunk * turned_pairs(p.pairs) * 2);
   u.token_steps = arena.take<char>(units * count * chunk_step_bytes(plan.chunk));
 }
@@ -124,8 +151,10 @@ PackRounds take_rounds(Arena& arena, const Problem& p, const Plan& plan) {
 
 }  // namespace
 
-Buffers lay_out(Arena& arena, const Problem& p, const Plan& plan) {
+Buffers lay_out(Arena& arena, const Problem& real, const Plan& plan) {
+  const Problem p = in_units(real, plan);
   Buffers b;
+  Cut& cut = b.cut = cut_of(real, plan);
   const bool step = p.pass == Pass::step;
   b.ends = arena.take<int64_t>(step ? p.batch : p.packed ? p.sequences + 1 : 0);
   b.kept = arena.take<int64_t>(p.packed ? p.sequences + 1 : 0);
@@ -146,7 +175,9 @@ Buffers lay_out(Arena& arena, const Problem& p, const Plan& plan) {
       b.units.turns = arena.take<uint64_t>(units * A);
       return b;
     }
-    take_tokens(arena, p, plan, plan.ahead, plan.chunks, b.units);
+    take_tokens(arena, p, plan, cut, plan.ahead, plan.chunks, b.units);
+    if (cut.part_bits > 0)
+      cut.outs = arena.take<float>(units / 2 * plan.ahead * plan.forward.rows * p.head_dim);
     return b;
   }
   const int64_t count = p.rank * (2 * p.state_dim + 3 * p.head_dim) + p.head_dim + 1;
@@ -169,23 +200,33 @@ Buffers lay_out(Arena& arena, const Problem& p, const Plan& plan) {
   u.ends = arena.take<float>(apart ? 0 : units * 2 * A);
   u.pending = arena.take<Pending>(apart ? 0 : units);
   u.parameters = arena.take<double>(units * count);
-  const int64_t by_head = apart ? (plan.parts > 1 ? p.groups * plan.parts : 0) : p.heads;
+  const int64_t parts = p.groups * plan.parts;
+  const int64_t by_head = apart ? (plan.parts > 1 ? parts << cut.part_bits : 0) : p.heads;
   u.dq = arena.take<float>(p.out.d.q ? places * by_head * p.rank * p.state_dim : 0);
   u.dk = arena.take<float>(p.out.d.k ? places * by_head * p.rank * p.state_dim : 0);
   // A line a part of a group, of whose heads other ranks may have some, or a head.
-  const bool by_part = apart && p.rank == 1 && p.pairs <= 32;  // lane sm90 sums over heads
-  const int64_t parts = p.groups * plan.parts, lines = by_part ? parts : std::max(p.heads, parts);
+  const bool by_part =
+      apart && cut.whole && p.rank == 1 && p.pairs <= 32;  // lane sm90 sums over heads
+  const int64_t lines = by_part ? parts : std::max(p.heads, parts);
   u.dangles = arena.take<float>(p.sum_angles ? places * lines * A : 0);
   u.parts = static_cast<int>(plan.parts);
   u.slice = plan.slice;
   if (!apart) return b;
   u.inner_upstream = arena.take<char>(units * plan.slice * size * operand);
-  take_tokens(arena, p, plan, J, plan.by_segment ? J : segments * J, u);
+  take_tokens(arena, p, plan, cut, J, plan.by_segment ? J : segments * J, u);
   u.head_parameters =
       arena.take<float>(p.heads * head_parameter_count(p.rank, p.state_dim, p.head_dim));
   u.edges = arena.take<Edge>(units * segments * J);
   u.partial = arena.take<float>(units * plan.slice * count);
   if (plan.hands) take_handed(arena, p, plan, stretches * units * size, u);
+  if (cut.bits() == 0) return b;
+  // Of a head at a time, or with parts of all that a block has.
+  const int64_t of_block =
+      cut.part_bits > 0 ? (p.heads_per_group + plan.parts - 1) / plan.parts : 1;
+  const int64_t heads = plan.wave * plan.slice * parts * of_block;
+  cut.slabs = arena.take<float>(heads * slab_count(plan.chunk, A));
+  if (cut.part_bits > 0)
+    cut.tiles = arena.take<float>((heads << cut.slab_bits) * 2 * plan.backward.rows * p.head_dim);
   return b;
 }
 
@@ -199,8 +240,9 @@ int64_t kept_every(const Plan& plan) {
   return plan.kept_every > 0 ? plan.kept_every : plan.segment;
 }
 
-int64_t saved_of(const Problem& p, const Plan& plan) {
-  if (p.pass == Pass::step) return 0;
+int64_t saved_of(const Problem& real, const Plan& plan) {
+  if (real.pass == Pass::step) return 0;
+  const Problem p = in_units(real, plan);
   const int64_t J = kept_every(plan), most = (plan.chunks + J - 1) / J;
   const int64_t kept = p.packed ? most + 2 * p.sequences : p.sequences * most;
   return 4 * p.heads * p.head_dim * p.state_dim * kept;

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "core/device_facts.hpp"
-#include "ops/mamba3/rows/args.hpp"
+#include "ops/mamba3/rows/cut.hpp"
 #include "talea/mamba3.hpp"
 
 namespace talea {
@@ -34,6 +34,7 @@ struct Plan {
   bool keeps = false;      // forward: the state lies in registers
   int threads = 512;       // of a block of forward; backward has 512
   ChunkPlaces forward, states, backward;
+  int64_t columns = 0, values = 0;  // N and P of a unit, where heads are cut
   int64_t parts = 0;        // of the heads of a group, where the chunks of a slice go side by side
   int64_t ahead = 0;        // chunks whose tokens are formed ahead of forward
   bool hands = false;       // states, or gradients of them, are handed in or on
@@ -52,6 +53,9 @@ int64_t most_rounds(const Problem& p, const Plan& plan);
 // Of lane cuda.
 Plan make_plan(const Problem& p, const DeviceFacts& device);
 
+// The problem as its units are one, and how they lie in its heads.
+Problem in_units(const Problem& p, const Plan& plan);
+Cut cut_of(const Problem& p, const Plan& plan);
 // Scratch of a block of its largest kernel.
 int64_t scratch_of(const Plan& plan, const Problem& p);
 Sizes sizes_of(const Problem& p, const Plan& plan);
@@ -61,6 +65,7 @@ struct Buffers {
   double* totals = nullptr;
   char* scratch = nullptr;
   UnitBuffers units;
+  Cut cut;
   PackRounds pack;
 };
 Buffers lay_out(Arena& arena, const Problem& p, const Plan& plan);

@@ -13,7 +13,7 @@ class Backward {
   using Shared = BackShared<R, blocks>;
   static constexpr int C = tokens_of<R>, pairs = Shared::pairs, size = columns * values;
 
-  __device__ __forceinline__ Backward(const Args& args, const UnitBuffers& buffers,
+  __device__ __forceinline__ Backward(const Args& args, const Cut& of, const UnitBuffers& buffers,
                                       const Wave& at_work, Shared& shared)
       : a(args),
         b(buffers),
@@ -21,15 +21,17 @@ class Backward {
         sh(shared),
         place(shared.place),
         p(shared.part),
-        up(args) {
+        up(args),
+        cut(of) {
     group = warpgroup();
     thread = threadIdx.x & 127;
     needs_y = a.grad.mimo_out.data || (a.z.data && (a.grad.z.data || a.grad.mimo_z.data));
   }
 
-  // handed: states are, or gradients of them.
-  template <bool handed>
-  __device__ __forceinline__ void run() {
+  // All heads, of a part of N. units: heads are cut; handed: states are, or gradients of them.
+  template <bool units, bool handed>
+  __device__ __forceinline__ void run(int part) {
+    const auto first = [&] { return place.first + (part << cut.slab_bits); };
     if (group == 1 || group == 2) {
       float4* const sums = group == 1 ? sh.sums_q : sh.sums_k;
 #pragma unroll 1
@@ -37,13 +39,13 @@ class Backward {
     }
     put_homes<handed>();
     __syncthreads();
-    begin_rows(place.first);
-    begin(place.first);
-    begin_state(place.first);
+    begin_rows(first());
+    begin(first());
+    begin_state(first());
 #pragma unroll 1
-    for (int head = place.first; head < place.last; ++head) {
-      stage = head & 1;
-      prepare(head);
+    for (int head = first(); head < place.last; head = behind(head)) {
+      stage = stage_of(head);
+      prepare<units>(head);
       weigh_pairs();
       if (group == 0)
         pairs_and_values<handed>(head);
@@ -51,38 +53,52 @@ class Backward {
         rows_of_group<handed>(head);
       else
         gates(head);
-      const bool more = head + 1 < place.last;
+      const bool more = behind(head) < place.last;
       if (more && group < 3) {
         hopper::named_barrier_sync(own_group + group, 128);
-        begin_rows(head + 1);
+        begin_rows(behind(head));
       }
       uint32_t rates[angle_tokens];
       begin_angles(head, rates);
       __syncthreads();
       if (more)
-        begin(head + 1);
+        begin(behind(head));
       else
         next = {};  // nothing of it is live behind the loop
       tokens<handed>(head, rates);
-      if (more) begin_state(head + 1);
+      if (more) begin_state(behind(head));
     }
-    if (group == 1) store_rows(a.grad.q, b.dq, sh.sums_q);
-    if (group == 2) store_rows(a.grad.k, b.dk, sh.sums_k);
+    if (group == 1) store_rows(part, a.grad.q, b.dq, sh.sums_q);
+    if (group == 2) store_rows(part, a.grad.k, b.dk, sh.sums_k);
   }
 
  private:
+  // Heads are counted by their units. The one that follows, of the same part of N; and its place
+  // among two.
+  __device__ __forceinline__ int behind(int head) const {
+    const int next = head + 1;
+    return cut.part_bits > 0 && cut.slab_of(next) == 0 ? next + (1 << cut.slab_bits) : next;
+  }
+  __device__ __forceinline__ int stage_of(int head) const {
+    return (cut.slab_bits > 0 ? head : head >> cut.part_bits) & 1;
+  }
   __device__ __forceinline__ Unit unit(int head) const {
     Unit u = sh.unit;
-    u.head = head;
+    u.head = cut.head_of(head);
     return u;
   }
   __device__ __forceinline__ const ChunkSteps<C>& steps() const { return sh.steps[stage]; }
   // Where rows of a head begin.
-  static __device__ __forceinline__ int64_t home(int64_t first, const View& v, int head) {
-    return first + head * v.stride[2];
+  __device__ __forceinline__ int64_t home(int64_t first, const View& v, int head) const {
+    return first + cut.head_of(head) * v.stride[2] + first_value(cut, head);
+  }
+  __device__ __forceinline__ int64_t angles_home(int64_t first, const View& v, int head) const {
+    return first + cut.head_of(head) * v.stride[2] +
+           cut.first_pair(cut.part_of(head)) * v.stride[3];
   }
   __device__ __forceinline__ int64_t d_out_home(int head) const {
-    return sh.homes.d_out + head * a.d_out.stride[3];
+    return sh.homes.d_out + cut.head_of(head) * a.d_out.stride[3] +
+           first_value(cut, head) * a.d_out.stride[4];
   }
   __device__ __forceinline__ int64_t number(int head) const {
     return place.sequence * a.size.heads + head;
@@ -91,12 +107,14 @@ class Backward {
   // backward_prepare.cuh
   template <bool handed>
   __device__ __forceinline__ void put_homes();
+  // bits: slabs that share it.
   __device__ __forceinline__ OfHeads of_heads(const void* buffer, int64_t each, int64_t at,
-                                              int64_t bytes);
+                                              int64_t bytes, int bits = 0);
   __device__ __forceinline__ void begin_rows(int head);
   __device__ __forceinline__ void begin(int head);
   __device__ __forceinline__ void copy_turns(int head);
   __device__ __forceinline__ void begin_state(int head);
+  template <bool units>
   __device__ __forceinline__ void prepare(int head);
   __device__ __forceinline__ void anchor();
   __device__ __forceinline__ void turn_rows();
@@ -112,6 +130,15 @@ class Backward {
   template <int count>
   static __device__ __forceinline__ void scale_rows(float (&d)[count], const float* by);
 
+  // backward_units.cuh
+  __device__ __forceinline__ float d_d_of(int head, const float (&d_y)[8]) const;
+  __device__ __forceinline__ void put_d_d(float sum) const;
+  // What parts of N add up to, of y (0) or of the gradient of values (1); false: there are more.
+  __device__ __forceinline__ bool sum_of_parts(int head, int which, float (&x)[32]) const;
+  // Number i of what the units of a head add up to, or the slabs of a part of it, to its place.
+  __device__ __forceinline__ void put_of_units(int head, int i, const View& to, int64_t at, float x,
+                                               bool of_part = false) const;
+
   // backward_gates.cuh
   __device__ __forceinline__ void gates(int head);
   template <bool plain>  // g holds d_out
@@ -123,11 +150,13 @@ class Backward {
   __device__ __forceinline__ void rows_of_group(int head);
   template <bool handed>
   __device__ __forceinline__ void rows_back(int head, float (&g)[64]);
-  __device__ __forceinline__ void store_rows(const View& to, float* by_part, const float4* sums);
+  __device__ __forceinline__ void store_rows(int part, const View& to, float* by_part,
+                                             const float4* sums);
 
   // backward_tokens.cuh
-  static constexpr int angle_tokens = C * pairs / back_threads;  // of a thread
-  static_assert(angle_tokens >= 1 && back_threads % pairs == 0);
+  static constexpr int angle_tokens =
+      C * pairs > back_threads ? C* pairs / back_threads : 1;  // of a thread
+  static_assert(back_threads % pairs == 0);
   static constexpr int others = back_threads - 32;  // threads that have no decays
   __device__ __forceinline__ void begin_angles(int head, uint32_t (&rates)[angle_tokens]);
   template <bool handed>
@@ -136,6 +165,7 @@ class Backward {
   __device__ __forceinline__ void angles_back(int head, const uint32_t (&rates)[angle_tokens]);
   __device__ __forceinline__ void steps_back(int head);
   __device__ __forceinline__ void decays_back(int head);
+  __device__ __forceinline__ float d_d() const;
   __device__ __forceinline__ void parameters_back(int head);
 
   enum Barrier { weighed = 1, used = 2, own_group = 3 };  // and one for each group
@@ -149,6 +179,7 @@ class Backward {
   int group, thread, stage = 0;
   bool needs_y;
   const Upstream up;
+  const Cut& cut;
 };
 
 }  // namespace talea::mamba3::sm90

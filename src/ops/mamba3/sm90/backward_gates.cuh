@@ -3,7 +3,7 @@
 // Never: rounds y.
 #pragma once
 
-#include "ops/mamba3/sm90/backward.cuh"
+#include "ops/mamba3/sm90/backward_units.cuh"
 
 namespace talea::mamba3::sm90 {
 
@@ -22,8 +22,11 @@ __device__ __forceinline__ void Backward<R, blocks, halves>::gates(int head) {
     rows_by_columns<64>(y, Operand(sh.seen), Operand(sh.v));
     products_end(y);
   }
-  hopper::named_barrier_arrive(used, back_threads);
-  if (!needs_y) return;
+  if constexpr (Shared::has_room)
+    hopper::named_barrier_arrive(used, back_threads);
+  else
+    hopper::named_barrier_sync(used, back_threads);
+  if (!needs_y || !sum_of_parts(head, 0, y)) return;
   // Behind the products: what is loaded before them is spilled, and the cache has no room for that.
   uint32_t g[16];  // of d_out, where neighbours are one load
   uint32_t z[16];
@@ -55,7 +58,7 @@ __device__ __forceinline__ void Backward<R, blocks, halves>::gates_of(int head,
                                                                       const float (&y)[32],
                                                                       const uint32_t (&g)[16],
                                                                       const uint32_t (&z)[16]) {
-  constexpr int alike = Shared::alike, together = 4;
+  constexpr int alike = Shared::alike, together = R > 4 ? 8 : 4;
   const int row = own_row(), column = own_column(), r = row % R;
   const int t[2] = {row / R, (row + 8) / R};
   const bool gated = a.z.data != nullptr;
@@ -111,8 +114,8 @@ __device__ __forceinline__ void Backward<R, blocks, halves>::gates_of(int head,
       float by_z[alike], by_out[alike];
 #pragma unroll
       for (int i = 0; i < alike; ++i) by_z[i] = to_z[slot + i], by_out[i] = to_out[slot + i];
-      if (a.grad.mimo_z.data) put_alike(sh.by_z, 2 * first + slot, by_z);
-      if (a.grad.mimo_out.data) put_alike(sh.by_out, 2 * first + slot, by_out);
+      if (a.grad.mimo_z.data) put_alike(sh.by_z(), 2 * first + slot, by_z);
+      if (a.grad.mimo_out.data) put_alike(sh.by_out(), 2 * first + slot, by_out);
     }
   }
 }

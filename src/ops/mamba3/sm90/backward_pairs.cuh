@@ -3,7 +3,7 @@
 // Never: multiplies what a query does not see.
 #pragma once
 
-#include "ops/mamba3/sm90/backward.cuh"
+#include "ops/mamba3/sm90/backward_units.cuh"
 
 namespace talea::mamba3::sm90 {
 
@@ -65,8 +65,10 @@ __device__ __forceinline__ void Backward<R, blocks, halves>::weigh_pairs() {
       }
     } else {
       float all = over_eight(far[0] + far[1]);
-      if constexpr (R == 4) all += __shfl_xor_sync(0xffffffffu, all, 1);
-      if (lane < 4 && (R == 2 || lane % 2 == 0)) sh.by_later[warp][(column + 8 * j) / R] = all;
+      if constexpr (R >= 4) all += __shfl_xor_sync(0xffffffffu, all, 1);
+      if constexpr (R == 8) all += __shfl_xor_sync(0xffffffffu, all, 2);
+      if (lane < 4 && (R == 2 || lane % (R / 2) == 0))
+        sh.by_later[warp][(column + 8 * j) / R] = all;
     }
   }
   // Rows of the same token lie among the keys of one group.
@@ -76,8 +78,10 @@ __device__ __forceinline__ void Backward<R, blocks, halves>::weigh_pairs() {
       const float all = over_quad(near[second]);
       if (lane % 4 == 0) sh.by_same[row + 8 * second] = all;
     }
-    const double own_trace = static_cast<double>(over_warp(trace));
-    if (lane == 0) sh.traces[warp] = own_trace;
+    if (cut.whole) {
+      const double own_trace = static_cast<double>(over_warp(trace));
+      if (lane == 0) sh.traces[warp] = own_trace;
+    }
   }
   hopper::fence_async_shared();
 }
@@ -114,6 +118,7 @@ __device__ __forceinline__ void Backward<R, blocks, halves>::pairs_and_values(in
     for (int w = 0; w < 16; ++w) all += sh.torque[w][thread];
     sh.torques[thread] = all;
   }
+  if (!sum_of_parts(head, 1, dv)) return;
   const auto* const v0 =
       static_cast<const __nv_bfloat16*>(a.v.data) + home(sh.homes.v, a.v, head) + own_column();
   uint32_t v[16];

@@ -3,7 +3,7 @@
 // Never: stores a turned row.
 #pragma once
 
-#include "ops/mamba3/sm90/backward.cuh"
+#include "ops/mamba3/sm90/backward_units.cuh"
 
 namespace talea::mamba3::sm90 {
 
@@ -20,9 +20,9 @@ __device__ __forceinline__ void copy_state(const void* from, char* tile, int thr
 template <int R, int blocks, bool halves>
 __device__ __forceinline__ OfHeads Backward<R, blocks, halves>::of_heads(const void* buffer,
                                                                          int64_t each, int64_t at,
-                                                                         int64_t bytes) {
+                                                                         int64_t bytes, int bits) {
   char* const from = static_cast<char*>(const_cast<void*>(buffer));
-  return {from + (number(0) * each + at) * bytes, static_cast<uint32_t>(each * bytes)};
+  return {from + ((number(0) >> bits) * each + at) * bytes, static_cast<uint32_t>(each * bytes)};
 }
 
 // A warp a tensor.
@@ -70,11 +70,12 @@ __device__ __forceinline__ void Backward<R, blocks, halves>::put_homes() {
       sh.from.e = of_heads(b.inner_upstream, wave.slice_chunks, place.in_slice, size * 2);
       break;
     case 11:
-      sh.from.turns = of_heads(b.token_turns, a.size.segment, place.in_segment, C * pairs * 8);
+      sh.from.turns =
+          of_heads(b.token_turns, a.size.segment, place.in_segment, C * pairs * 8, cut.slab_bits);
       break;
     case 12:
-      sh.from.steps =
-          of_heads(b.token_steps, a.size.segment, place.in_segment, cuda::chunk_step_bytes(C));
+      sh.from.steps = of_heads(b.token_steps, a.size.segment, place.in_segment,
+                               cuda::chunk_step_bytes(C), cut.slab_bits);
       break;
     case 13:
       sh.from.partial = of_heads(b.partial, wave.slice_chunks, place.in_slice,
@@ -89,9 +90,9 @@ __device__ __forceinline__ void Backward<R, blocks, halves>::begin_rows(int head
   if (group == 0)
     copy_state<128>(sh.from.e.of(head), sh.e, thread);
   else if (group == 1)
-    copy_rows<R, 128>(a.q, sh.homes.q, p.n, sh.q, thread);
+    copy_rows<R, 128>(a.q, cut, cut.part_of(head), sh.homes.q, p.n, sh.q, thread);
   else if (group == 2)
-    copy_rows<R, 128>(a.k, sh.homes.k, p.n, sh.k, thread);
+    copy_rows<R, 128>(a.k, cut, cut.part_of(head), sh.homes.k, p.n, sh.k, thread);
 }
 // All else that a head needs but h is under way.
 template <int R, int blocks, bool halves>
@@ -115,7 +116,7 @@ __device__ __forceinline__ void Backward<R, blocks, halves>::begin(int head) {
 // Cosines and sines of the tokens, a row a token.
 template <int R, int blocks, bool halves>
 __device__ __forceinline__ void Backward<R, blocks, halves>::copy_turns(int head) {
-  const char* const from = sh.from.turns.of(head);
+  const char* const from = sh.from.turns.of(head >> cut.slab_bits);
   const uint32_t to = hopper::smem_address(sh.turns);
 #pragma unroll
   for (int i = 0; i < (C * pairs / 2 + back_threads - 1) / back_threads; ++i) {
@@ -130,12 +131,13 @@ __device__ __forceinline__ void Backward<R, blocks, halves>::copy_turns(int head
 template <int R, int blocks, bool halves>
 __device__ __forceinline__ void Backward<R, blocks, halves>::begin_state(int head) {
   copy_state<back_threads>(sh.from.h.of(head), sh.h, threadIdx.x);
-  copy_bytes<sizeof(ChunkSteps<C>), back_threads>(sh.from.steps.of(head), &sh.steps[head & 1],
-                                                  threadIdx.x);
+  copy_bytes<sizeof(ChunkSteps<C>), back_threads>(sh.from.steps.of(head >> cut.slab_bits),
+                                                  &sh.steps[stage_of(head)], threadIdx.x);
   copies_commit();
 }
 
 template <int R, int blocks, bool halves>
+template <bool units>
 __device__ __forceinline__ void Backward<R, blocks, halves>::prepare(int head) {
   copies_done_but_one();
   __syncthreads();
@@ -143,9 +145,18 @@ __device__ __forceinline__ void Backward<R, blocks, halves>::prepare(int head) {
   turn_rows();
   next.own.put(p, sh.mimo_v, nullptr, sh.v, nullptr);
   const int row = threadIdx.x / 8, r = row % R, c = (threadIdx.x & 7) * 8;
-  *reinterpret_cast<uint4*>(sh.d_y + place_of(row, c)) =
-      next.gated.gated(a, up, p, threadIdx.x, sh.mimo_z + r * values + c,
-                       sh.mimo_out + r * values + c, 1.0f, [&] { return d_out_home(head); });
+  const auto put = [&](auto before) {
+    *reinterpret_cast<uint4*>(sh.d_y + place_of(row, c)) = next.gated.gated(
+        a, up, p, threadIdx.x, sh.mimo_z + r * values + c, sh.mimo_out + r * values + c, 1.0f,
+        [&] { return d_out_home(head); }, before);
+  };
+  if constexpr (units) {
+    float own = 0;
+    put([&](const float(&d_y)[8]) { own = d_d_of(head, d_y); });
+    put_d_d(own);
+  } else {
+    put([](const float(&)[8]) {});
+  }
   copies_done();
   hopper::fence_async_shared();
   __syncthreads();

@@ -87,14 +87,20 @@ __device__ __forceinline__ void Backward<R, blocks, halves>::rows_back(int head,
           torque[4 + i] = one(turned, by[2 * i + 1], high_of(xs[i]), high_of(ws[i]), gx[1], gw[1]);
         }
         if (!turned) continue;
+        if constexpr (R == 8) {
+          // Each row of a token has one of the eight.
+          torques[Shared::turn_at(t, column + 8 * (from + r % 4) + r / 4)] =
+              shared_by_ranks<R>(torque);
+        } else {
 #pragma unroll
-        for (int first = 0; first < 4; first += R) {
-          float low[R], high[R];
+          for (int first = 0; first < 4; first += R) {
+            float low[R], high[R];
 #pragma unroll
-          for (int k = 0; k < R; ++k) low[k] = torque[first + k], high[k] = torque[4 + first + k];
-          const float x = shared_by_ranks<R>(low), w = shared_by_ranks<R>(high);
-          *reinterpret_cast<float2*>(torques +
-                                     Shared::turn_at(t, column + 8 * (from + first + r))) = {x, w};
+            for (int k = 0; k < R; ++k) low[k] = torque[first + k], high[k] = torque[4 + first + k];
+            const float x = shared_by_ranks<R>(low), w = shared_by_ranks<R>(high);
+            *reinterpret_cast<float2*>(
+                torques + Shared::turn_at(t, column + 8 * (from + first + r))) = {x, w};
+          }
         }
       }
     } else {
@@ -159,7 +165,7 @@ __device__ __forceinline__ void Backward<R, blocks, halves>::rows_back(int head,
 
 // Sums over the heads of the part: the gradient itself where it is the group's only one.
 template <int R, int blocks, bool halves>
-__device__ __forceinline__ void Backward<R, blocks, halves>::store_rows(const View& to,
+__device__ __forceinline__ void Backward<R, blocks, halves>::store_rows(int part, const View& to,
                                                                         float* by_part,
                                                                         const float4* sums) {
   if (!to.data) return;
@@ -175,11 +181,15 @@ __device__ __forceinline__ void Backward<R, blocks, halves>::store_rows(const Vi
     const float2 x = reinterpret_cast<const float2*>(sums + i / 2 * 128 + thread)[i & 1];
     if (!whole) {
       const int64_t line =
-          (((place0 + t) * R + r) * a.size.groups + place.group) * b.parts + place.part;
+          (((((place0 + t) * R + r) * a.size.groups + place.group) << cut.part_bits) + part) *
+              b.parts +
+          place.part;
       *reinterpret_cast<float2*>(by_part + line * columns + c) = x;
       continue;
     }
-    const int64_t at = cuda::at(to, u.batch, u.begin + p.first + t, r, place.group, c);
+    const int column = cut.own_column(part, c);
+    if (!cut.has(column)) continue;
+    const int64_t at = cuda::at(to, u.batch, u.begin + p.first + t, r, place.group, column);
     auto* const own = static_cast<__nv_bfloat16*>(to.data) + at;
     if (pieces && reinterpret_cast<uintptr_t>(own) % 4 == 0) {
       *reinterpret_cast<uint32_t*>(own) = two_rounded(x.x, x.y);

@@ -15,26 +15,28 @@ inline constexpr int back_threads = 512;
 struct Place {
   int64_t sequence = 0, chunk = 0;  // of the wave, of the unit
   int64_t in_segment = 0, in_slice = 0;
-  int group = 0, part = 0, first = 0, last = 0;  // heads [first, last)
+  int group = 0, part = 0, first = 0, last = 0;  // heads [first, last), counted by units
 };
 
 // The heads of its part of its group: some or none where ranks share the group.
-__device__ __forceinline__ void put_heads(const Args& a, const UnitBuffers& b, Place& place) {
+__device__ __forceinline__ void put_heads(const Args& a, const Cut& cut, const UnitBuffers& b,
+                                          Place& place) {
   const cuda::Sizes& s = a.size;
   const int each = (s.heads_per_group + b.parts - 1) / b.parts;
   const int begin = place.group * s.heads_per_group - s.head_offset,
             end = begin + s.heads_per_group;
   const int first = begin + place.part * each, last = first + each < end ? first + each : end;
-  place.first = first > 0 ? first : 0;
-  place.last = last < s.heads ? last : s.heads;
+  place.first = (first > 0 ? first : 0) << cut.bits();
+  place.last = (last < cut.heads_of(s) ? last : cut.heads_of(s)) << cut.bits();
 }
 
 // Unit and tokens of the chunk at `place`, which a round of a pack numbers among all of its pack.
 template <int C>
-__device__ __forceinline__ void put_chunk(const Args& a, const Wave& w, Place& place, Unit& unit,
-                                          Part& part) {
+__device__ __forceinline__ void put_chunk(const Args& a, const Cut& cut, const Wave& w,
+                                          Place& place, Unit& unit, Part& part) {
   if (!a.pack.rounds) {
-    unit = cuda::unit_of(a, w.first + place.sequence, place.first);
+    unit = cuda::unit_of(a, w.first + place.sequence, cut.head_of(place.first));
+    put_number(cut, place.first, unit);
     part = part_of<C>(unit, place.chunk);
     return;
   }
@@ -43,7 +45,8 @@ __device__ __forceinline__ void put_chunk(const Args& a, const Wave& w, Place& p
   part = {};
   if (place.chunk >= round.end) return;
   const cuda::PackedChunk x = a.pack.chunks[place.chunk];
-  unit = cuda::unit_of(a, x, place.first);
+  unit = cuda::unit_of(a, x, cut.head_of(place.first));
+  put_number(cut, place.first, unit);
   part = part_of<C>(unit, x.chunk);
 }
 
@@ -81,6 +84,8 @@ struct BackShared {
   static constexpr int C = tokens_of<R>, pairs = 32 * blocks, apart = pairs + 4;
   // Lanes of a warp whose rows have the same r: their sums are one.
   static constexpr int alike = 8 / R, lanes = 128 / alike;
+  // With eight rows a token some sums lie where products no longer read.
+  static constexpr bool has_room = R < 8;
   char q[wide_bytes], k[wide_bytes], h[wide_bytes], e[wide_bytes];
   char v[panel_bytes], d_y[panel_bytes];
   char seen[panel_bytes], weights[panel_bytes];  // queries and keys weighed, dO V^T weighed
@@ -88,7 +93,7 @@ struct BackShared {
   float2 turns[C * apart];                       // cos, sin
   // Sums over the chunk, of the lanes of a group: rows of q and k, values, z, out.
   float rows_q[32 * lanes], rows_k[32 * lanes];
-  float by_v[16 * lanes], by_z[16 * lanes], by_out[16 * lanes];
+  float by_v[16 * lanes], own_z[has_room ? 16 * lanes : 4], own_out[has_room ? 16 * lanes : 4];
   float4 q_bias[R * 32], k_bias[R * 32];
   float mimo_v[R * values], mimo_z[R * values], mimo_out[R * values];
   float skip, unused[3];
@@ -113,6 +118,17 @@ struct BackShared {
     return t * pairs + (pair ^ ((t & 7) << 2));
   }
   static_assert(C * pairs * 4 <= 2 * panel_bytes);
+  __device__ __forceinline__ float* by_z() {
+    return has_room ? own_z : reinterpret_cast<float*>(weights);
+  }
+  __device__ __forceinline__ float* by_out() {
+    return has_room ? own_out : reinterpret_cast<float*>(h + panel_bytes);
+  }
+  static_assert(has_room || (C * pairs * 4 <= panel_bytes && 16 * lanes * 4 <= panel_bytes));
+};
+template <int R, int blocks>
+struct UnitShared : BackShared<R, blocks> {
+  float d_d[16];  // of each warp
 };
 
 // What a thread has read of a head before its rows are at work.
@@ -153,7 +169,7 @@ __device__ __forceinline__ float shared_by_alike(float (&x)[8 / R]) {
   if constexpr (R == 1) share<4>(x, 16), share<2>(x, 8), share<1>(x, 4);
   if constexpr (R == 2) share<2>(x, 16), share<1>(x, 8);
   if constexpr (R == 4) share<1>(x, 16);
-  return x[0];
+  return x[0];  // R 8: each lane has its own
 }
 
 }  // namespace talea::mamba3::sm90

@@ -3,7 +3,7 @@
 // Never: sums with atomics.
 #pragma once
 
-#include "ops/mamba3/sm90/backward.cuh"
+#include "ops/mamba3/sm90/backward_units.cuh"
 
 namespace talea::mamba3::sm90 {
 
@@ -28,11 +28,11 @@ template <int R, int blocks, bool halves>
 __device__ __forceinline__ void Backward<R, blocks, halves>::begin_angles(
     int head, uint32_t (&rates)[angle_tokens]) {
   const int i = threadIdx.x % pairs, first = threadIdx.x / pairs * angle_tokens, n = p.n;
-  const int64_t at = home(sh.homes.angles, a.angles, head) + i * a.angles.stride[3];
+  const int64_t at = angles_home(sh.homes.angles, a.angles, head) + i * a.angles.stride[3];
 #pragma unroll
   for (int j = 0; j < angle_tokens; ++j) {
     rates[j] = 0;
-    if (a.angles.data && i < a.size.pairs && first + j < n)
+    if (a.angles.data && i < cut.pairs_of(a.size, cut.part_of(head)) && first + j < n)
       rates[j] = cuda::bits_at(a.angles, at + (first + j) * a.angles.stride[1]);
   }
 }
@@ -45,7 +45,7 @@ __device__ __forceinline__ void Backward<R, blocks, halves>::angles_back(
   constexpr int groups = back_threads / pairs, each = angle_tokens;
   const int i = threadIdx.x % pairs, own_group = threadIdx.x / pairs, A = a.size.pairs;
   const int first = own_group * each;
-  const bool turns = (handed || a.angles.data) && i < A;
+  const bool turns = (handed || a.angles.data) && i < cut.pairs_of(a.size, cut.part_of(head));
   float own[each], sum = 0;
 #pragma unroll
   for (int j = 0; j < each; ++j) {
@@ -92,15 +92,16 @@ __device__ __forceinline__ void Backward<R, blocks, halves>::angles_back(
         const int64_t at = (place.sequence * wave.slice_chunks + place.in_slice) * C + t;
         b.dangles[(at * a.size.heads + head) * A + i] = angle;
       } else if (a.grad.angles.data) {
-        cuda::store(a.grad.angles,
-                    home(sh.homes.d_angles, a.grad.angles, head) + t * a.grad.angles.stride[1] +
-                        i * a.grad.angles.stride[3],
-                    angle);
+        put_of_units(head, 3 * C + t * pairs + i, a.grad.angles,
+                     angles_home(sh.homes.d_angles, a.grad.angles, head) +
+                         t * a.grad.angles.stride[1] + i * a.grad.angles.stride[3],
+                     angle, true);
       }
       by_rate = whole * rate;
     }
     by_rate = over_warp(by_rate);
-    if (threadIdx.x % 32 == 0) sh.by_rate[i / 32][t] = by_rate;
+    if (threadIdx.x % 32 == 0 && (C * pairs >= back_threads || t < C))
+      sh.by_rate[i / 32][t] = by_rate;
   }
 }
 
@@ -124,7 +125,10 @@ __device__ __forceinline__ void Backward<R, blocks, halves>::steps_back(int head
   cuda::Edge& edge = b.edges[number(head) * wave.segments * a.size.segment + place.chunk];
   if (t == p.n - 1) edge.last = static_cast<double>(sh.of_step[t]);
   if (t > 0)
-    store_token(a, u, x, p.first + t, static_cast<double>(sh.of_step[t - 1]));
+    put_token(a, u, x, p.first + t, static_cast<double>(sh.of_step[t - 1]),
+              [&](const View& to, int64_t at, float own) {
+                put_of_units(head, (&to == &a.grad.dt ? C : 2 * C) + t, to, at, own);
+              });
   else
     edge.first = x;  // waits for the last key of the chunk before
 }
@@ -163,9 +167,20 @@ __device__ __forceinline__ void Backward<R, blocks, halves>::decays_back(int hea
     const int t = p.n - 1 - (lane * each + i);
     before += own[i];
     if (t >= 0)
-      cuda::store(a.grad.adt, cuda::at(a.grad.adt, u.batch, head, u.begin + p.first + t),
-                  steps().adt[t] <= -128.0f ? 0.0f : static_cast<float>(energy + before));
+      put_of_units(head, t, a.grad.adt,
+                   cuda::at(a.grad.adt, u.batch, cut.head_of(head), u.begin + p.first + t),
+                   steps().adt[t] <= -128.0f ? 0.0f : static_cast<float>(energy + before));
   }
+}
+
+template <int R, int blocks, bool halves>
+__device__ __forceinline__ float Backward<R, blocks, halves>::d_d() const {
+  if (cut.whole)
+    return static_cast<float>(((sh.traces[0] + sh.traces[1]) + sh.traces[2]) + sh.traces[3]);
+  double sum = 0;
+  for (const float x : static_cast<const UnitShared<R, blocks>&>(sh).d_d)
+    sum += static_cast<double>(x);
+  return static_cast<float>(sum);
 }
 
 // What the chunk adds to the sums of the head's parameters.
@@ -192,12 +207,10 @@ __device__ __forceinline__ void Backward<R, blocks, halves>::parameters_back(int
   for (int i = threadIdx.x; i < R * values; i += others) {
     const int at = i / 4 % R * values + column_of(i);
     projections[at] = sum_of(sh.by_v, i);
-    projections[R * values + at] = sum_of(sh.by_z, i);
-    projections[2 * R * values + at] = sum_of(sh.by_out, i);
+    projections[R * values + at] = sum_of(sh.by_z(), i);
+    projections[2 * R * values + at] = sum_of(sh.by_out(), i);
   }
-  if (threadIdx.x == others - 1)
-    projections[3 * R * values + values] =
-        static_cast<float>(((sh.traces[0] + sh.traces[1]) + sh.traces[2]) + sh.traces[3]);
+  if (threadIdx.x == others - 1) projections[3 * R * values + values] = d_d();
 }
 
 }  // namespace talea::mamba3::sm90

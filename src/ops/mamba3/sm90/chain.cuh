@@ -58,8 +58,9 @@ class Chain {
   using Shared = ChainShared<R, blocks>;
 
   // first: chunk of the unit with which the segment begins.
-  __device__ __forceinline__ Chain(const Args& args, Shared& shared, int first)
+  __device__ __forceinline__ Chain(const Args& args, const Cut& of, Shared& shared, int first)
       : a(args),
+        cut(of),
         u(shared.unit),
         sh(shared),
         thread(threadIdx.x & 127),
@@ -69,7 +70,7 @@ class Chain {
   // All threads, ahead of a walk; as launch_parameters has written them.
   __device__ __forceinline__ void read_parameters(const float* head_parameters, bool upstream) {
     const float* const from =
-        head_parameters + u.head * cuda::head_parameter_count(R, columns, values);
+        head_parameters + number_of(cut, u) * cuda::head_parameter_count(R, columns, values);
     const int all = threadIdx.x;
     copy_bytes<R * columns * 4, chain_threads>(from + (upstream ? 0 : R * columns), sh.bias, all);
     copy_bytes<3 * R * values * 4, chain_threads>(from + 2 * R * columns, sh.mimo_v, all);
@@ -82,9 +83,10 @@ class Chain {
   template <bool upstream, class Before>
   __device__ __forceinline__ void add(float (&h)[64], int first, int end, Before before) {
     const View& narrow = upstream ? a.d_out : a.v;
-    const int64_t z_home = cuda::at(a.z, u.batch, u.begin, u.head);
-    const int64_t narrow_home = upstream ? cuda::at(a.d_out, u.batch, u.begin, 0, u.head)
-                                         : cuda::at(a.v, u.batch, u.begin, u.head);
+    const int c = first_value(cut, u);
+    const int64_t z_home = cuda::at(a.z, u.batch, u.begin, u.head, c);
+    const int64_t narrow_home = upstream ? cuda::at(a.d_out, u.batch, u.begin, 0, u.head, c)
+                                         : cuda::at(a.v, u.batch, u.begin, u.head, c);
     const bool pieces = !upstream || Upstream(a).pieces;
     const int64_t by_rank = upstream && !a.size.reduce ? a.d_out.stride[2] : 0;
     const int count = end - first;
@@ -142,7 +144,8 @@ class Chain {
       const int chunk = upstream ? end - 1 - i : first + i;
       const int thread = formed_anew(this->thread);
       auto& to = sh.stages[i & 1];
-      copy_rows<R, 128>(from, home + int64_t{chunk} * C * from.stride[1], tokens_in(chunk), to.rows,
+      copy_rows<R, 128>(from, cut, part_of_columns(cut, u),
+                        home + int64_t{chunk} * C * from.stride[1], tokens_in(chunk), to.rows,
                         thread);
       copy_bytes<C * pairs * 8, 128>(sh.turns_from + int64_t{chunk - segment} * (C * pairs * 2),
                                      to.turns, thread);
@@ -177,10 +180,12 @@ class Chain {
   // [C, 8] pieces of rows `apart` elements apart, zeros behind the last token.
   __device__ __forceinline__ void copy_pieces(const View& from, int64_t home, int64_t apart, int n,
                                               uint4* to, int thread) {
+    constexpr int items = C * 8;
     const auto* const at = static_cast<const __nv_bfloat16*>(from.data) + home + thread % 8 * 8;
 #pragma unroll
-    for (int i = 0; i < C * 8 / 128; ++i) {
-      const int item = thread + i * 128, t = item / 8;
+    for (int i = 0; i < (items + 127) / 128; ++i) {
+      // No branch: of fewer pieces than threads some are copied twice.
+      const int item = items < 128 ? thread % items : thread + i * 128, t = item / 8;
       hopper::copy_16_bytes(hopper::smem_address(to + item), at + (t < n ? t * apart : 0), t < n);
     }
   }
@@ -207,7 +212,11 @@ class Chain {
       const bool turned = block < blocks;
       if (!turned && !biased) break;
       const int pp = (thread & 15) + 16 * block;
-      constexpr int together = 4 / R;  // tokens
+      if constexpr (R == 8) {
+        turn_token(to, n, pp, turned);
+        continue;
+      }
+      constexpr int together = R < 4 ? 4 / R : 1;  // tokens
       float4 bias[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) bias[i] = sh.bias[i % R * 32 + pp];
@@ -233,6 +242,36 @@ class Chain {
         else
           turn_all<halves, false>(at, live, bias, by);
       }
+    }
+  }
+  // The same of a token of eight rows, four at a time.
+  __device__ __forceinline__ void turn_token(Stage& to, int n, int pp, bool turned) {
+    const int t = thread >> 4;
+    if (t >= n) return;
+    TwoTurns by[4];
+    bool live[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (turned) {
+        const float4 x = *reinterpret_cast<const float4*>(to.turns + t * pairs + 2 * pp);
+        by[i] = {x.x, x.y, x.z, x.w};
+      }
+      live[i] = true;
+    }
+    const int place = place_of(t * R, halves ? 2 * pp : 4 * pp);
+#pragma unroll 1
+    for (int r = 0; r < R; r += 4) {
+      char* at[4];
+      float4 bias[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        at[i] = to.rows + row_behind(place, r + i);
+        bias[i] = sh.bias[(r + i) * 32 + pp];
+      }
+      if (turned)
+        turn_all<halves, true>(at, live, bias, by);
+      else
+        turn_all<halves, false>(at, live, bias, by);
     }
   }
   // Projected rows by key of each token, in place.
@@ -321,6 +360,7 @@ class Chain {
   }
 
   const Args& a;
+  const Cut& cut;
   const Unit& u;
   Shared& sh;
   const int thread, segment, tokens;

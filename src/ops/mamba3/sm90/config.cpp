@@ -46,11 +46,23 @@ bool hands(const Problem& p) {
          any_of(p.out.d.initial_states);
 }
 
+// Whether states are handed to or by a pass that saves or goes back; over tokens they always are.
+bool trains_with_states(const Problem& p) {
+  const bool trains = p.backward() || p.out.saved;
+  return trains && (p.sequence_world > 1 || any_of(p.in.initial_states) ||
+                    any_of(p.out.final_states) || hands(p));
+}
+
+// Units of a head.
+int64_t units_of(const Problem& p) {
+  return std::max<int64_t>(p.state_dim / columns, 1) * (p.head_dim / values);
+}
+
 // Stretches of a round of a pack whose states, handed to and by it, have room: backward has two of
 // each in fp32, and one as an operand.
 int64_t homes_of(const Problem& p) {
   const int64_t each = columns * values * (p.backward() ? 10 : 4);
-  return std::max<int64_t>(handed_homes / (std::max<int64_t>(p.heads, 1) * each), 8);
+  return std::max<int64_t>(handed_homes / (std::max<int64_t>(p.heads * units_of(p), 1) * each), 8);
 }
 
 // Its kernel takes any row that a lane with limits takes.
@@ -90,7 +102,7 @@ bool fit_rounds(const Problem& p, int64_t most, int64_t limit, int64_t least, cu
 }
 
 int64_t turns_before(const Problem& p, int64_t chunk) {
-  return p.heads * cuda::most_chunks(p, chunk) * (chunk / cuda::turn_tokens) * p.pairs * 8;
+  return p.heads * cuda::most_chunks(p, chunk) * (chunk / cuda::turn_tokens(chunk)) * p.pairs * 8;
 }
 
 bool fit_backward_rounds(const Problem& p, int64_t limit, cuda::Plan& plan) {
@@ -123,10 +135,10 @@ int64_t pieces(int64_t of, int64_t by) { return (of + by - 1) / by; }
 // states go from chunk to chunk, and a segment is some launches.
 int64_t time_of(const Problem& p, const cuda::Plan& plan) {
   constexpr int64_t head = 10, step = 4, ahead = 2, segment = 10;
-  const int64_t heads = pieces(p.heads_per_group, plan.parts) + 1;
+  const int64_t heads = pieces(p.heads_per_group, plan.parts) * units_of(p) + 1;
   const int64_t blocks = plan.wave * plan.segment * p.groups * plan.parts;
   const int64_t rounds = pieces(blocks, processors);
-  const int64_t chains = pieces(2 * plan.wave * p.heads, 2 * processors);
+  const int64_t chains = pieces(2 * plan.wave * p.heads * units_of(p), 2 * processors);
   const int64_t each = rounds * heads * head + (chains * step + ahead) * plan.segment + segment;
   return pieces(std::max<int64_t>(p.sequences, 1), plan.wave) * plan.segments * each;
 }
@@ -236,14 +248,20 @@ int64_t parts_of(const Problem& p) {
 std::optional<std::string> declined(const Problem& p, const DeviceFacts&) {
   if (p.dtype != DType::bf16) return fmt::format("{} q: bf16 alone", name_of(p.dtype));
   if (p.pass == Pass::step) return declined_step(p);
-  if (p.state_dim != columns || p.head_dim != values)
-    return fmt::format("N = {}, P = {}: {} and {} alone", p.state_dim, p.head_dim, columns, values);
-  if (p.rank != 1 && p.rank != 2 && p.rank != 4)
-    return fmt::format("R = {}: 1, 2 and 4 alone", p.rank);
+  if (p.state_dim != columns / 2 && p.state_dim != columns && p.state_dim != 2 * columns)
+    return fmt::format("N = {}: {}, {} and {} alone", p.state_dim, columns / 2, columns,
+                       2 * columns);
+  if (p.head_dim != values && p.head_dim != 2 * values)
+    return fmt::format("P = {}: {} and {} alone", p.head_dim, values, 2 * values);
+  if (p.rank != 1 && p.rank != 2 && p.rank != 4 && p.rank != 8)
+    return fmt::format("R = {}: 1, 2, 4 and 8 alone", p.rank);
   if (p.pairs % 2 != 0) return fmt::format("A = {}: even numbers alone", p.pairs);
   if (p.options.chunk > 0 && p.options.chunk * p.rank != rows)
     return fmt::format("chunk = {} tokens of rank {}: {} rows alone", p.options.chunk, p.rank,
                        rows);
+  if (trains_with_states(p) && (p.state_dim != columns || p.head_dim != values || p.rank > 4))
+    return fmt::format("states in training: N = {}, P = {} and R of 1, 2 and 4 alone", columns,
+                       values);
   if (p.options.head_norm) return "head_norm";
   for (const auto& [name, tensor, bytes] :
        {std::tuple<const char*, const Tensor&, int64_t>{"q", p.in.q, 16},
@@ -256,8 +274,14 @@ std::optional<std::string> declined(const Problem& p, const DeviceFacts&) {
     if (std::string why = not_in_pieces(name, tensor, bytes); !why.empty()) return why;
   if (p.alignment_bytes < 16)
     return fmt::format("rows on {} bytes, must be on 16", p.alignment_bytes);
-  if (p.tokens >= int64_t{1} << 31 || p.sequences * p.heads >= int64_t{1} << 31)
+  if (p.tokens >= int64_t{1} << 31 || p.sequences * p.heads * units_of(p) >= int64_t{1} << 31)
     return "2^31 tokens, or heads of sequences";
+  return std::nullopt;
+}
+
+std::optional<std::string> yields(const Problem& p) {
+  if (p.pass == Pass::forward && p.state_dim == 2 * columns && p.head_dim == values && !p.out.saved)
+    return "forward of N 256 and P 64: y of each half of N goes through memory";
   return std::nullopt;
 }
 
@@ -271,17 +295,19 @@ cuda::Plan make_plan(const Problem& p, const DeviceFacts&) {
   plan.segment = std::max<int64_t>(
       1, static_cast<int64_t>(std::ceil(std::sqrt(static_cast<double>(plan.chunks)))));
   plan.segments = (plan.chunks + plan.segment - 1) / plan.segment;
-  plan.blocks = p.sequences * p.heads;
+  plan.blocks = p.sequences * p.heads * (p.pass == Pass::step ? 1 : units_of(p));
   for (cuda::ChunkPlaces* places : {&plan.forward, &plan.states, &plan.backward}) {
     places->rows = static_cast<int>(rows);
     places->padded_columns = static_cast<int>(columns);
     places->padded_values = static_cast<int>(values);
   }
   if (p.pass == Pass::step) return plan;
+  const bool whole = p.state_dim == columns && p.head_dim == values && p.rank <= 4;
+  if (!whole) plan.columns = columns, plan.values = values;
   if (!p.backward()) {
     const int64_t limit = p.options.workspace_limit_bytes;
     const bool constant = p.in.initial_states.angle && !p.in.angles;  // turns that no token adds to
-    if (p.rank > 1 || constant || p.sequences * p.heads <= processors / 2) {
+    if (p.rank > 1 || !whole || constant || p.sequences * p.heads <= processors / 2) {
       fit_forward(p, limit, plan);
       return plan;
     }

@@ -1,275 +1,46 @@
-// What: the forward kernel of lane sm90: one block a head of a sequence, two warpgroups.
-// Why: one reads and turns the rows of a chunk and keeps the state in registers, while the other
-//      multiplies the rows of the chunk before, gates them and stores the output.
-// Never: writes a state of every chunk, or divides by a decay.
-#include "device/common/cuda_check.hpp"
-#include "ops/mamba3/sm90/forward_shared.cuh"
-#include "ops/mamba3/sm90/handed.cuh"
-#include "ops/mamba3/sm90/launch.cuh"
+// What: forward as launches: of runs of chunks after one another, or of the rounds of a pack.
+// Why: the tokens of a run are formed ahead of it.
+// Never: launches a run before what it reads.
+#include "ops/mamba3/sm90/forward_kernel.cuh"
+#include "ops/mamba3/sm90/units.hpp"
 
 namespace talea::mamba3::sm90 {
 namespace {
 
-template <int R>
-struct Shared {
-  static constexpr int C = tokens_of<R>;
-  char q[2][wide_bytes], k[2][wide_bytes], h[wide_bytes];
-  char v[2][panel_bytes], weighed[panel_bytes];
-  float4 q_bias[R * 32], k_bias[R * 32];
-  float mimo_v[R * values], mimo_z[R * values], mimo_out[R * values];
-  ChunkSteps<C> steps[2];
-  // Read from here: registers that they would take are spilled.
-  Unit unit;                    // from the first chunk of the run on
-  int first = 0, count = 0;     // chunks of the run
-  const float* home = nullptr;  // the state before the run, or zeros
-  float* left = nullptr;        // where the state behind it is left, or nowhere
-  float* saved = nullptr;       // of the whole unit
-  const float* turns_from = nullptr;
-  const char* steps_from = nullptr;
-};
-
-// A line that is read soon.
-__device__ __forceinline__ void fetch(const void* from) {
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
-}
-
-// Two pairs of eight rows of q and of k, of `known` tokens from t0 on: all are taken before the
-// first is put back, behind which the compiler would leave them. With four rows a token (R 4) that
-// is slower than a row after another.
-template <int R, bool halves, int pairs>
-__device__ __forceinline__ void turn_eight(Shared<R>& sh, int stage, int t0, int known, int pp,
-                                           const float4& first, const float4* turns) {
-  TwoTurns by[8];
-  bool live[8];
-#pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    const int j = i / R;
-    const float4 x = j == 0 ? first : __ldg(turns + j * (pairs / 2));
-    by[i] = {x.x, x.y, x.z, x.w};
-    live[i] = j < known;
-  }
-  // Rows of these tokens begin at a multiple of eight.
-  const int place = place_of(0, halves ? 2 * pp : 4 * pp);
-#pragma unroll 1
-  for (int tile = 0; tile < 2; ++tile) {
-    char* const rows_at = (tile == 0 ? sh.q : sh.k)[stage] + t0 * R * 128;
-    const float4* const biases = (tile == 0 ? sh.q_bias : sh.k_bias) + pp;
-    char* at[8];
-    float4 bias[8];
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      at[i] = rows_at + row_behind(place, i);
-      bias[i] = biases[i % R * 32];
-    }
-    turn_all<halves, true>(at, live, bias, by);
-  }
-}
-
-template <int R, int blocks>
-__device__ __forceinline__ void read_chunks(const Args& a, Shared<R>& sh) {
-  const Unit& u = sh.unit;
-  constexpr int C = tokens_of<R>, pairs = 32 * blocks, each = C / 8;
-  const int thread = threadIdx.x & 127, pp0 = thread & 15, t0 = (thread >> 4) * each;
-  const auto sync = [] { hopper::named_barrier_sync(reading, 128); };
-  float h[64];
-  if (sh.home) {
-    take_state(sh.home, h);
-  } else {
-#pragma unroll
-    for (float& x : h) x = 0;
-  }
-
-  Part p = part_of<C>(u, 0);
-  const auto begin = [&](int chunk, int stage) {
-    copy_rows<R, 128>(a.q, u, p, sh.q[stage], thread);
-    copy_rows<R, 128>(a.k, u, p, sh.k[stage], thread);
-    if constexpr (R == 1) copy_values<128>(a, u, p, sh.v[stage], thread);
-    copy_bytes<sizeof(ChunkSteps<C>), 128>(
-        sh.steps_from + chunk * static_cast<int64_t>(sizeof(ChunkSteps<C>)), &sh.steps[stage],
-        thread);
-    // What registers take once the product is through. No branch: accumulators would be moved.
-    if constexpr (R > 1)
-      fetch(static_cast<const char*>(a.v.data) +
-            cuda::at(a.v, u.batch, u.begin + p.first + (thread < p.n ? thread : 0), u.head) * 2);
-  };
-  begin(0, 0);
-#pragma unroll 1
-  for (int chunk = 0; chunk < sh.count; ++chunk) {
-    const int stage = chunk & 1;
-    if (sh.saved && (sh.first + chunk) % a.size.kept_every == 0)
-      put_state(sh.saved + (sh.first + chunk) / a.size.kept_every * (columns * values), h);
-    // Not under the product of the chunk before: what is loaded there is spilled.
-    const auto* const turns = reinterpret_cast<const float4*>(sh.turns_from) +
-                              chunk * (C * pairs / 2) + t0 * (pairs / 2) + pp0;
-    const float4 ahead = __ldg(turns);
-    const RawValues<R, 128> own(a, u, p, thread);
-    copies_done();
-    sync();
-    const auto turn = [&](auto halves) {
-      const auto one = [&](int j, int b, const float4& x) {
-        TwoTurns by;
-        by.cos0 = x.x, by.sin0 = x.y, by.cos1 = x.z, by.sin1 = x.w;
-        // The rows of a group of tokens begin at a multiple of eight.
-        char* const q = sh.q[stage] + t0 * R * 128;
-        char* const k = sh.k[stage] + t0 * R * 128;
-        const int pp = pp0 + 16 * b;
-#pragma unroll
-        for (int r = 0; r < R; ++r) {
-          turn_row<halves()>(q, j * R + r, pp, sh.q_bias[r * 32 + pp], by);
-          turn_row<halves()>(k, j * R + r, pp, sh.k_bias[r * 32 + pp], by);
-        }
-      };
-#pragma unroll
-      for (int b = 0; b < blocks; ++b) {
-        float4 next = b == 0 ? ahead : __ldg(turns + b * 16);
-        if constexpr (R < 4) {
-          turn_eight<R, halves(), pairs>(sh, stage, t0, p.n - t0, pp0 + 16 * b, next,
-                                         turns + b * 16);
-        } else {
-#pragma unroll 1
-          for (int j = 0; j < each; ++j) {
-            const float4 x = next;
-            if (j + 1 < each) next = __ldg(turns + (j + 1) * (pairs / 2) + b * 16);
-            if (t0 + j >= p.n) break;
-            one(j, b, x);
-          }
-        }
-      }
-      // Pairs that never turn.
-      if constexpr (blocks == 1) {
-        if (a.q_bias.data) bias_rows<R, halves(), 128>(sh.q[stage], p.n, sh.q_bias, thread);
-        if (a.k_bias.data) bias_rows<R, halves(), 128>(sh.k[stage], p.n, sh.k_bias, thread);
-      }
-    };
-    if (a.size.halves)
-      turn(std::true_type{});
-    else
-      turn(std::false_type{});
-    own.put(p, sh.mimo_v, sh.steps[stage].key, sh.v[stage], sh.weighed);
-    if (chunk > 0) hopper::named_barrier_sync(state_read, 256);
-    join_chunk(sh, stage, h, sync);
-    if (chunk + 1 < sh.count) {
-      p = part_of<C>(u, chunk + 1);
-      if (chunk > 0) hopper::named_barrier_sync(empty + (stage ^ 1), 256);
-      begin(chunk + 1, stage ^ 1);
-    }
-    hopper::warpgroup_wait<0>();
-    hopper::hold_registers(h);
-  }
-  if (sh.left) put_state(sh.left, h);
-}
-
-// A run of `count` chunks from `first` on.
-template <int R>
-__device__ __forceinline__ void put_run(const Args& a, const Unit& u, int first, int count,
-                                        Shared<R>& sh) {
-  sh.first = first, sh.count = count;
-  sh.saved = cuda::saved_states(a, u);
-  sh.unit = u;
-  sh.unit.begin += int64_t{first} * tokens_of<R>;
-  sh.unit.tokens -= int64_t{first} * tokens_of<R>;
-}
-// Chunks [first, first + ahead) of a unit. Where the tokens of its first chunk lie, in chunks.
-template <int R>
-__device__ __forceinline__ int64_t find_run(const Args& a, const UnitBuffers& b, const Wave& wave,
-                                            int first, int ahead, Shared<R>& sh) {
-  const int64_t number = blockIdx.x;
-  const Unit u = unit_at(a, wave.first, number);
-  const int chunks = static_cast<int>(cuda::chunks_of(a.size, u.tokens));
-  const int end = chunks < first + ahead ? chunks : first + ahead;
-  put_run<R>(a, u, first, end - first, sh);
-  float* const home = b.upstream + number * (columns * values);
-  sh.home = first > 0 || starts_with_state(a) ? home : nullptr;
-  sh.left = end < chunks || a.last.ssm.data ? home : nullptr;
-  return number * ahead;
-}
-// The same of a stretch of a round, the longest first, by all heads.
-template <int R>
-__device__ __forceinline__ int64_t find_stretch(const Args& a, const UnitBuffers& b, int64_t round,
-                                                Shared<R>& sh) {
-  const RoundAt at(a, round);
-  const int64_t heads = a.size.heads, i = blockIdx.x / heads, head = blockIdx.x - i * heads;
-  sh.count = 0;
-  if (i >= at.stretches) return 0;
-  const cuda::Stretch x = a.pack.by_length[at.stretch + i];
-  put_run<R>(a, cuda::unit_of(a, x, static_cast<int>(head)), x.first, x.count, sh);
-  // What crosses from a round to the next lies by turns in two places; behind them what is handed.
-  const auto home = [&](int64_t place) {
-    return b.upstream + (place * heads + head) * (columns * values);
-  };
-  const bool last = is_last<tokens_of<R>>(x);
-  sh.home = x.first > 0 ? home(round & 1) : starts_with_state(a) ? home(2 + i) : nullptr;
-  sh.left = !last ? home(~round & 1) : a.last.ssm.data ? home(2 + i) : nullptr;
-  return head * a.size.segment + x.number - at.first;
-}
-
-// first: of a pack the round.
-template <int R, int blocks>
-__global__ void __launch_bounds__(256, 2)
-    forward_kernel(const __grid_constant__ Args a, const __grid_constant__ UnitBuffers b,
-                   const __grid_constant__ Wave wave, int first, int ahead) {
-  hopper::begin_after_earlier_kernels();
-  extern __shared__ __align__(1024) char memory[];
-  constexpr int C = tokens_of<R>;
-  auto& sh = *reinterpret_cast<Shared<R>*>(memory);
-  if (threadIdx.x == 0) {
-    const int64_t at = a.pack.rounds ? find_stretch<R>(a, b, first, sh)
-                                     : find_run<R>(a, b, wave, first, ahead, sh);
-    sh.turns_from = b.token_turns + at * (C * 32 * blocks * 2);
-    sh.steps_from = b.token_steps + at * cuda::chunk_step_bytes(C);
-  }
-  __syncthreads();
-  if (sh.count <= 0) return;
-  const Unit& u = sh.unit;
-  read_bias<R>(a.q_bias, u.head, a.size.halves, sh.q_bias, threadIdx.x, 256);
-  read_bias<R>(a.k_bias, u.head, a.size.halves, sh.k_bias, threadIdx.x, 256);
-  read_projection<R>(a.mimo_v, u.head, sh.mimo_v, threadIdx.x, 256);
-  read_projection<R>(a.mimo_z, u.head, sh.mimo_z, threadIdx.x, 256);
-  read_projection<R>(a.mimo_out, u.head, sh.mimo_out, threadIdx.x, 256);
-  __syncthreads();
-  if (warpgroup() == 0) {
-    hopper::lower_registers<104>();
-    multiply_chunks<R>(a, sh.unit, sh, 0, sh.count);
-  } else {
-    hopper::raise_registers<152>();
-    read_chunks<R, blocks>(a, sh);
-  }
+void launch_chunks(const Args& args, const Cut& cut, const Wave& wave, const UnitBuffers& b,
+                   int64_t count, int64_t first, int64_t ahead, cudaStream_t stream) {
+  if (!cut.whole) return units::launch_chunks(args, cut, wave, b, count, first, ahead, stream);
+  forward::launch_chunks(args, wave, b, count, first, ahead, stream);
 }
 
 }  // namespace
 
-void launch_forward(const Args& args, const Wave& wave, const UnitBuffers& b, int64_t ahead,
-                    cudaStream_t stream) {
+void launch_forward(const Args& args, const Cut& cut, const Wave& wave, const UnitBuffers& b,
+                    int64_t ahead, cudaStream_t stream) {
   const int64_t units = (wave.last - wave.first) * args.size.heads;
   const int64_t chunks = (args.size.tokens + args.size.chunk - 1) / args.size.chunk;
-  launch_turns(args, wave, b, chunks, stream);
-  launch_start(args, wave, b, stream);
+  launch_turns(args, cut, wave, b, chunks, stream);
+  launch_start(args, cut, wave, b, stream);
   for (int64_t first = 0; first < chunks; first += ahead) {
-    launch_tokens(args, wave, b, first, ahead, chunks, stream);
-    with_shape(args.size, [&](auto rank, auto blocks) {
-      launch("mamba3: forward", forward_kernel<rank(), blocks()>, units, 256,
-             sizeof(Shared<rank()>), stream, args, b, wave, static_cast<int>(first),
-             static_cast<int>(ahead));
-    });
+    launch_tokens(args, cut, wave, b, first, ahead, chunks, stream);
+    launch_chunks(args, cut, wave, b, units, first, ahead, stream);
   }
-  launch_end(args, wave, b, chunks, stream);
+  launch_end(args, cut, wave, b, chunks, stream);
 }
 
-void launch_forward_pack(const Args& args, const UnitBuffers& b, cudaStream_t stream) {
+void launch_forward_pack(const Args& args, const Cut& cut, const UnitBuffers& b,
+                         cudaStream_t stream) {
   const cuda::PackRounds& pack = args.pack;
   Wave wave;
   wave.last = 1;
-  launch_turns(args, wave, b, pack.most_chunks, stream);
-  launch_pass_through(args, stream);
+  launch_turns(args, cut, wave, b, pack.most_chunks, stream);
+  launch_pass_through(args, cut, stream);
   for (wave.segment = 0; wave.segment < pack.most_rounds; ++wave.segment) {
-    launch_start(args, wave, b, stream);
-    launch_tokens(args, wave, b, wave.segment, pack.room, pack.most_chunks, stream);
-    with_shape(args.size, [&](auto rank, auto blocks) {
-      launch("mamba3: forward", forward_kernel<rank(), blocks()>,
-             int64_t{pack.abreast} * args.size.heads, 256, sizeof(Shared<rank()>), stream, args, b,
-             wave, static_cast<int>(wave.segment), static_cast<int>(pack.room));
-    });
-    launch_end(args, wave, b, pack.most_chunks, stream);
+    launch_start(args, cut, wave, b, stream);
+    launch_tokens(args, cut, wave, b, wave.segment, pack.room, pack.most_chunks, stream);
+    launch_chunks(args, cut, wave, b, int64_t{pack.abreast} * args.size.heads, wave.segment,
+                  pack.room, stream);
+    launch_end(args, cut, wave, b, pack.most_chunks, stream);
   }
 }
 

@@ -38,10 +38,11 @@ __device__ __forceinline__ void pass_chunks(int from, int end) {
   }
 }
 
-// Chunks [from, end), which come through `sh` one after the other.
-template <int R, class Shared>
-__device__ __forceinline__ void multiply_chunks(const Args& a, const Unit& u, Shared& sh, int from,
-                                                int end) {
+// Chunks [from, end), which come through `sh` one after the other. parts: of N, of which the last
+// has y of all.
+template <int R, bool parts = false, class Shared>
+__device__ __forceinline__ void multiply_chunks(const Args& a, const Cut& cut, const Unit& u,
+                                                Shared& sh, int from, int end) {
   const int row = own_row(), column = own_column();
   const int t0 = row / R, t1 = (row + 8) / R, r = row % R;  // 8 rows on, the same r
   const float skip = cuda::read_or(0, a.d, cuda::at(a.d, u.head));
@@ -56,7 +57,7 @@ __device__ __forceinline__ void multiply_chunks(const Args& a, const Unit& u, Sh
     const auto load_z = [&] {
       if (!gated) return;
       const auto* from = static_cast<const __nv_bfloat16*>(a.z.data);
-      const int64_t base = cuda::at(a.z, u.batch, token, u.head) + column;
+      const int64_t base = cuda::at(a.z, u.batch, token, u.head, first_value(cut, u)) + column;
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
         const int64_t first = base + 8 * j;
@@ -104,6 +105,22 @@ __device__ __forceinline__ void multiply_chunks(const Args& a, const Unit& u, Sh
     products_begin(y);
     registers_by_columns<64>(y, seen, Operand(sh.v[stage]));
     products_end(y);
+    if constexpr (parts) {
+      float4* const before = sh.outs + chunk * (rows * values / 4) + (threadIdx.x & 127);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        if (cut.part == 0) {
+          before[i * 128] = {y[4 * i], y[4 * i + 1], y[4 * i + 2], y[4 * i + 3]};
+        } else {
+          const float4 x = before[i * 128];
+          y[4 * i] += x.x, y[4 * i + 1] += x.y, y[4 * i + 2] += x.z, y[4 * i + 3] += x.w;
+        }
+      }
+      if (cut.part == 0) {
+        if (chunk + 2 < end) hopper::named_barrier_arrive(empty + stage, 256);
+        continue;
+      }
+    }
     if (skip != 0) {
       each_two(y, [&](int i, int c, float& x0, float& x1) {
         const uint32_t v = *reinterpret_cast<const uint32_t*>(sh.v[stage] + place_of(i, c));
@@ -127,7 +144,7 @@ __device__ __forceinline__ void multiply_chunks(const Args& a, const Unit& u, Sh
         x0 *= by_out.x, x1 *= by_out.y;
       }
     }
-    const int64_t out0 = cuda::at(a.out, u.batch, token, 0, u.head) + column;
+    const int64_t out0 = cuda::at(a.out, u.batch, token, 0, u.head, first_value(cut, u)) + column;
     if constexpr (R == 1) {
       store_values(a.out, out0 - column, p.n, y);
     } else if (a.size.reduce) {

@@ -49,9 +49,9 @@ __device__ __forceinline__ void read_chunks(const Args& a, const Unit& u, Shared
 
   Part p = part_of<C>(u, 0);
   const auto begin = [&](int stage) {
-    copy_rows<1, 128>(a.q, u, p, sh.q[stage], thread);
-    copy_rows<1, 128>(a.k, u, p, sh.k[stage], thread);
-    copy_values<128>(a, u, p, sh.v[stage], thread);
+    copy_rows<1, 128>(a.q, Cut{}, u, p, sh.q[stage], thread);
+    copy_rows<1, 128>(a.k, Cut{}, u, p, sh.k[stage], thread);
+    copy_values<128>(a, Cut{}, u, p, sh.v[stage], thread);
   };
   begin(0);
 #pragma unroll 1
@@ -63,7 +63,7 @@ __device__ __forceinline__ void read_chunks(const Args& a, const Unit& u, Shared
     turns.load(a, u, p);
     scratch.raw.put(thread, thread <= C ? raw_token(a, u, p, thread) : RawToken{});
     if (thread < 64) scratch.turns.lost[thread] = 0;
-    const RawValues<1, 128> own(a, u, p, thread);
+    const RawValues<1, 128> own(a, Cut{}, u, p, thread);
     copies_done();
     sync();
     if (thread < 32)
@@ -138,13 +138,13 @@ __global__ void __launch_bounds__(256, 2)
     if (i >= a.pack.rounds[1].stretch) return;
     number += (a.pack.by_length[i].sequence - i) * a.size.heads;
   }
-  const Unit u = unit_at(a, wave.first, number);
+  const Unit u = unit_at(a, Cut{}, wave.first, number);
   if (u.tokens <= 0) return;
-  read_bias<1>(a.q_bias, u.head, a.size.halves, sh.q_bias, threadIdx.x, 256);
-  read_bias<1>(a.k_bias, u.head, a.size.halves, sh.k_bias, threadIdx.x, 256);
-  read_projection<1>(a.mimo_v, u.head, sh.mimo_v, threadIdx.x, 256);
-  read_projection<1>(a.mimo_z, u.head, sh.mimo_z, threadIdx.x, 256);
-  read_projection<1>(a.mimo_out, u.head, sh.mimo_out, threadIdx.x, 256);
+  read_bias<1>(a.q_bias, Cut{}, u, a.size.halves, sh.q_bias, threadIdx.x, 256);
+  read_bias<1>(a.k_bias, Cut{}, u, a.size.halves, sh.k_bias, threadIdx.x, 256);
+  read_projection<1>(a.mimo_v, Cut{}, u, sh.mimo_v, threadIdx.x, 256);
+  read_projection<1>(a.mimo_z, Cut{}, u, sh.mimo_z, threadIdx.x, 256);
+  read_projection<1>(a.mimo_out, Cut{}, u, sh.mimo_out, threadIdx.x, 256);
   if (threadIdx.x < 64) {
     const int i = threadIdx.x;
     const uint64_t turn = i < a.size.pairs ? cuda::first_turn(a, u, i) : 0;
@@ -158,7 +158,7 @@ __global__ void __launch_bounds__(256, 2)
   __syncthreads();
   if (warpgroup() == 0) {
     hopper::lower_registers<104>();
-    multiply_chunks<1>(a, u, sh, 0, static_cast<int>(cuda::chunks_of(a.size, u.tokens)));
+    multiply_chunks<1>(a, Cut{}, u, sh, 0, static_cast<int>(cuda::chunks_of(a.size, u.tokens)));
   } else {
     hopper::raise_registers<152>();
     read_chunks<blocks>(a, u, sh);
@@ -172,12 +172,12 @@ void launch_forward_siso(const Args& args, const Wave& wave, const UnitBuffers& 
   const int64_t units = (wave.last - wave.first) * args.size.heads;
   Args apart = args;  // states by unit, whatever the order of a pack
   apart.pack = {};
-  launch_start(apart, wave, b, stream);
-  with_shape(args.size, [&](auto, auto blocks) {
+  launch_start(apart, Cut{}, wave, b, stream);
+  with_shape<false>(args.size, [&](auto, auto blocks) {
     launch("mamba3: forward", siso_kernel<blocks()>, units, 256, sizeof(Shared), stream, args, b,
            wave);
   });
-  launch_end(apart, wave, b, 0, stream);
+  launch_end(apart, Cut{}, wave, b, 0, stream);
 }
 
 }  // namespace talea::mamba3::sm90

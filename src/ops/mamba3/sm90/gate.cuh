@@ -56,11 +56,12 @@ struct GatedRow {
                                                z_home + token_of(item) * a.z.stride[1] +
                                                column_of(item)));
   }
-  // dO times `by`, rounded. home(): of the chunk's first row, where a row is not one load.
-  template <class Home>
+  // dO times `by`, rounded. home(): of the chunk's first row, where a row is not one load;
+  // before(dO): as it is.
+  template <class Home, class Before>
   __device__ __forceinline__ uint4 gated(const Args& a, const Upstream& from, const Part& p,
                                          int item, const float* mimo_z, const float* mimo_out,
-                                         float by, Home home) const {
+                                         float by, Home home, Before before) const {
     if (token_of(item) >= p.n) return {0, 0, 0, 0};
     const uint32_t words[4] = {z.x, z.y, z.z, z.w}, ups[4] = {up.x, up.y, up.z, up.w};
     const bool has_gate = a.z.data != nullptr;
@@ -81,6 +82,7 @@ struct GatedRow {
         x[i] *= w * gate_sigmoid(w);
       }
     }
+    before(x);
     return {two_rounded(by * x[0], by * x[1]), two_rounded(by * x[2], by * x[3]),
             two_rounded(by * x[4], by * x[5]), two_rounded(by * x[6], by * x[7])};
   }

@@ -32,8 +32,8 @@ __global__ void __launch_bounds__(gradient_threads, 1)
     place.in_segment = wave.slice + place.in_slice;
     place.sequence = number / wave.slice_chunks;
     place.chunk = wave.segment * s.segment + place.in_segment;
-    put_heads(a, b, place);
-    put_chunk<tokens_of<R>>(a, wave, place, sh.unit, sh.part);
+    put_heads(a, Cut{}, b, place);
+    put_chunk<tokens_of<R>>(a, Cut{}, wave, place, sh.unit, sh.part);
     if (place.in_segment >= s.segment) sh.part.n = 0;
     sh.place = place;
   }
@@ -59,7 +59,7 @@ __global__ void __launch_bounds__(gradient_threads, 1)
 void launch_gradients(const Args& args, const Wave& wave, const UnitBuffers& b,
                       cudaStream_t stream) {
   const int64_t count = (wave.last - wave.first) * wave.slice_chunks * args.size.groups * b.parts;
-  with_turns(args.size, [&](auto rank, auto blocks, auto halves) {
+  with_turns<false>(args.size, [&](auto rank, auto blocks, auto halves) {
     if constexpr (has_two_heads(rank(), 32 * blocks()))
       launch("mamba3: gradients",
              backward_hands(args) ? gradients_kernel<rank(), blocks(), halves(), true>

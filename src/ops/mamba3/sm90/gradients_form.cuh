@@ -111,8 +111,8 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::begin_rows(int hea
     for (int i = 0; i < C / apart; ++i)
       hopper::copy_16_bytes(turns_to + static_cast<uint32_t>(i * 2048), turns + i * 2048, true);
   } else {
-    copy_rows<R, 128>(a.q, sh.homes.q, n, to.q, thread);
-    copy_rows<R, 128>(a.k, sh.homes.k, n, to.k, thread);
+    copy_rows<R, 128>(a.q, Cut{}, 0, sh.homes.q, n, to.q, thread);
+    copy_rows<R, 128>(a.k, Cut{}, 0, sh.homes.k, n, to.k, thread);
 #pragma unroll
     for (int i = 0; i < C / apart; ++i)
       hopper::copy_16_bytes(turns_to + static_cast<uint32_t>(i * 2048), turns + i * 2048,

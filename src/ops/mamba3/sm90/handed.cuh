@@ -33,11 +33,12 @@ inline bool wants_rows(const Args& a) {
 
 // h before the first chunk, where one is handed in; and all that forward hands on. Units have room
 // for the turns of `most` chunks.
-void launch_start(const Args& args, const Wave& wave, const UnitBuffers& b, cudaStream_t stream);
+void launch_start(const Args& args, const Cut& cut, const Wave& wave, const UnitBuffers& b,
+                  cudaStream_t stream);
 // Of a pack: what empty sequences were handed, once for all rounds.
-void launch_pass_through(const Args& args, cudaStream_t stream);
-void launch_end(const Args& args, const Wave& wave, const UnitBuffers& b, int64_t most,
-                cudaStream_t stream);
+void launch_pass_through(const Args& args, const Cut& cut, cudaStream_t stream);
+void launch_end(const Args& args, const Cut& cut, const Wave& wave, const UnitBuffers& b,
+                int64_t most, cudaStream_t stream);
 
 // Backward. E behind the last token and h before the first, where its chains begin: of all units of
 // a wave, or of a round of a pack; crossing: of the sequence that goes on behind the round, h

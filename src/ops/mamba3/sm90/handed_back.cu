@@ -32,7 +32,7 @@ __device__ __forceinline__ bool find(const Args& a, const UnitBuffers& b, const 
   x.number = blockIdx.x;
   if (!a.pack.rounds) {
     x.home = x.number;
-    x.u = unit_at(a, w.first, x.number);
+    x.u = unit_at(a, Cut{}, w.first, x.number);
     const int64_t chunks = cuda::chunks_of(a.size, x.u.tokens);
     x.chunk = x.first = w.segment * J;
     x.end = chunks < x.first + J ? chunks : x.first + J;
@@ -68,10 +68,11 @@ __global__ void __launch_bounds__(threads)
     wave_kernel(const __grid_constant__ Args a, const __grid_constant__ UnitBuffers b,
                 const __grid_constant__ Wave w) {
   const int64_t number = blockIdx.x;
-  const Unit u = unit_at(a, w.first, number);
+  const Unit u = unit_at(a, Cut{}, w.first, number);
   if (u.tokens <= 0) return;
   put_upstream(a, u, b.upstream + number * size);
-  if (b.states && starts_with_state(a)) FirstState(a, u).put(b.states + number * w.segments * size);
+  if (b.states && starts_with_state(a))
+    FirstState(a, Cut{}, u).put(b.states + number * w.segments * size);
 }
 
 // Those of a round, and which stretch of it each chunk is of. crossing: h of its last one alone.
@@ -84,7 +85,8 @@ __global__ void __launch_bounds__(threads)
   const cuda::Stretch x = crossing ? a.pack.stretches[round.stretch + round.stretches - 1]
                                    : a.pack.by_length[round.stretch + i];
   const Unit u = cuda::unit_of(a, x, static_cast<int>(number - i * heads));
-  if (x.first == 0 && starts_with_state(a)) FirstState(a, u).put(b.first_states + number * size);
+  if (x.first == 0 && starts_with_state(a))
+    FirstState(a, Cut{}, u).put(b.first_states + number * size);
   if (crossing) return;
   if (x.first + x.count >= cuda::chunks_of(a.size, x.tokens))
     put_upstream(a, u, b.upstream + (2 * heads + number) * size);
@@ -95,8 +97,8 @@ __global__ void __launch_bounds__(threads)
 }
 
 __global__ void __launch_bounds__(threads) pass_back_kernel(const __grid_constant__ Args a) {
-  const Unit u = unit_at(a, 0, blockIdx.x);
-  if (u.tokens <= 0) pass_through(a, u, a.last, a.grad.initial, false);
+  const Unit u = unit_at(a, Cut{}, 0, blockIdx.x);
+  if (u.tokens <= 0) pass_through(a, Cut{}, u, a.last, a.grad.initial, false);
 }
 
 // torque(x, g) of pair i, summed over P by parts of a block. x(p, n), g(p, n).
@@ -263,7 +265,7 @@ void launch_pass_back(const Args& args, cudaStream_t stream) {
 void launch_behind(const Args& args, const Wave& wave, const UnitBuffers& b, cudaStream_t stream) {
   if (!any_of(args.last)) return;
   if (!args.size.packed && wave.segment + 1 < wave.segments) return;
-  with_shape(args.size, [&](auto rank, auto blocks) {
+  with_shape<false>(args.size, [&](auto rank, auto blocks) {
     launch_each("mamba3: what lies behind sequences",
                 behind_kernel<tokens_of<rank()>, 32 * blocks()>, units_of(args, wave), stream, args,
                 b, wave);

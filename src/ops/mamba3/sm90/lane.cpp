@@ -23,41 +23,57 @@ class HopperMachine final : public cuda::DeviceMachine {
     if (a.size.step) return cuda::launch_step(a, at_.stream);
     cuda::Wave w;
     if (a.pack.rounds && at_.plan.ahead > 0)
-      return sm90::launch_forward_pack(a, at_.buffers.units, at_.stream);
+      return sm90::launch_forward_pack(a, cut(), at_.buffers.units, at_.stream);
     for (; w.first < a.size.sequences; w.first = w.last) {
       w.last = std::min(w.first + at_.plan.wave, a.size.sequences);
       if (at_.plan.ahead == 0)
         sm90::launch_forward_siso(a, w, at_.buffers.units, at_.stream);
       else
-        sm90::launch_forward(a, w, at_.buffers.units, at_.plan.ahead, at_.stream);
+        sm90::launch_forward(a, cut(), w, at_.buffers.units, at_.plan.ahead, at_.stream);
     }
   }
   void begin_units(const cuda::Args& a, const cuda::Wave& w) override {
-    sm90::launch_begin(a, w, at_.buffers.units, at_.stream);
+    sm90::launch_begin(a, cut(), w, at_.buffers.units, at_.stream);
   }
   void segment_states(const cuda::Args& a, const cuda::Wave& w) override {
-    sm90::launch_segment(a, w, at_.buffers.units, at_.stream);
+    sm90::launch_segment(a, cut(), w, at_.buffers.units, at_.stream);
   }
   void slice_back(const cuda::Args& a, const cuda::Wave& w) override {
     const cuda::UnitBuffers& b = at_.buffers.units;
-    sm90::launch_upstream(a, w, b, at_.stream);
+    sm90::launch_upstream(a, cut(), w, b, at_.stream);
     if (sm90::wants_rows(a)) {
-      sm90::launch_without_heads(a, w, b, at_.stream);
-      if (sm90::has_two_heads(a.size.rank, a.size.pairs))
+      sm90::launch_without_heads(a, cut(), w, b, at_.stream);
+      if (cut().whole && sm90::has_two_heads(a.size.rank, a.size.pairs))
         sm90::launch_gradients(a, w, b, at_.stream);
       else
-        sm90::launch_back(a, w, b, at_.stream);
+        sm90::launch_back(a, cut(), w, b, at_.stream);
     }
     sm90::launch_before(a, w, b, at_.stream);
   }
   void sum_rows(const cuda::Args& a, const cuda::Wave& w) override {
     if (sm90::wants_rows(a))
-      sm90::launch_sums(a, w, at_.buffers.units, at_.buffers.totals, at_.stream);
+      sm90::launch_sums(a, cut(), w, at_.buffers.units, at_.buffers.totals, at_.stream);
   }
   void add_parameters(const cuda::Args& a, const cuda::Wave& w) override {
-    sm90::launch_edges(a, w, at_.buffers.units, at_.stream);
+    sm90::launch_edges(a, cut(), w, at_.buffers.units, at_.stream);
     DeviceMachine::add_parameters(a, w);
   }
+  void store_parameters(const cuda::Args& a) override {
+    if (cut().whole) return DeviceMachine::store_parameters(a);
+    sm90::launch_store_parameters(a, cut(), at_.buffers.totals, at_.stream);
+  }
+  void clear_padding(const cuda::Args& a) override {
+    if (cut().whole) return DeviceMachine::clear_padding(a);
+    cuda::Args heads = a;  // not their units
+    heads.size.heads = cut().heads_of(a.size);
+    heads.size.values <<= cut().slab_bits;
+    heads.size.columns = cut().columns;
+    heads.size.pairs = cut().pairs;
+    DeviceMachine::clear_padding(heads);
+  }
+
+ private:
+  const cuda::Cut& cut() const { return at_.buffers.cut; }
 };
 
 std::optional<std::string> decline(const Problem& p, const DeviceFacts& d) {
@@ -78,6 +94,10 @@ std::vector<std::string> details(const Problem& p, const Planned& planned) {
       "state = registers"};
   cuda::append_backward(said, p, made);
   if (p.backward()) said.push_back(fmt::format("heads of a group in {} parts", made.parts));
+  const cuda::Cut cut = cuda::cut_of(p, made);
+  if (cut.bits() > 0)
+    said.push_back(
+        fmt::format("head = {} units of N {}, P {}", 1 << cut.bits(), made.columns, made.values));
   return said;
 }
 
@@ -94,7 +114,8 @@ Lane sm90_lane() {
                                 .kind = "native kernel",
                                 .runs_on = DeviceKind::cuda,
                                 .decline = decline,
-                                .details = details});
+                                .details = details,
+                                .yields = sm90::yields});
 }
 
 }  // namespace talea::mamba3

@@ -11,12 +11,14 @@
 
 namespace talea::mamba3::sm90 {
 
-// f(rank, blocks of 32 pairs) as constants.
-template <class F>
+// f(rank, blocks of 32 pairs) as constants; cut: of units of heads.
+template <bool cut, class F>
 void with_shape(const cuda::Sizes& s, F f) {
   const auto by_rank = [&](auto blocks) {
     if (s.rank == 1) return f(std::integral_constant<int, 1>{}, blocks);
     if (s.rank == 2) return f(std::integral_constant<int, 2>{}, blocks);
+    if constexpr (cut)
+      if (s.rank == 8) return f(std::integral_constant<int, 8>{}, blocks);
     f(std::integral_constant<int, 4>{}, blocks);
   };
   if (s.pairs <= 32) return by_rank(std::integral_constant<int, 1>{});
@@ -24,13 +26,17 @@ void with_shape(const cuda::Sizes& s, F f) {
 }
 
 // The same, and which columns a pair has.
-template <class F>
+template <bool cut, class F>
 void with_turns(const cuda::Sizes& s, F f) {
-  with_shape(s, [&](auto rank, auto blocks) {
+  with_shape<cut>(s, [&](auto rank, auto blocks) {
     if (s.halves) return f(rank, blocks, std::true_type{});
     f(rank, blocks, std::false_type{});
   });
 }
+
+// One of a template that may take more: the compiler is told which.
+template <class... Arguments>
+using KernelOf = void (*)(Arguments...);
 
 // The kernel may start while the one before it in the stream ends: it begins with
 // hopper::begin_after_earlier_kernels().

@@ -5,51 +5,62 @@
 
 #include <cuda_runtime_api.h>
 
-#include "ops/mamba3/rows/args.hpp"
+#include "ops/mamba3/rows/cut.hpp"
 
 namespace talea::mamba3::sm90 {
 
 using cuda::Args;
+using cuda::Cut;
 using cuda::UnitBuffers;
 using cuda::Wave;
 
 // A run of `ahead` chunks after another, whose tokens are formed ahead of it.
-void launch_forward(const Args& args, const Wave& wave, const UnitBuffers& b, int64_t ahead,
-                    cudaStream_t stream);
+void launch_forward(const Args& args, const Cut& cut, const Wave& wave, const UnitBuffers& b,
+                    int64_t ahead, cudaStream_t stream);
 // The rounds of a pack, one after another.
-void launch_forward_pack(const Args& args, const UnitBuffers& b, cudaStream_t stream);
-// One row a token, without what is formed ahead.
+void launch_forward_pack(const Args& args, const Cut& cut, const UnitBuffers& b,
+                         cudaStream_t stream);
+// One row a token of heads that are units, without what is formed ahead.
 void launch_forward_siso(const Args& args, const Wave& wave, const UnitBuffers& b,
                          cudaStream_t stream);
 // Turns before each chunk, of which a unit has room for `most`; by segment, of the one at work, of
 // `most` chunks.
-void launch_turns(const Args& args, const Wave& wave, const UnitBuffers& b, int64_t most,
-                  cudaStream_t stream);
+void launch_turns(const Args& args, const Cut& cut, const Wave& wave, const UnitBuffers& b,
+                  int64_t most, cudaStream_t stream);
 // Turns and steps of the tokens of chunks [first, first + count) of each unit; of a pack, of those
 // of round `first`, or, crossing, of the part of it whose sequence goes on behind it.
-void launch_tokens(const Args& args, const Wave& wave, const UnitBuffers& b, int64_t first,
-                   int64_t count, int64_t most, cudaStream_t stream, bool crossing = false);
+void launch_tokens(const Args& args, const Cut& cut, const Wave& wave, const UnitBuffers& b,
+                   int64_t first, int64_t count, int64_t most, cudaStream_t stream,
+                   bool crossing = false);
 // Parameters of heads as the gradients read them.
-void launch_parameters(const Args& args, const UnitBuffers& b, cudaStream_t stream);
-void launch_begin(const Args& args, const Wave& wave, const UnitBuffers& b, cudaStream_t stream);
-void launch_segment(const Args& args, const Wave& wave, const UnitBuffers& b, cudaStream_t stream);
+void launch_parameters(const Args& args, const Cut& cut, const UnitBuffers& b, cudaStream_t stream);
+void launch_begin(const Args& args, const Cut& cut, const Wave& wave, const UnitBuffers& b,
+                  cudaStream_t stream);
+void launch_segment(const Args& args, const Cut& cut, const Wave& wave, const UnitBuffers& b,
+                    cudaStream_t stream);
 // E of a slice, where launch_segment has not had it.
-void launch_upstream(const Args& args, const Wave& wave, const UnitBuffers& b, cudaStream_t stream);
+void launch_upstream(const Args& args, const Cut& cut, const Wave& wave, const UnitBuffers& b,
+                     cudaStream_t stream);
 // Whether two heads have room in the shared memory of a block that forms operands ahead: for one
 // row a token, which has fewer products for what is formed.
 constexpr bool has_two_heads(int64_t rank, int64_t pairs) { return rank == 1 && pairs <= 32; }
 // The gradients of a slice; those of `launch_back` where heads have no room.
 void launch_gradients(const Args& args, const Wave& wave, const UnitBuffers& b,
                       cudaStream_t stream);
-void launch_back(const Args& args, const Wave& wave, const UnitBuffers& b, cudaStream_t stream);
+void launch_back(const Args& args, const Cut& cut, const Wave& wave, const UnitBuffers& b,
+                 cudaStream_t stream);
 // What parts of groups leave whose heads other ranks have, ahead of the gradients of the others.
-void launch_without_heads(const Args& args, const Wave& wave, const UnitBuffers& b,
+void launch_without_heads(const Args& args, const Cut& cut, const Wave& wave, const UnitBuffers& b,
                           cudaStream_t stream);
 // d_q and d_k of a segment, d_angles that heads share, and its share of the parameters: of a unit,
 // or, of a pack, of `totals`.
-void launch_sums(const Args& args, const Wave& wave, const UnitBuffers& b, double* totals,
-                 cudaStream_t stream);
+void launch_sums(const Args& args, const Cut& cut, const Wave& wave, const UnitBuffers& b,
+                 double* totals, cudaStream_t stream);
+// Parameters of heads that are cut, of the totals of their units.
+void launch_store_parameters(const Args& args, const Cut& cut, const double* totals,
+                             cudaStream_t stream);
 // d_dt and d_trap of the first token of each chunk, once all chunks are through.
-void launch_edges(const Args& args, const Wave& wave, const UnitBuffers& b, cudaStream_t stream);
+void launch_edges(const Args& args, const Cut& cut, const Wave& wave, const UnitBuffers& b,
+                  cudaStream_t stream);
 
 }  // namespace talea::mamba3::sm90

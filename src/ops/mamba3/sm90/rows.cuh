@@ -4,11 +4,13 @@
 #pragma once
 
 #include "ops/mamba3/rows/chunk.hpp"
+#include "ops/mamba3/rows/cut.hpp"
 #include "ops/mamba3/sm90/tile.cuh"
 
 namespace talea::mamba3::sm90 {
 
 using cuda::Args;
+using cuda::Cut;
 using cuda::Unit;
 using cuda::UnitBuffers;
 using cuda::View;
@@ -17,10 +19,58 @@ using cuda::Wave;
 template <int R>
 inline constexpr int tokens_of = rows / R;  // C
 
-// Heads of sequences from sequence `first` on, by number.
-__device__ __forceinline__ Unit unit_at(const Args& a, int64_t first, int64_t number) {
+// Its number among the units of its sequence, of one that cuda::unit_of has made of its head.
+__device__ __forceinline__ void put_number(const Cut& cut, int number, Unit& u) {
+  if (!cut.whole) u.number = number;
+}
+// Unit `number` of a sequence, or of what a stretch or a chunk of a pack is a part of.
+template <class From>
+__device__ __forceinline__ Unit unit_of(const Args& a, const Cut& cut, const From& from,
+                                        int number) {
+  if (cut.whole) return cuda::unit_of(a, from, number);
+  Unit u = cuda::unit_of(a, from, cut.head_of(number));
+  put_number(cut, number, u);
+  return u;
+}
+__device__ __forceinline__ int number_of(const Cut& cut, const Unit& u) {
+  return cut.whole ? u.head : static_cast<int>(u.number);
+}
+// Units of sequences from sequence `first` on, by number.
+__device__ __forceinline__ Unit unit_at(const Args& a, const Cut& cut, int64_t first,
+                                        int64_t number) {
   const int64_t sequence = number / a.size.heads;
-  return cuda::unit_of(a, first + sequence, static_cast<int>(number - sequence * a.size.heads));
+  return unit_of(a, cut, first + sequence, static_cast<int>(number - sequence * a.size.heads));
+}
+// Its part of N, and the first of P that its slab has.
+__device__ __forceinline__ int part_of_columns(const Cut& cut, const Unit& u) {
+  return cut.part_of(number_of(cut, u));
+}
+__device__ __forceinline__ int first_value(const Cut& cut, int number) {
+  return cut.slab_of(number) * values;
+}
+__device__ __forceinline__ int first_value(const Cut& cut, const Unit& u) {
+  return first_value(cut, number_of(cut, u));
+}
+// What turns pair i of the unit before the first token.
+__device__ __forceinline__ uint64_t first_turn(const Args& a, const Cut& cut, const Unit& u,
+                                               int i) {
+  if (cut.whole) return cuda::first_turn(a, u, i);
+  const int part = part_of_columns(cut, u);
+  if (i >= cut.pairs_of(a.size, part)) return 0;
+  i += cut.first_pair(part);
+  const View& from = a.initial.angle;
+  uint64_t turn =
+      from.data ? cuda::turn_of_radians(cuda::load(from, cuda::at(from, u.row, u.head, i))) : 0;
+  if (a.turns_before && turn != cuda::no_turn)
+    turn += a.turns_before[(u.sequence * cut.heads_of(a.size) + u.head) * cut.pairs + i];
+  return turn;
+}
+// The checkpoints of a unit.
+__device__ __forceinline__ float* saved_states(const Args& a, const Cut& cut, const Unit& u) {
+  if (cut.whole) return cuda::saved_states(a, u);
+  Unit of = u;
+  of.head = number_of(cut, u);
+  return cuda::saved_states(a, of);
 }
 
 // A round of a pack: its chunks [first, end) among those of the pack, and its stretches.
@@ -159,8 +209,8 @@ __device__ __forceinline__ float gate_sigmoid(float x) {
 // Rows (token, r) of q or k as they are, from the chunk's first one at `home` on: 16-byte copies
 // into a tile, zeros behind the last token.
 template <int R, int threads>
-__device__ __forceinline__ void copy_rows(const View& from, int64_t home, int n, char* tile,
-                                          int thread) {
+__device__ __forceinline__ void copy_rows(const View& from, const Cut& cut, int part, int64_t home,
+                                          int n, char* tile, int thread) {
   constexpr int apart = threads / 16;  // rows
   const int piece = thread & 15, row0 = thread >> 4;
   const uint32_t to = hopper::smem_address(tile) + static_cast<uint32_t>(place_of(row0, piece * 8));
@@ -168,7 +218,9 @@ __device__ __forceinline__ void copy_rows(const View& from, int64_t home, int n,
   static_assert(apart % R == 0);
   const int t0 = row0 / R, r = row0 % R;
   const auto* const base = static_cast<const __nv_bfloat16*>(from.data);
-  const auto* at = base + home + t0 * from.stride[1] + piece * 8;
+  const int column = cut.own_column(part, piece * 8);
+  if (!cut.has(column)) n = 0;
+  const auto* at = base + home + t0 * from.stride[1] + column;
   if constexpr (R > 1) at += r * from.stride[2];
   const int64_t step = from.stride[1] * (apart / R);
 #pragma unroll
@@ -180,10 +232,10 @@ __device__ __forceinline__ void copy_rows(const View& from, int64_t home, int n,
   }
 }
 template <int R, int threads>
-__device__ __forceinline__ void copy_rows(const View& from, const Unit& u, const Part& p,
-                                          char* tile, int thread) {
-  copy_rows<R, threads>(from, cuda::at(from, u.batch, u.begin + p.first, 0, u.group), p.n, tile,
-                        thread);
+__device__ __forceinline__ void copy_rows(const View& from, const Cut& cut, const Unit& u,
+                                          const Part& p, char* tile, int thread) {
+  copy_rows<R, threads>(from, cut, part_of_columns(cut, u),
+                        cuda::at(from, u.batch, u.begin + p.first, 0, u.group), p.n, tile, thread);
 }
 __device__ __forceinline__ void copies_commit() {
   asm volatile("cp.async.commit_group;" ::: "memory");
@@ -308,24 +360,30 @@ __device__ __forceinline__ void bias_rows(char* tile, int n, const float4* bias,
 
 // Biases in shared memory, [R, 32] of four as the words have them.
 template <int R>
-__device__ __forceinline__ void read_bias(const View& from, int head, bool halves, float4* to,
-                                          int thread, int threads) {
+__device__ __forceinline__ void read_bias(const View& from, const Cut& cut, const Unit& u,
+                                          bool halves, float4* to, int thread, int threads) {
+  const int head = u.head, part = part_of_columns(cut, u);
   for (int i = thread; i < R * 32; i += threads) {
     const int r = i / 32, pp = i % 32;
     float x[4];
 #pragma unroll
-    for (int j = 0; j < 4; ++j)
-      x[j] = cuda::read_or(
-          0, from,
-          cuda::at(from, head, r, halves ? word_column<true>(pp, j) : word_column<false>(pp, j)));
+    for (int j = 0; j < 4; ++j) {
+      const auto column = [&] {
+        return cut.own_column(part, halves ? word_column<true>(pp, j) : word_column<false>(pp, j));
+      };
+      x[j] = 0;
+      if (cut.whole || column() >= 0)
+        x[j] = cuda::read_or(0, from, cuda::at(from, head, r, column()));
+    }
     to[i] = {x[0], x[1], x[2], x[3]};
   }
 }
 template <int R>
-__device__ __forceinline__ void read_projection(const View& from, int head, float* to, int thread,
-                                                int threads) {
+__device__ __forceinline__ void read_projection(const View& from, const Cut& cut, const Unit& u,
+                                                float* to, int thread, int threads) {
+  const int head = u.head, first = first_value(cut, u);
   for (int i = thread; i < R * values; i += threads)
-    to[i] = cuda::read_or(1, from, cuda::at(from, head, i / values, i % values));
+    to[i] = cuda::read_or(1, from, cuda::at(from, head, i / values, first + i % values));
 }
 
 }  // namespace talea::mamba3::sm90

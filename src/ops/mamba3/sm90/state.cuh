@@ -95,9 +95,10 @@ __device__ __forceinline__ void copy_values(const Args& a, int64_t home, const P
   }
 }
 template <int threads>
-__device__ __forceinline__ void copy_values(const Args& a, const Unit& u, const Part& p, char* tile,
-                                            int thread) {
-  copy_values<threads>(a, cuda::at(a.v, u.batch, u.begin + p.first, u.head), p, tile, thread);
+__device__ __forceinline__ void copy_values(const Args& a, const Cut& cut, const Unit& u,
+                                            const Part& p, char* tile, int thread) {
+  copy_values<threads>(a, cuda::at(a.v, u.batch, u.begin + p.first, u.head, first_value(cut, u)), p,
+                       tile, thread);
 }
 
 // What a thread reads of v; R = 1: from the tile that copy_values has filled.
@@ -110,12 +111,11 @@ class RawValues {
 
  public:
   __device__ __forceinline__ explicit RawValues(int thread) : thread_(thread) {}
-  __device__ __forceinline__ RawValues(const Args& a, const Unit& u, const Part& p, int thread)
+  __device__ __forceinline__ RawValues(const Args& a, const Cut& cut, const Unit& u, const Part& p,
+                                       int thread)
       : thread_(thread) {
-    load(a, u, p);
-  }
-  __device__ __forceinline__ void load(const Args& a, const Unit& u, const Part& p) {
-    if constexpr (R > 1) load(a, cuda::at(a.v, u.batch, u.begin + p.first, u.head), p);
+    if constexpr (R > 1)
+      load(a, cuda::at(a.v, u.batch, u.begin + p.first, u.head, first_value(cut, u)), p);
   }
   __device__ __forceinline__ void load(const Args& a, int64_t home, const Part& p) {
     if constexpr (R > 1) {
@@ -197,6 +197,13 @@ __device__ __forceinline__ float shared_by_ranks(const float (&x)[R]) {
     float own[4] = {x[0], x[2], x[1], x[3]};
     share<2>(own, 4);
     share<1>(own, 8);
+    return own[0];
+  }
+  if constexpr (R == 8) {
+    float own[8] = {x[0], x[4], x[2], x[6], x[1], x[5], x[3], x[7]};
+    share<4>(own, 4);
+    share<2>(own, 8);
+    share<1>(own, 16);
     return own[0];
   }
 }

@@ -1,0 +1,286 @@
+// What: the forward kernel of lane sm90: one block a head of a sequence, two warpgroups.
+// Why: one reads and turns the rows of a chunk and keeps the state in registers, while the other
+//      multiplies the rows of the chunk before, gates them and stores the output.
+// Never: writes a state of every chunk, or divides by a decay.
+#pragma once
+
+#include "ops/mamba3/sm90/forward_shared.cuh"
+#include "ops/mamba3/sm90/handed.cuh"
+#include "ops/mamba3/sm90/launch.cuh"
+
+namespace talea::mamba3::sm90::forward {
+
+template <int R>
+struct Shared {
+  static constexpr int C = tokens_of<R>;
+  char q[2][wide_bytes], k[2][wide_bytes], h[wide_bytes];
+  char v[2][panel_bytes], weighed[panel_bytes];
+  float4 q_bias[R * 32], k_bias[R * 32];
+  float mimo_v[R * values], mimo_z[R * values], mimo_out[R * values];
+  ChunkSteps<C> steps[2];
+  // Read from here: registers that they would take are spilled.
+  Unit unit;                    // from the first chunk of the run on
+  int first = 0, count = 0;     // chunks of the run
+  const float* home = nullptr;  // the state before the run, or zeros
+  float* left = nullptr;        // where the state behind it is left, or nowhere
+  float* saved = nullptr;       // of the whole unit
+  const float* turns_from = nullptr;
+  const char* steps_from = nullptr;
+};
+template <int R>
+struct SharedOfParts : Shared<R> {
+  float4* outs = nullptr;  // y of the parts before
+};
+
+// A line that is read soon.
+__device__ __forceinline__ void fetch(const void* from) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
+}
+
+// Two pairs of eight rows of q and of k, of `known` tokens from t0 on: all are taken before the
+// first is put back, behind which the compiler would leave them. With four rows a token (R 4) that
+// is slower than a row after another.
+template <int R, bool halves, int pairs>
+__device__ __forceinline__ void turn_eight(Shared<R>& sh, int stage, int t0, int known, int pp,
+                                           const float4& first, const float4* turns) {
+  TwoTurns by[8];
+  bool live[8];
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const int j = i / R;
+    const float4 x = j == 0 ? first : __ldg(turns + j * (pairs / 2));
+    by[i] = {x.x, x.y, x.z, x.w};
+    live[i] = j < known;
+  }
+  // Rows of these tokens begin at a multiple of eight.
+  const int place = place_of(0, halves ? 2 * pp : 4 * pp);
+#pragma unroll 1
+  for (int tile = 0; tile < 2; ++tile) {
+    char* const rows_at = (tile == 0 ? sh.q : sh.k)[stage] + t0 * R * 128;
+    const float4* const biases = (tile == 0 ? sh.q_bias : sh.k_bias) + pp;
+    char* at[8];
+    float4 bias[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      at[i] = rows_at + row_behind(place, i);
+      bias[i] = biases[i % R * 32];
+    }
+    turn_all<halves, true>(at, live, bias, by);
+  }
+}
+
+template <int R, int blocks>
+__device__ __forceinline__ void read_chunks(const Args& a, const Cut& cut, Shared<R>& sh) {
+  const Unit& u = sh.unit;
+  constexpr int C = tokens_of<R>, pairs = 32 * blocks, each = C / 8;
+  const int thread = threadIdx.x & 127, pp0 = thread & 15, t0 = (thread >> 4) * each;
+  const auto sync = [] { hopper::named_barrier_sync(reading, 128); };
+  float h[64];
+  if (sh.home) {
+    take_state(sh.home, h);
+  } else {
+#pragma unroll
+    for (float& x : h) x = 0;
+  }
+
+  Part p = part_of<C>(u, 0);
+  const auto begin = [&](int chunk, int stage) {
+    copy_rows<R, 128>(a.q, cut, u, p, sh.q[stage], thread);
+    copy_rows<R, 128>(a.k, cut, u, p, sh.k[stage], thread);
+    if constexpr (R == 1) copy_values<128>(a, cut, u, p, sh.v[stage], thread);
+    copy_bytes<sizeof(ChunkSteps<C>), 128>(
+        sh.steps_from + chunk * static_cast<int64_t>(sizeof(ChunkSteps<C>)), &sh.steps[stage],
+        thread);
+    // What registers take once the product is through. No branch: accumulators would be moved.
+    if constexpr (R > 1)
+      fetch(static_cast<const char*>(a.v.data) +
+            cuda::at(a.v, u.batch, u.begin + p.first + (thread < p.n ? thread : 0), u.head,
+                     first_value(cut, u)) *
+                2);
+  };
+  begin(0, 0);
+#pragma unroll 1
+  for (int chunk = 0; chunk < sh.count; ++chunk) {
+    const int stage = chunk & 1;
+    if (sh.saved && (sh.first + chunk) % a.size.kept_every == 0)
+      put_state(sh.saved + (sh.first + chunk) / a.size.kept_every * (columns * values), h);
+    // Not under the product of the chunk before: what is loaded there is spilled.
+    const auto* const turns = reinterpret_cast<const float4*>(sh.turns_from) +
+                              chunk * (C * pairs / 2) + t0 * (pairs / 2) + pp0;
+    const float4 ahead = __ldg(turns);
+    const RawValues<R, 128> own(a, cut, u, p, thread);
+    copies_done();
+    sync();
+    const auto turn = [&](auto halves) {
+      const auto one = [&](int j, int b, const float4& x) {
+        TwoTurns by;
+        by.cos0 = x.x, by.sin0 = x.y, by.cos1 = x.z, by.sin1 = x.w;
+        // The rows of a group of tokens begin at a multiple of eight.
+        char* const q = sh.q[stage] + t0 * R * 128;
+        char* const k = sh.k[stage] + t0 * R * 128;
+        const int pp = pp0 + 16 * b;
+#pragma unroll
+        for (int r = 0; r < R; ++r) {
+          turn_row<halves()>(q, j * R + r, pp, sh.q_bias[r * 32 + pp], by);
+          turn_row<halves()>(k, j * R + r, pp, sh.k_bias[r * 32 + pp], by);
+        }
+      };
+#pragma unroll
+      for (int b = 0; b < blocks; ++b) {
+        float4 next = b == 0 ? ahead : __ldg(turns + b * 16);
+        if constexpr (R < 4) {
+          turn_eight<R, halves(), pairs>(sh, stage, t0, p.n - t0, pp0 + 16 * b, next,
+                                         turns + b * 16);
+        } else {
+#pragma unroll 1
+          for (int j = 0; j < each; ++j) {
+            const float4 x = next;
+            if (j + 1 < each) next = __ldg(turns + (j + 1) * (pairs / 2) + b * 16);
+            if (t0 + j >= p.n) break;
+            one(j, b, x);
+          }
+        }
+      }
+      // Pairs that never turn.
+      if constexpr (blocks == 1) {
+        if (a.q_bias.data) bias_rows<R, halves(), 128>(sh.q[stage], p.n, sh.q_bias, thread);
+        if (a.k_bias.data) bias_rows<R, halves(), 128>(sh.k[stage], p.n, sh.k_bias, thread);
+      }
+    };
+    if (a.size.halves)
+      turn(std::true_type{});
+    else
+      turn(std::false_type{});
+    own.put(p, sh.mimo_v, sh.steps[stage].key, sh.v[stage], sh.weighed);
+    if (chunk > 0) hopper::named_barrier_sync(state_read, 256);
+    join_chunk(sh, stage, h, sync);
+    if (chunk + 1 < sh.count) {
+      p = part_of<C>(u, chunk + 1);
+      if (chunk > 0) hopper::named_barrier_sync(empty + (stage ^ 1), 256);
+      begin(chunk + 1, stage ^ 1);
+    }
+    hopper::warpgroup_wait<0>();
+    hopper::hold_registers(h);
+  }
+  if (sh.left) put_state(sh.left, h);
+}
+
+// The unit of a block, among those of the sequences at work: of the part at work alone.
+__device__ __forceinline__ int64_t number_of_block(const Cut& cut) {
+  const int64_t block = blockIdx.x;
+  if (cut.part_bits == 0) return block;
+  const int slab = cut.slab_of(static_cast<int>(blockIdx.x));
+  return (((block >> cut.slab_bits << cut.part_bits) + cut.part) << cut.slab_bits) + slab;
+}
+
+// A run of `count` chunks from `first` on.
+template <int R>
+__device__ __forceinline__ void put_run(const Args& a, const Cut& cut, const Unit& u, int first,
+                                        int count, Shared<R>& sh) {
+  sh.first = first, sh.count = count;
+  sh.saved = saved_states(a, cut, u);
+  sh.unit = u;
+  sh.unit.begin += int64_t{first} * tokens_of<R>;
+  sh.unit.tokens -= int64_t{first} * tokens_of<R>;
+}
+// Chunks [first, first + ahead) of a unit. Where the tokens of its first chunk lie, in chunks.
+template <int R>
+__device__ __forceinline__ int64_t find_run(const Args& a, const Cut& cut, const UnitBuffers& b,
+                                            const Wave& wave, int first, int ahead, Shared<R>& sh) {
+  const int64_t number = number_of_block(cut);
+  const Unit u = unit_at(a, cut, wave.first, number);
+  const int chunks = static_cast<int>(cuda::chunks_of(a.size, u.tokens));
+  const int end = chunks < first + ahead ? chunks : first + ahead;
+  put_run<R>(a, cut, u, first, end - first, sh);
+  float* const home = b.upstream + number * (columns * values);
+  sh.home = first > 0 || starts_with_state(a) ? home : nullptr;
+  sh.left = end < chunks || a.last.ssm.data ? home : nullptr;
+  return (number >> cut.slab_bits) * ahead;
+}
+// The same of a stretch of a round, the longest first, by all heads.
+template <int R>
+__device__ __forceinline__ int64_t find_stretch(const Args& a, const Cut& cut, const UnitBuffers& b,
+                                                int64_t round, Shared<R>& sh) {
+  const RoundAt at(a, round);
+  const int64_t heads = a.size.heads, number = number_of_block(cut);
+  const int64_t i = number / heads, head = number - i * heads;
+  sh.count = 0;
+  if (i >= at.stretches) return 0;
+  const cuda::Stretch x = a.pack.by_length[at.stretch + i];
+  put_run<R>(a, cut, unit_of(a, cut, x, static_cast<int>(head)), x.first, x.count, sh);
+  // What crosses from a round to the next lies by turns in two places; behind them what is handed.
+  const auto home = [&](int64_t place) {
+    return b.upstream + (place * heads + head) * (columns * values);
+  };
+  const bool last = is_last<tokens_of<R>>(x);
+  sh.home = x.first > 0 ? home(round & 1) : starts_with_state(a) ? home(2 + i) : nullptr;
+  sh.left = !last ? home(~round & 1) : a.last.ssm.data ? home(2 + i) : nullptr;
+  return (head >> cut.slab_bits) * a.size.segment + x.number - at.first;
+}
+
+// first: of a pack the round.
+template <int R, int blocks, bool parts, class... Units>
+__global__ void __launch_bounds__(256, 2)
+    forward_kernel(const __grid_constant__ Args a, const __grid_constant__ UnitBuffers b,
+                   const __grid_constant__ Wave wave, int first, int ahead,
+                   const __grid_constant__ Units... units) {
+  hopper::begin_after_earlier_kernels();
+  const Cut cut = cuda::cut_of(units...);
+  extern __shared__ __align__(1024) char memory[];
+  constexpr int C = tokens_of<R>;
+  auto& sh = *reinterpret_cast<std::conditional_t<parts, SharedOfParts<R>, Shared<R>>*>(memory);
+  if (threadIdx.x == 0) {
+    const int64_t at = a.pack.rounds ? find_stretch<R>(a, cut, b, first, sh)
+                                     : find_run<R>(a, cut, b, wave, first, ahead, sh);
+    sh.turns_from = b.token_turns + at * (C * 32 * blocks * 2);
+    sh.steps_from = b.token_steps + at * cuda::chunk_step_bytes(C);
+    if constexpr (parts) {
+      // As `at`, but by slab and not by part.
+      const int64_t run = a.pack.rounds ? a.size.segment : ahead, turning = at / run;
+      const int64_t unit = (turning >> cut.part_bits << cut.slab_bits) +
+                           cut.slab_of(static_cast<int>(sh.unit.number));
+      sh.outs = reinterpret_cast<float4*>(cut.outs) + (unit * run + at % run) * (rows * values / 4);
+    }
+  }
+  __syncthreads();
+  if (sh.count <= 0) return;
+  const Unit& u = sh.unit;
+  read_bias<R>(a.q_bias, cut, u, a.size.halves, sh.q_bias, threadIdx.x, 256);
+  read_bias<R>(a.k_bias, cut, u, a.size.halves, sh.k_bias, threadIdx.x, 256);
+  read_projection<R>(a.mimo_v, cut, u, sh.mimo_v, threadIdx.x, 256);
+  read_projection<R>(a.mimo_z, cut, u, sh.mimo_z, threadIdx.x, 256);
+  read_projection<R>(a.mimo_out, cut, u, sh.mimo_out, threadIdx.x, 256);
+  __syncthreads();
+  if (warpgroup() == 0) {
+    hopper::lower_registers<104>();
+    multiply_chunks<R, parts>(a, cut, sh.unit, sh, 0, sh.count);
+  } else {
+    hopper::raise_registers<152>();
+    read_chunks<R, blocks>(a, cut, sh);
+  }
+}
+
+// Chunks [first, first + ahead) of `heads` units, or a round of a pack. Parts of N go one after
+// another: what they give y adds up.
+template <class... Units>
+void launch_chunks(const Args& args, const Wave& wave, const UnitBuffers& b, int64_t count,
+                   int64_t first, int64_t ahead, cudaStream_t stream, const Units&... units) {
+  const auto one = [&](auto rank, auto blocks, auto parts, const Units&... of) {
+    using Memory = std::conditional_t<parts(), SharedOfParts<rank()>, Shared<rank()>>;
+    launch("mamba3: forward",
+           KernelOf<Args, UnitBuffers, Wave, int, int, Units...>(
+               forward_kernel<rank(), blocks(), parts(), Units...>),
+           count, 256, sizeof(Memory), stream, args, b, wave, static_cast<int>(first),
+           static_cast<int>(ahead), of...);
+  };
+  with_shape<(sizeof...(Units) > 0)>(args.size, [&](auto rank, auto blocks) {
+    Cut cut = cuda::cut_of(units...);
+    if (cut.part_bits == 0) return one(rank, blocks, std::false_type{}, units...);
+    if constexpr (blocks() == 2 && sizeof...(Units) > 0) {
+      count >>= cut.part_bits;
+      for (; cut.part < 1 << cut.part_bits; ++cut.part) one(rank, blocks, std::true_type{}, cut);
+    }
+  });
+}
+
+}  // namespace talea::mamba3::sm90::forward

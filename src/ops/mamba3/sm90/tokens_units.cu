@@ -1,0 +1,22 @@
+// What: turns and steps of the tokens of heads that are cut into units, by part of a head.
+// Why: a file of its own compiles beside that of the others.
+// Never: anything that tokens_kernels.cuh does not say.
+#include "ops/mamba3/sm90/tokens_kernels.cuh"
+#include "ops/mamba3/sm90/units.hpp"
+
+namespace talea::mamba3::sm90::units {
+
+void launch_turns(const Args& args, const Cut& cut, const Wave& wave, const UnitBuffers& b,
+                  int64_t most, cudaStream_t stream) {
+  tokens::launch_turns(args, wave, b, most, stream, cut);
+}
+void launch_parameters(const Args& args, const Cut& cut, const UnitBuffers& b,
+                       cudaStream_t stream) {
+  tokens::launch_parameters(args, b, stream, cut);
+}
+void launch_tokens(const Args& args, const Cut& cut, const Wave& wave, const UnitBuffers& b,
+                   int64_t first, int64_t count, int64_t most, cudaStream_t stream, bool crossing) {
+  tokens::launch_tokens(args, wave, b, first, count, most, stream, crossing, cut);
+}
+
+}  // namespace talea::mamba3::sm90::units

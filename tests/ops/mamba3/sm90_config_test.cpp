@@ -80,6 +80,13 @@ TEST(ScanSm90Config, NamesWhatItDoesNotTake) {
   EXPECT_EQ(with([](Problem& p) { p.state_dim = 96; }), "N = 96: 64, 128 and 256 alone");
   EXPECT_EQ(with([](Problem& p) { p.head_dim = 32; }), "P = 32: 64 and 128 alone");
   EXPECT_EQ(with([](Problem& p) { p.rank = 3; }), "R = 3: 1, 2, 4 and 8 alone");
+  EXPECT_EQ(with([](Problem& p) { p.state_dim = 256, p.batch = 1, p.tokens = 16; }),
+            "N = 256, P = 64, R = 4: more than 64 rows alone");
+  EXPECT_EQ(with([](Problem& p) {
+              p.head_dim = 128, p.pass = Pass::backward;
+              p.in.d_final_states.k.present = true;
+            }),
+            "states in training: N = 128, P = 64 and R of 1, 2 and 4 alone");
   EXPECT_EQ(with([](Problem& p) { p.pairs = 3; }), "A = 3: even numbers alone");
   EXPECT_EQ(with([](Problem& p) { p.options.chunk = 8; }),
             "chunk = 8 tokens of rank 4: 64 rows alone");

@@ -101,6 +101,20 @@ TEST_P(ScanTraining, TheSameBitsOfWiderHeads) {
     }
 }
 
+// A decay above 1, at a token of every head.
+TEST_P(ScanTraining, GrowthIsNotClamped) {
+  for (const int64_t R : {1, 4}) {
+    Sizes s{1, 130, 4, 2, 128, 64, R, 32};
+    s.rank_axis = R > 1;
+    Case c = full_case(s, DType::bf16, 31);
+    std::erase_if(c.in, [](const auto& x) {
+      return x.first.starts_with("initial_") || x.first.starts_with("d_final_");
+    });
+    for (int64_t h = 0; h < 4; ++h) c.in["adt"].set(h * 130 + 5, 1.5);
+    EXPECT_EQ(verify(lane(), c, of_training(c)), "") << "rank " << R;
+  }
+}
+
 TEST_P(ScanTraining, WhatIsNotTakenIsDeclinedByName) {
   of_errors();
   Sizes s;

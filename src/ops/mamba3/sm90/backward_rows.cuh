@@ -52,7 +52,9 @@ __device__ __forceinline__ void Backward<R, blocks, halves>::rows_back(int head,
       dot += x * gx + w * gw;
       if (!turns) return 0.0f;
       const float torque = x * gw - w * gx;
-      const float cos = known ? by.x : 1.0f, sin = known ? by.y : 0.0f;
+      const float cos = known ? by.x : 1.0f;
+      float sin = known ? by.y : 0.0f;
+      if (mutant(Mutant::m3_turned_back_forward)) sin = -sin;
       const float before = gx;
       gx = before * cos + gw * sin;
       gw = gw * cos - before * sin;

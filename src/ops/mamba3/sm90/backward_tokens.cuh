@@ -142,7 +142,7 @@ __device__ __forceinline__ void Backward<R, blocks, halves>::decays_back(int hea
   double energy = lane < 16 ? sh.energy[lane] : 0.0;
 #pragma unroll
   for (int step = 1; step < 16; step *= 2) energy += __shfl_xor_sync(0xffffffffu, energy, step);
-  energy = __shfl_sync(0xffffffffu, energy, 0);
+  energy = mutant(Mutant::m3_anchor_dropped) ? 0 : __shfl_sync(0xffffffffu, energy, 0);
   double own[each], sum = 0;  // from the last token on
 #pragma unroll
   for (int i = 0; i < each; ++i) {

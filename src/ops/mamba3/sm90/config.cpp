@@ -53,6 +53,11 @@ bool trains_with_states(const Problem& p) {
                     any_of(p.out.final_states) || hands(p));
 }
 
+// Sizes that the kernels' own tile is cut to. A single chunk of them has few roundings, and of N
+// 256 each part's is of its own weight: no speed is lost where lane cuda has it.
+bool is_cut(const Problem& p) {
+  return p.state_dim != columns || p.head_dim != values || p.rank > 4;
+}
 // Units of a head.
 int64_t units_of(const Problem& p) {
   return std::max<int64_t>(p.state_dim / columns, 1) * (p.head_dim / values);
@@ -259,6 +264,9 @@ std::optional<std::string> declined(const Problem& p, const DeviceFacts&) {
   if (p.options.chunk > 0 && p.options.chunk * p.rank != rows)
     return fmt::format("chunk = {} tokens of rank {}: {} rows alone", p.options.chunk, p.rank,
                        rows);
+  if (is_cut(p) && p.batch * p.tokens * p.rank <= rows)
+    return fmt::format("N = {}, P = {}, R = {}: more than {} rows alone", p.state_dim, p.head_dim,
+                       p.rank, rows);
   if (trains_with_states(p) && (p.state_dim != columns || p.head_dim != values || p.rank > 4))
     return fmt::format("states in training: N = {}, P = {} and R of 1, 2 and 4 alone", columns,
                        values);

@@ -113,8 +113,9 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::rows_back(int head
       dot = fmaf(w, gw, fmaf(x, gx, dot));
       if (!turned) return 0.0f;
       const float torque = x * gw - w * gx, before = gx;
-      gx = before * by.x + gw * by.y;
-      gw = gw * by.x - before * by.y;
+      const float sin = mutant(Mutant::m3_turned_back_forward) ? -by.y : by.y;
+      gx = before * by.x + gw * sin;
+      gw = gw * by.x - before * sin;
       return torque;
     };
     // All loads ahead of the first store, behind which the compiler leaves them. Rows eight apart

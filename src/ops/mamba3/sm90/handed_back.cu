@@ -158,7 +158,7 @@ __global__ void __launch_bounds__(threads)
       const float g1 = cuda::load(d.k, cuda::at(d.k, u.row, r, u.head, at.w));
       // Both turned back: a torque is the same.
       const float back0 = g0 * by.x + g1 * by.y, back1 = g1 * by.x - g0 * by.y;
-      if (turned) sums[i] += k0 * back1 - k1 * back0;
+      if (turned && !mutant(Mutant::m3_final_key_without_turn)) sums[i] += k0 * back1 - k1 * back0;
       float* const to = b.last_keys + (unit * s.rank + r) * columns;
       to[at.u] = back0, to[at.w] = back1;
     }
@@ -206,7 +206,8 @@ __global__ void __launch_bounds__(threads)
     for (int r = 0; r < s.rank; ++r) {
       const float own = b0 * seen[r * values + p];
       dv += own * project(r, p);
-      if (a.grad.mimo_v.data) projections[r * values + p] += own * value(p);
+      if (a.grad.mimo_v.data && !mutant(Mutant::m3_mimo_v_without_initial))
+        projections[r * values + p] += own * value(p);
     }
     if (d.v.data) cuda::store(d.v, cuda::at(d.v, u.row, u.head, p), dv);
   }

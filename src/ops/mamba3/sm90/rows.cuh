@@ -115,6 +115,8 @@ __device__ __forceinline__ RawToken raw_token(const Args& a, const Unit& u, cons
   x.dt = cuda::read(a.dt, cuda::at(a.dt, u.batch, u.head, token));
   x.trap = cuda::read(a.trap, cuda::at(a.trap, u.batch, u.head, token));
   if (t < p.n) x.adt = cuda::read(a.adt, cuda::at(a.adt, u.batch, u.head, token));
+  if (mutant(Mutant::m3_b_and_gamma_exchanged)) x.trap = -x.trap;
+  if (mutant(Mutant::m3_20_decay_clamped) && x.adt > 0) x.adt = 0;
   return x;
 }
 template <int C>
@@ -184,7 +186,7 @@ __device__ __forceinline__ void read_steps(const RawTokens<C>& raw, const Part& 
     const float gamma = lambda * dt, s = t < p.n ? gamma + b : 0.0f;
     const float top = top_of(before), rest = rest_of(before, top);
     const float right = expf((end_top - top) + (end_rest - rest));
-    to.pair[t] = {top, rest, s, gamma};
+    to.pair[t] = {top, rest, s, mutant(Mutant::m3_diagonal_with_s) ? s : gamma};
     to.left[t] = expf(top + rest);
     to.key[t] = t < p.n ? right * s : 0.0f;
     more(t, right, lambda, other, dt);

@@ -78,10 +78,11 @@ __device__ __forceinline__ void add_angles(const Args& a, const Wave& w, const U
   if (token.token < 0) return;
   const int apart = n.by_block ? warps : 1;
   const float* const row = b.dangles + place * n.angle_lines * s.pairs;
+  const int lines = mutant(Mutant::m3_shared_angles_not_summed) ? 1 : n.angle_lines;
   for (int i = lane; i < s.pairs; i += 32) {
     float sum = 0;
 #pragma unroll 8
-    for (int line = n.by_block ? warp : 0; line < n.angle_lines; line += apart)
+    for (int line = n.by_block ? warp : 0; line < lines; line += apart)
       sum += row[int64_t{line} * s.pairs + i];
     sums[warp][i] = sum;
   }

@@ -79,6 +79,8 @@ void print_document(const std::vector<Ran>& ran, bool all) {
 
 void print(const Ran& ran) {
   heading(fmt::format("{} ({}): {}", ran.which->name, ran.which->museum, ran.which->summary));
+  if (repro::device_in_use() && ran.which->on_host)
+    fmt::print("On the host: {}.\n", ran.which->on_host);
   Table table({"sentinel", "what was measured", ">figure", ">bound"});
   for (const auto& f : ran.report.findings())
     table.row({f.sentinel == "figure" ? ""

@@ -115,7 +115,8 @@ void run_all(Report& r) {
 
 }  // namespace
 
-extern const Reproducer fp8_storage{
-    "fp8_storage", "SA19", "a wrapper's logical dtype is taken for what lies in memory", run_all};
+extern const Reproducer fp8_storage{"fp8_storage", "SA19",
+                                    "a wrapper's logical dtype is taken for what lies in memory",
+                                    run_all, "it says what a host tensor may be"};
 
 }  // namespace talea::repro

@@ -115,6 +115,7 @@ void run_all(Report& r) {
 
 extern const Reproducer index_mask_capture{
     "index_mask_capture", "SA10 SA11",
-    "a mask built by column 0, wrong on a used mask and unfit for capture", run_all};
+    "a mask built by column 0, wrong on a used mask and unfit for capture", run_all,
+    "it needs no device to be wrong"};
 
 }  // namespace talea::repro

@@ -31,6 +31,7 @@ void run_all(Report& r) {
 
 }  // namespace
 
-extern const Reproducer nan_gate{"nan_gate", "B25", "a parity gate that NaN passes", run_all};
+extern const Reproducer nan_gate{"nan_gate", "B25", "a parity gate that NaN passes", run_all,
+                                 "it compares numbers and calls no operator"};
 
 }  // namespace talea::repro

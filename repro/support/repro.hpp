@@ -73,7 +73,8 @@ class Report {
   void broken(std::string what, double error, double bound);
   // FIX_VALIDATED where the error is finite and within the bound.
   void ours(std::string what, double error, double bound);
-  // MEMORY_SAVE_VERIFIED where ours, measured, is at most the share of the other, measured.
+  // MEMORY_SAVE_VERIFIED where ours, measured, is at most the share of the other, measured; with a
+  // device in use a figure without a verdict.
   void memory(std::string what, double ours_bytes, double other_bytes, double share);
   // A number to read, without a verdict.
   void figure(std::string what, double value);
@@ -98,6 +99,7 @@ struct Reproducer {
   const char* museum;   // ids of docs/museum.md
   const char* summary;  // one line
   void (*run)(Report&);
+  const char* on_host = nullptr;  // why it stays there whatever the device
 };
 
 // All of them, in the order of the museum.

@@ -185,6 +185,15 @@ Selected select_keys(const IndexData& d, const std::string& lane) {
   sa::SelectOptions options;
   options.lane = lane;
   options.threads = 1;  // also called in a forked child, which has no thread pool
+  if (device_in_use() && lane == "auto") {
+    OnDevice there;
+    for (const auto& f : sa::select_input_fields) there.take(in.*f.member, false);
+    for (const auto& f : sa::select_output_fields) there.take(out.*f.member, true);
+    const int64_t bytes = sa::workspace_bytes(sa::describe(in, out, options));
+    s.result = sa::select(in, out, options, there.workspace(bytes), {}, there.stream());
+    there.finish();
+    return s;
+  }
   const int64_t bytes = sa::workspace_bytes(sa::describe(in, out, options));
   std::vector<char> workspace(static_cast<size_t>(bytes));
   s.result = sa::select(in, out, options, {workspace.data(), bytes});

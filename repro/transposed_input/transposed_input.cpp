@@ -39,6 +39,7 @@ void run_all(Report& r) {
 }  // namespace
 
 extern const Reproducer transposed_input{"transposed_input", "B3",
-                                         "a transposed input is read as contiguous", run_all};
+                                         "a transposed input is read as contiguous", run_all,
+                                         "it says how a view on the host is read"};
 
 }  // namespace talea::repro

@@ -76,7 +76,7 @@ class Indexer {
     selected_.scores = make(DType::f32, {queries, top_k});
     outputs_ = {selected_.indices, selected_.topk_length, selected_.scores};
     how_.causal = true, how_.q_position_base = keys - queries;
-    how_.lane = lane, how_.workspace_limit_bytes = int64_t{1} << 20;
+    how_.lane = lane, how_.workspace_limit_bytes = int64_t{5} << 20;
     room_ = room(sa::describe(selection_, selected_, how_));
   }
   void prepare_loss(int64_t queries, int64_t keys, int64_t top_k, const char* lane) {

@@ -62,6 +62,10 @@ class Way:
     def far(self, whole):
         """The largest relative L2 between what this rank holds and the same of one rank."""
         out, grads = self.step()
+        if self.way == "tokens":  # of parameters each rank has its tokens' share
+            for name, g in zip(self.t, grads, strict=True):
+                if name not in self.axes:
+                    dist.all_reduce(g)
         found = {"out": out, **{f"d_{n}": g for n, g in zip(self.t, grads, strict=True)}}
         axes = {"out": self.axes.get("v")} | {f"d_{n}": a for n, a in self.axes.items()}
         gaps = {n: relative(x, self.mine(whole[n], axes.get(n))) for n, x in found.items()}

@@ -18,14 +18,19 @@ std::vector<float> scores_of(const IndexData& d) {
   return s;
 }
 
-// One head, one column, weight 1: the scores are the keys themselves.
+// One head, weight 1, one column that is not 0 of the eight that device lanes ask for: the scores
+// are the keys' first columns.
 IndexData scored(const std::vector<float>& scores, int64_t slots) {
   IndexData d;
-  d.queries = d.heads = d.dim = 1;
+  d.queries = d.heads = 1;
+  d.dim = 8;
   d.keys = static_cast<int64_t>(scores.size());
   d.slots = slots;
-  d.q = {1};
-  d.k = scores;
+  d.q = {1, 0, 0, 0, 0, 0, 0, 0};
+  for (const float s : scores) {
+    d.k.push_back(s);
+    d.k.insert(d.k.end(), 7, 0.0f);
+  }
   d.weights = {1};
   return d;
 }

@@ -26,8 +26,7 @@ std::vector<Case> pairwise_cases(uint64_t seed);
 // bytes, no states handed in or out.
 std::vector<Case> training_cases(uint64_t seed);
 
-// The same of the sizes beside them, of more than 64 rows: N 64, 128 and 256, P 64 and 128, R 1, 2,
-// 4 and 8.
+// The same of the sizes beside them: N 64, 128 and 256, P 64 and 128, R 1, 2, 4 and 8.
 std::vector<Case> wider_cases(uint64_t seed);
 
 std::string describe_case(const Case& c);

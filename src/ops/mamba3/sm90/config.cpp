@@ -53,8 +53,8 @@ bool trains_with_states(const Problem& p) {
                     any_of(p.out.final_states) || hands(p));
 }
 
-// Sizes that the kernels' own tile is cut to. A single chunk of them has few roundings, and of N
-// 256 each part's is of its own weight: no speed is lost where lane cuda has it.
+// Sizes that the kernels' own tile is cut to. A single chunk of them is lane cuda's: of N 256 each
+// part rounds its own weight of a pair, and with few pairs that shows.
 bool is_cut(const Problem& p) {
   return p.state_dim != columns || p.head_dim != values || p.rank > 4;
 }

@@ -238,20 +238,21 @@ TEST_P(Sm90, HalfRowsAboveTheirFirstWords) {
   }
 }
 
-// fp16: rows that are certain of a wrong word, or of two, four or eight that are alike, far beyond
-// the first words. Eager arithmetic rounds such a p once, and 1 or a half not at all.
+// fp16: rows that are certain of a wrong word, or of up to 1000 that are alike, far beyond the
+// first words. Eager arithmetic rounds such a p once, and 1, a half or a 64th not at all.
 TEST_P(Sm90, HalfRowsCertainOfWrongWords) {
   uint64_t seed = 41;
-  for (const int64_t alike : {1, 2, 4, 8})
+  for (const int alike : {1, 2, 4, 8, 16, 64, 1000})
     for (const bool f32_out : {false, true}) {
-      Spec s{.seed = seed++, .tokens = 96, .hidden = 264, .vocab = 601};
+      const int first = 200, step = alike > 64 ? 2 : alike < 64 && (seed + 1) % 2 ? 50 : 13;
+      const int vocab = std::max(601, first + alike * step);  // in tiles apart, or not
+      Spec s{.seed = seed++, .tokens = 96, .hidden = 264, .vocab = vocab};
       s.wide_gradients = f32_out;
       const bool weighted = (alike == 2 || alike == 8) == f32_out;
       if (weighted) s.upstream = Upstream::reversed, s.token_weight = true;
       Case c = half_case(s);
       const double above = 9 + static_cast<double>(seed % 4) * 8;
-      const int64_t first = 200, step = seed % 2 ? 50 : 13;  // in tiles apart, or in one
-      for (int64_t v = 0; v < 601; ++v) c.in.weight.set(v, 0, 0);
+      for (int64_t v = 0; v < vocab; ++v) c.in.weight.set(v, 0, 0);
       for (int64_t i = 0; i < alike; ++i)
         for (int64_t d = 0; d < 264; ++d)
           c.in.weight.set(first + i * step, d, d == 0 ? above : c.in.weight.get(first, d));

@@ -20,13 +20,15 @@ inline constexpr float kReach2 = 60 * kLog2E;
 // fp16 has 65504 and steps of 2^-24: of a row's maximum it may be 15 bits above the shift.
 inline constexpr float kHalfReach2 = 15;
 
-// fp16: eager arithmetic rounds p of a word once, and 1, 1/2 or 1/4 not at all. Where a tile holds
+// fp16: eager arithmetic rounds p of a word once, and 1, 1/2 or 1/64 not at all. Where a tile holds
 // so much of a row's probability, the buffer is to hold |w| p 2^k in [0, 2^(kExactBits + 1)], w the
-// row's weight, and the row's factor is a power of two: words with p of a 16th are rounded once.
+// row's weight, and the row's factor is a power of two: words with p of a 128th are rounded once.
+// No more words of a row than kMostExactWords reach kLeastExact. A smaller share would take flat
+// rows of small vocabularies, too, whose other words are then rounded twice in dX.
 inline constexpr double kExactShare = 0.12;
 inline constexpr int kExactBits = 7;
-inline constexpr int kMostExactWords = 32;
-inline constexpr float kLeastExact = 1 << (kExactBits + 1 - 5);
+inline constexpr float kLeastExact = 1;
+inline constexpr int kMostExactWords = (1 << (kExactBits + 1)) / static_cast<int>(kLeastExact);
 
 // A row maximum as an integer of the same order; the least one means: within reach of the shift.
 inline constexpr int kNoPeak = INT32_MIN;

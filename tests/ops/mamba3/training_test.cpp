@@ -31,6 +31,12 @@ TEST_P(ScanTraining, EveryPairOfChoicesIsRight) {
   }
 }
 
+void leave_states_out(Case& c) {
+  std::erase_if(c.in, [](const auto& x) {
+    return x.first.starts_with("initial_") || x.first.starts_with("d_final_");
+  });
+}
+
 // A quarter of the cases of the sizes beside them. Those of a single chunk are lane cuda's.
 void check_wider(const std::string& lane, int quarter) {
   int number = 0;
@@ -90,9 +96,7 @@ TEST_P(ScanTraining, TheSameBitsOfWiderHeads) {
       s.rank_axis = true;
       s.shared_angles = shared;
       Case c = full_case(s, DType::bf16, 21);
-      std::erase_if(c.in, [](const auto& x) {
-        return x.first.starts_with("initial_") || x.first.starts_with("d_final_");
-      });
+      leave_states_out(c);
       const How how = of_training(c);
       EXPECT_EQ(verify(lane(), c, how), "") << "shared " << shared;
       const Outcome first = run(lane(), c, how);
@@ -108,9 +112,7 @@ TEST_P(ScanTraining, GrowthIsNotClamped) {
     Sizes s{1, 130, 4, 2, 128, 64, R, 32};
     s.rank_axis = R > 1;
     Case c = full_case(s, DType::bf16, 31);
-    std::erase_if(c.in, [](const auto& x) {
-      return x.first.starts_with("initial_") || x.first.starts_with("d_final_");
-    });
+    leave_states_out(c);
     for (int64_t h = 0; h < 4; ++h) c.in["adt"].set(h * 130 + 5, 1.5);
     EXPECT_EQ(verify(lane(), c, of_training(c)), "") << "rank " << R;
   }
@@ -178,9 +180,7 @@ TEST_P(ScanTraining, HeadsOfABlockInTurn) {
       s.rank_axis = R > 1;
       s.shared_angles = shared;
       Case c = full_case(s, DType::bf16, 3);
-      std::erase_if(c.in, [](const auto& x) {
-        return x.first.starts_with("initial_") || x.first.starts_with("d_final_");
-      });
+      leave_states_out(c);
       const How how = of_training(c);
       EXPECT_EQ(verify(lane(), c, how), "") << "R = " << R << ", shared " << shared;
       const Outcome first = run(lane(), c, how);

@@ -1,7 +1,7 @@
 // What: turns and steps of the tokens of heads that are units.
 // Why: their kernels know that no head is cut.
 // Never: forms what it leaves to units.hpp.
-#include "ops/mamba3/sm90/tokens_kernels.cuh"
+#include "ops/mamba3/sm90/tokens_launch.cuh"
 #include "ops/mamba3/sm90/units.hpp"
 
 namespace talea::mamba3::sm90 {

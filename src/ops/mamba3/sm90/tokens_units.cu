@@ -1,7 +1,7 @@
 // What: turns and steps of the tokens of heads that are cut into units, by part of a head.
 // Why: a file of its own compiles beside that of the others.
-// Never: anything that tokens_kernels.cuh does not say.
-#include "ops/mamba3/sm90/tokens_kernels.cuh"
+// Never: anything that tokens_launch.cuh does not say.
+#include "ops/mamba3/sm90/tokens_launch.cuh"
 #include "ops/mamba3/sm90/units.hpp"
 
 namespace talea::mamba3::sm90::units {

@@ -23,8 +23,7 @@ namespace talea {
   X(target_row_missed, "device: the target's own row of the weight is left out of dX")       \
   X(ahead_wait_left_out, "device: the next chunk's logits do not wait for dW to have read")  \
   X(exponent_of_a_lane, "device: a block of dW has the exponent of one lane's share")        \
-  X(slice_wait_left_out, "device: the next slice's logits do not wait for dW to have read")  \
-  X(row_left_folded, "device: a likely word's terms in fp16 are rounded twice")
+  X(slice_wait_left_out, "device: the next slice's logits do not wait for dW to have read")
 
 TALEA_PLANTED(TALEA_KERNEL_MUTANT_LIST, KernelMutant)
 

@@ -3,10 +3,10 @@
 // Why: its backward pass hands tiles from blocks to blocks and from chunk to chunk; a wait that is
 //      missing there shows as bits that differ between runs.
 // Never: compares lanes with each other, or judges values.
-#include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
 #include "core/device_session.hpp"
+#include "gpu/again.hpp"
 #include "gpu/batch.hpp"
 #include "talea/sparse_attention.hpp"
 
@@ -122,63 +122,28 @@ class AttentionOnDevice : public ::testing::TestWithParam<std::string> {};
 
 TEST_P(AttentionOnDevice, SameBitsAThousandTimes) {
   for (const AttentionSpec& s : {AttentionSpec{}, decode, plain_decode()}) {
+    SCOPED_TRACE(s.queries);
     Attention a(s, GetParam());
-    a.run();
-    const auto right = a.bits();
-    for (int i = 0; i < 1000; ++i) {
-      if (i % 100 == 0) a.poison();
-      a.run();
-      if (i % 10 != 0) continue;  // copying takes longer than running
-      ASSERT_EQ(a.bits(), right) << s.queries << " queries, repeat " << i;
-    }
+    same_bits_a_thousand_times(a);
   }
 }
 
 TEST_P(AttentionOnDevice, SameBitsBesideABusyStream) {
   for (const AttentionSpec& s :
        {AttentionSpec{}, AttentionSpec{.heads = 40}, AttentionSpec{.heads = 130}, decode}) {
+    SCOPED_TRACE(s.heads);
     Attention a(s, GetParam());
     Attention noise({.queries = 600, .seed = 9}, GetParam());
-    a.run();
-    const auto right = a.bits();
-    for (int i = 0; i < 100; ++i) {
-      if (i % 4 == 0) noise.run();
-      a.poison();
-      a.run();
-      ASSERT_EQ(a.bits(), right) << s.heads << " heads, repeat " << i;
-    }
-    noise.session().synchronise();
+    same_bits_beside(noise, a);
   }
-}
-
-void replay_with_other_lists(const AttentionSpec& s, const std::string& lane) {
-  Attention a(s, lane);
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t exec = nullptr;
-  a.run();
-  a.session().synchronise();
-  const int64_t before = counted_allocations();
-  ASSERT_EQ(cudaStreamBeginCapture(a.stream(), cudaStreamCaptureModeGlobal), cudaSuccess);
-  a.run();
-  ASSERT_EQ(cudaStreamEndCapture(a.stream(), &graph), cudaSuccess);
-  EXPECT_EQ(counted_allocations(), before);
-  ASSERT_EQ(cudaGraphInstantiate(&exec, graph, 0), cudaSuccess);
-  for (uint64_t i = 0; i < 100; ++i) {
-    a.new_lists(i + 1, 300 + static_cast<int64_t>(i));
-    a.run();
-    const auto right = a.bits();
-    a.poison();
-    ASSERT_EQ(cudaGraphLaunch(exec, a.stream()), cudaSuccess);
-    ASSERT_EQ(a.bits(), right) << "replay " << i;
-  }
-  cudaGraphExecDestroy(exec);
-  cudaGraphDestroy(graph);
 }
 
 TEST_P(AttentionOnDevice, ReplayedWithOtherLists) {
   for (const AttentionSpec& s :
-       {AttentionSpec{.dim = 576, .value_dim = 512}, decode, plain_decode()})
-    replay_with_other_lists(s, GetParam());
+       {AttentionSpec{.dim = 576, .value_dim = 512}, decode, plain_decode()}) {
+    Attention a(s, GetParam());
+    same_bits_replayed(a, [&](uint64_t i) { a.new_lists(i + 1, 300 + static_cast<int64_t>(i)); });
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Lanes, AttentionOnDevice, ::testing::ValuesIn(lanes()),

@@ -3,10 +3,10 @@
 // Why: chunks of queries follow each other through one workspace; a wait that is missing there shows
 //      as bits that differ between runs.
 // Never: compares lanes with each other, or judges values.
-#include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
 #include "core/device_session.hpp"
+#include "gpu/again.hpp"
 #include "gpu/batch.hpp"
 #include "talea/sparse_attention.hpp"
 
@@ -123,51 +123,17 @@ class IndexerOnDevice : public ::testing::TestWithParam<IndexerCase> {};
 
 TEST_P(IndexerOnDevice, SameBitsAThousandTimes) {
   Indexer a(GetParam(), 150, 1);
-  a.run();
-  const auto right = a.bits();
-  for (int i = 0; i < 1000; ++i) {
-    if (i % 100 == 0) a.poison();
-    a.run();
-    if (i % 10 != 0) continue;  // copying takes longer than running
-    ASSERT_EQ(a.bits(), right) << "repeat " << i;
-  }
+  same_bits_a_thousand_times(a);
 }
 
 TEST_P(IndexerOnDevice, SameBitsBesideABusyStream) {
   Indexer a(GetParam(), 150, 1), noise(GetParam(), 400, 9);
-  a.run();
-  const auto right = a.bits();
-  for (int i = 0; i < 100; ++i) {
-    if (i % 4 == 0) noise.run();
-    a.poison();
-    a.run();
-    ASSERT_EQ(a.bits(), right) << "repeat " << i;
-  }
-  noise.session().synchronise();
+  same_bits_beside(noise, a);
 }
 
 TEST_P(IndexerOnDevice, ReplayedWithOtherInputs) {
   Indexer a(GetParam(), 150, 1);
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t exec = nullptr;
-  a.run();
-  a.session().synchronise();
-  const int64_t before = counted_allocations();
-  ASSERT_EQ(cudaStreamBeginCapture(a.stream(), cudaStreamCaptureModeGlobal), cudaSuccess);
-  a.run();
-  ASSERT_EQ(cudaStreamEndCapture(a.stream(), &graph), cudaSuccess);
-  EXPECT_EQ(counted_allocations(), before);
-  ASSERT_EQ(cudaGraphInstantiate(&exec, graph, 0), cudaSuccess);
-  for (uint64_t i = 0; i < 100; ++i) {
-    a.draw(100 * i + 1);
-    a.run();
-    const auto right = a.bits();
-    a.poison();
-    ASSERT_EQ(cudaGraphLaunch(exec, a.stream()), cudaSuccess);
-    ASSERT_EQ(a.bits(), right) << "replay " << i;
-  }
-  cudaGraphExecDestroy(exec);
-  cudaGraphDestroy(graph);
+  same_bits_replayed(a, [&](uint64_t i) { a.draw(100 * i + 1); });
 }
 
 INSTANTIATE_TEST_SUITE_P(Calls, IndexerOnDevice,

@@ -268,21 +268,10 @@ TEST(Sm90Config, ThePathFollowsTheOptions) {
   const auto words = of(plain, [](Problem& p) { p.top_k = 5; });
   EXPECT_TRUE(words.full && !words.is_transformed() && words.kept == 5);
   EXPECT_TRUE(of(plain, [](Problem& p) { p.has_targets = false; }).is_wide());
-  const Problem fp16 = in_half(plain);
-  const auto half = sm90::config(fp16, hopper());
-  EXPECT_TRUE(!half.is_wide() && half.f16 && !half.two_terms && !half.runs_ahead());
-  EXPECT_EQ(half.exp_stride, folded.exp_stride);
-  EXPECT_EQ(half.chunk_rows, 2048);
-  for (const auto& bent :
-       {of(fp16, [](Problem& p) { p.has_bias = true; }),
-        of(fp16, [](Problem& p) { p.options.softcap = 30; }),
-        of(fp16, [](Problem& p) { p.options.label_smoothing = 0.1; }),
-        of(fp16, [](Problem& p) { p.options.logit_scale = -1; }),
-        of(fp16, [](Problem& p) { p.wants_entropy = true; }),
-        of(fp16, [](Problem& p) { p.world = 2; }), of(fp16, [](Problem& p) { p.top_k = 5; })}) {
-    EXPECT_TRUE(bent.is_wide());
-    EXPECT_EQ(bent.exp_stride, 2 * folded.exp_stride);  // fp32 where exp(z - shift) had 16 bits
-  }
+  const auto half =
+      of(plain, [](Problem& p) { p.hidden_dtype = p.weight_dtype = p.dx_dtype = DType::f16; });
+  EXPECT_TRUE(half.is_wide() && half.f16 && !half.two_terms);
+  EXPECT_EQ(half.exp_stride, 2 * folded.exp_stride);  // fp32 where exp(z - shift) had 16 bits
   const auto small = sm90::config(training(64, 64, 1000, 530), hopper());
   EXPECT_TRUE(small.is_wide() && small.two_terms);
 }
@@ -319,9 +308,7 @@ TEST(Sm90Config, AWayCanBeForced) {
 TEST(Sm90Config, YieldsWhereLaneCudaIsFaster) {
   Problem p = training(8192, 4096, 128256, 530);
   EXPECT_FALSE(sm90::yields(p));
-  p = in_half(p);
-  EXPECT_FALSE(sm90::yields(p));
-  p.has_bias = true;  // the wide path
+  p.hidden_dtype = p.weight_dtype = p.dx_dtype = DType::f16;
   EXPECT_TRUE(sm90::yields(p));
   EXPECT_FALSE(sm90::decline(p, hopper()));  // by name it runs
   p.wants_dx = p.wants_dw = false;

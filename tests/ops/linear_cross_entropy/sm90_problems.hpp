@@ -36,11 +36,6 @@ inline Problem training(int64_t tokens, int64_t hidden, int64_t vocab, int64_t l
   return p;
 }
 
-inline Problem in_half(Problem p) {
-  p.hidden_dtype = p.weight_dtype = p.dx_dtype = DType::f16;
-  return p;
-}
-
 inline int64_t workspace(const Problem& p) { return sm90_lane().plan(p, hopper()).workspace_bytes; }
 
 // A weight without a gradient: nothing fills the multiprocessors that a wave of dX leaves.

@@ -40,13 +40,6 @@ class Sm90 : public LaneTest {
     c.out.argmax = c.out.accuracy = Array();  // the wide path has tests of its own
     return c;
   }
-  // What the folded path in fp16 takes: no entropy, no best words.
-  Case half_case(Spec s) {
-    s.types = Types::f16, s.reduction = Reduction::none;
-    Case c = make_case(s);
-    c.out.entropy = c.out.argmax = c.out.accuracy = Array();
-    return c;
-  }
 };
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(Sm90);
 INSTANTIATE_TEST_SUITE_P(Lanes, Sm90, ::testing::ValuesIn(hopper_lane()),
@@ -216,52 +209,6 @@ TEST_P(Sm90, ConfidentAndFarRows) {
   for (int64_t v = 0; v < 192; ++v) c.in.bias.set(v, 0, -INFINITY);
   for (int64_t t = 0; t < 300; ++t) c.in.targets.set_integer(t, 0, 192 + t);
   must_be_right(c, "first tile impossible");
-}
-
-// fp16: the first words lie far below the rest, of every second row, of all rows, or of one word;
-// the terms of a tile are then kept smaller, and evened out before the gradient products read them.
-TEST_P(Sm90, HalfRowsAboveTheirFirstWords) {
-  for (const double above : {9.0, 25.0, 90.0}) {
-    Case c = half_case({.seed = 29, .tokens = 260, .hidden = 264, .vocab = 501});
-    c.options.workspace_limit_bytes = above == 25 ? int64_t{1} << 30 : int64_t{1} << 20;
-    const std::string what = std::to_string(above) + " above";
-    for (int64_t v = 0; v < 501; ++v) c.in.weight.set(v, 0, v < 192 ? 0 : above);
-    for (int64_t t = 0; t < 260; ++t) c.in.hidden.set(t, 0, 1);
-    must_be_right(c, "all rows " + what);
-    for (int64_t t = 0; t < 260; t += 2) c.in.hidden.set(t, 0, 0);
-    must_be_right(c, "every second row " + what);
-    for (int64_t t = 0; t < 260; t += 3) {
-      c.in.hidden.set(t, 0, NAN);
-      c.in.targets.set_integer(t, 0, c.options.ignore_index);
-    }
-    must_be_right(c, "ignored rows, " + what);
-  }
-}
-
-// fp16: rows that are certain of a wrong word, or of two, four or eight that are alike, far beyond
-// the first words. Eager arithmetic rounds such a p once, and 1 or a half not at all.
-TEST_P(Sm90, HalfRowsCertainOfWrongWords) {
-  uint64_t seed = 41;
-  for (const int64_t alike : {1, 2, 4, 8})
-    for (const bool f32_out : {false, true}) {
-      Spec s{.seed = seed++, .tokens = 96, .hidden = 264, .vocab = 601};
-      s.wide_gradients = f32_out;
-      const bool weighted = (alike == 2 || alike == 8) == f32_out;
-      if (weighted) s.upstream = Upstream::reversed, s.token_weight = true;
-      Case c = half_case(s);
-      const double above = 9 + static_cast<double>(seed % 4) * 8;
-      const int64_t first = 200, step = seed % 2 ? 50 : 13;  // in tiles apart, or in one
-      for (int64_t v = 0; v < 601; ++v) c.in.weight.set(v, 0, 0);
-      for (int64_t i = 0; i < alike; ++i)
-        for (int64_t d = 0; d < 264; ++d)
-          c.in.weight.set(first + i * step, d, d == 0 ? above : c.in.weight.get(first, d));
-      for (int64_t t = 0; t < 96; ++t) {
-        c.in.hidden.set(t, 0, t % 4 == 3 ? 0 : 1);  // every fourth row as it was drawn
-        c.in.targets.set_integer(t, 0, t % 5 == 0 ? first : t);
-      }
-      must_be_right(c, std::to_string(alike) + " alike, " + std::to_string(above) + " above" +
-                           (weighted ? ", weighted" : "") + (f32_out ? ", fp32 gradients" : ""));
-    }
 }
 
 // Rows with p > 0.999, against the truth: what is left of dX is 1 - p times small differences.

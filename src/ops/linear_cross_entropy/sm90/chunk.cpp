@@ -26,11 +26,6 @@ FinishParams finish_params(const Run& r, const Chunk& k) {
   return f;
 }
 
-// fp16: more than any row's exponent.
-void no_exponent_yet(const Run& r) {
-  device::check(cudaMemsetAsync(r.b.least_exponent, 0x7f, 4, r.stream), "least exponent");
-}
-
 // States become outputs and factors; between ranks, after all have seen all states.
 void finish_states(const Run& r, FinishParams f) {
   f.states = r.b.own_states, f.parts = 1;
@@ -55,9 +50,8 @@ LogitsCall logits_call(const Run& r, const Chunk& k) {
   q.places = r.tile_places();
   q.rule = r.rule();
   q.tile_classes = r.b.tile_classes, q.tile_peaks = r.b.tile_peaks;
-  q.tile_raises = r.b.tile_raises, q.raise_stride = r.c.state_rows;
   q.class_weight = r.b.class_weight;
-  q.general = r.c.general, q.full = r.c.full, q.f16 = r.c.f16;
+  q.general = r.c.general, q.full = r.c.full;
   q.mode = LogitsMode::sums;
   if (r.b.exp && !r.c.by_slices()) q.mode = LogitsMode::store, q.exp = buffer(r, k);
   if (r.c.online) q.mode = LogitsMode::online, q.tile_columns = r.c.tile_columns;
@@ -126,25 +120,6 @@ void transform(const Run& r, const Chunk& k) {
       r.stream);
 }
 
-// fp16: whether the rows of X that enter dW take a common power of two.
-bool scales_half(const Run& r) { return r.b.tile_raises && r.p.wants_dw; }
-
-void even_out(const Run& r, const Chunk& k) {
-  HalfParams h;
-  h.buffer = static_cast<uint16_t*>(buffer(r, k).data), h.stride = r.c.exp_stride;
-  h.vocab = static_cast<int>(r.p.vocab_local), h.tile_columns = kLogitsTile;
-  h.range = k.range, h.rows = r.b.rows.from(k.begin);
-  h.tile_raises = r.b.tile_raises, h.raise_stride = r.c.state_rows;
-  h.row_raise = r.b.row_raise + k.offset, h.row_exact = r.b.row_exact + k.offset;
-  h.scale2 = static_cast<float>(r.p.options.logit_scale) * kLog2E;
-  const Matrix x = x_of(r, k);
-  h.x = x.data, h.x_stride = x.stride, h.x_rows = r.c.x_ends_dx() ? x.rows : 0;
-  h.hidden = r.p.hidden;
-  h.weight = r.weight().data, h.weight_stride = r.weight().stride;
-  if (scales_half(r)) h.least_exponent = r.b.least_exponent;
-  lce::even_out(h, r.stream);
-}
-
 void rank_words(const Run& r, const Chunk& k);
 
 void folded_states(const Run& r, const Chunk& k) {
@@ -160,11 +135,7 @@ void folded_states(const Run& r, const Chunk& k) {
   const bool by_slices = r.c.by_slices();
   if (r.c.is_transformed() || by_slices) f.factors = r.b.factors + k.offset;
   f.shifted_buffer = !by_slices;
-  const bool scales = r.p.wants_dw && !r.c.is_transformed() && !by_slices && !r.c.f16;
-  if (r.b.tile_raises) {
-    f.tile_raises = r.b.tile_raises, f.raise_stride = r.c.state_rows;
-    f.row_raise = r.b.row_raise + k.offset, f.row_exact = r.b.row_exact + k.offset;
-  }
+  const bool scales = r.p.wants_dw && !r.c.is_transformed() && !by_slices;
   if (r.c.sums_weight()) f.row_class_sum = r.b.row_class_sum + k.begin;
   if (r.c.rank_one()) f.row_smooth = r.b.row_smooth + k.begin;
   if (r.ends_and_sums()) {
@@ -182,20 +153,14 @@ void folded_states(const Run& r, const Chunk& k) {
   }
   rank_words(r, k);
   if (r.c.is_transformed()) transform(r, k);
-  if (r.b.tile_raises) even_out(r, k);
 }
 
 // The states of a chunk's rows, as many at once as there is room for sums per tile.
 void form_states(const Run& r, const Chunk& k) {
   const int64_t step = r.c.state_rows;
-  if (scales_half(r)) no_exponent_yet(r);
   for (int64_t offset = 0; offset < k.capacity; offset += step)
     folded_states(r, rows_of(r, k.begin, offset, std::min(step, r.c.chunk_rows - offset),
                              std::min(step, k.capacity - offset)));
-  if (scales_half(r))
-    scale_rows({r.b.x, true, r.p.hidden, k.range, r.b.rows.factor + k.begin, nullptr,
-                r.b.least_exponent, r.b.undo},
-               r.stream);
   if (r.c.rank_one() && r.p.wants_dw)
     weighted_rows(
         {r.hidden().data, r.hidden().stride, r.p.hidden, r.b.rows.index + k.begin, r.b.facts,
@@ -278,7 +243,8 @@ void wide_states(const Run& r, const Chunk& k) {
   f.target_slope = r.b.target_slope;
   f.factors = r.b.factors;
   f.least_exponent = r.b.least_exponent;
-  if (r.c.f16) no_exponent_yet(r);
+  if (r.c.f16)
+    device::check(cudaMemsetAsync(r.b.least_exponent, 0x7f, 4, r.stream), "least exponent");
   finish_states(r, f);
   rank_words(r, k);
   if (!r.p.backward()) return;

@@ -118,7 +118,7 @@ bool within_limit(const Problem& p, const Config& c) {
 // its arithmetic, not for memory: it is slower so.
 void run_ahead(const Problem& p, Config& c) {
   if (!forced.ahead.value_or(true)) return;
-  if (c.is_wide() || c.is_transformed() || c.general || c.full || c.f16 || c.by_slices() ||
+  if (c.is_wide() || c.is_transformed() || c.general || c.full || c.by_slices() ||
       c.dw == DwOutput::direct || c.sums_in_codes() || p.world > 1 || !p.wants_dx || !p.wants_dw ||
       p.wants_db || c.state_rows < c.chunk_rows || c.chunk_rows >= p.tokens ||
       c.chunk_rows > kAheadRows || c.dx_blocks > c.blocks / 2 ||
@@ -181,9 +181,9 @@ void choose_chunk(const Problem& p, const DeviceFacts& device, Config& c) {
 }
 
 // The gradient of each word needs only its row's lse: not what ranks exchange, not the best words,
-// which are found in whole rows, and not what needs fp32 logits or is fp16.
+// which are found in whole rows, and not what needs fp32 logits.
 bool slices_can(const Problem& p, const Config& c) {
-  return p.backward() && (p.wants_dx || p.wants_dw) && !c.is_wide() && !c.f16 && c.kept == 0 &&
+  return p.backward() && (p.wants_dx || p.wants_dw) && !c.is_wide() && c.kept == 0 &&
          p.world == 1 && p.tokens <= (int64_t{1} << 20) && forced.slices.value_or(true);
 }
 
@@ -343,25 +343,6 @@ static bool dx_holds_x(const Problem& p, const Config& c) {
          !c.sums_weight() && is_16bit(p.dx_dtype);
 }
 
-// Not by the number of tokens: a row's dX must not depend on the others.
-static bool keeps_two_terms(const Problem& p) {
-  return forced.two_terms.value_or(p.vocab * p.hidden <= kSmallWeight);
-}
-
-// In fp16, exp(z - shift) is built for the plain logit rule.
-static bool folds_half(const Problem& p) {
-  const Options& o = p.options;
-  return p.world == 1 && !p.has_bias && !p.has_token_scale && o.softcap <= 0 && o.logit_scale > 0 &&
-         o.label_smoothing == 0 && !p.wants_entropy && !p.has_upstream_entropy &&
-         candidates_kept(p) == 0;
-}
-
-bool is_wide(const Problem& p) {
-  return !p.has_targets || keeps_two_terms(p) || forced.wide.value_or(false) ||
-         (p.options.label_smoothing > 0 && p.options.softcap > kLargestSmoothedCap) ||
-         (p.hidden_dtype == DType::f16 && !folds_half(p));
-}
-
 static Config decide(const Problem& p, const DeviceFacts& device) {
   Config c;
   const Options& o = p.options;
@@ -370,16 +351,18 @@ static Config decide(const Problem& p, const DeviceFacts& device) {
   c.f16 = p.hidden_dtype == DType::f16;
   c.kept = candidates_kept(p);
   const bool smooth = o.label_smoothing > 0, capped = o.softcap > 0;
-  c.two_terms = keeps_two_terms(p);
-  const bool wide = is_wide(p);
-  const bool transform = !wide && !c.f16 && p.backward() &&
+  bool wide = c.f16 || !p.has_targets || (smooth && o.softcap > kLargestSmoothedCap);
+  // Not by the number of tokens: a row's dX must not depend on the others.
+  c.two_terms = forced.two_terms.value_or(p.vocab * p.hidden <= kSmallWeight);
+  wide = wide || c.two_terms || forced.wide.value_or(false);
+  const bool transform = !wide && p.backward() &&
                          (p.has_upstream_entropy || (capped && (smooth || c.kept > 0)) ||
                           forced.transform.value_or(false));
   c.path = wide ? Path::wide : transform ? Path::transformed : Path::folded;
   c.full = !wide && (c.kept > 0 || transform || (smooth && capped));
   c.general = p.has_bias || o.softcap > 0 || p.has_token_scale || o.logit_scale <= 0 ||
               p.wants_entropy || p.has_upstream_entropy;
-  c.online = !wide && !c.full && !c.f16 && !p.backward() && p.tokens <= kFewTokens;
+  c.online = !wide && !c.full && !p.backward() && p.tokens <= kFewTokens;
   if (smooth && !capped && !wide)
     c.smoothing = transform ? Smoothing::by_sums : Smoothing::rank_one;
   c.gather_tokens = p.world > 1 && p.sequence_parallel;

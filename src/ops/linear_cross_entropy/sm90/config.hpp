@@ -27,8 +27,8 @@ enum class Path {
   folded,       // exp(z - shift) in 16 bits; the products see factors of rows
   transformed,  // the same, which a pass turns into da in place: the gradient of the entropy, and a
                 // softcap together with smoothing or with the best words
-  wide          // the logits in fp32, then da: soft targets, what needs every logit once the row is
-                // known, and fp16 with more options than weights of classes and tokens
+  wide          // the logits in fp32, then da: fp16, soft targets, what needs every logit once the
+                // row is known
 };
 // What is cut, and in which order the pieces are gone through.
 enum class Schedule {
@@ -107,9 +107,7 @@ struct Config {
 };
 
 std::optional<std::string> decline(const Problem& p, const DeviceFacts& device);
-// Whether a chunk's logits lie in fp32: two terms or what one pass of the row cannot do.
-bool is_wide(const Problem& p);
-// Where lane cuda was measured to be faster: fp16 in the wide path.
+// Where lane cuda was measured to be faster (receipts/h200/training_fp16.json).
 std::optional<std::string> yields(const Problem& p);
 Config config(const Problem& p, const DeviceFacts& device);
 // What outputs.dw_rest takes under the plan; 0: it keeps none within the limit, or none that is
@@ -157,8 +155,6 @@ struct Buffers {
   // Of tiles.
   float *tile_sums = nullptr, *tile_shifted = nullptr;   // [T, S]; the sums may lie in dX
   float *tile_classes = nullptr, *tile_peaks = nullptr;  // [T, S]
-  uint8_t *tile_raises = nullptr, *row_raise = nullptr;  // [T, S], [R]: fp16
-  float* row_exact = nullptr;                            // [R]: fp16
 
   // Of ranks.
   RowState<double>*own_states = nullptr, *all_states = nullptr;  // [R], [world, R]

@@ -16,7 +16,7 @@ constexpr double kBesideProducts = 0.12;  // ms of a pass over rows: launches, s
 constexpr double kNarrow = 1.04;          // the time of two narrow tiles, in square ones
 
 double bytes_added(const Problem& p, const Config& c, bool first) {
-  if (c.dw == DwOutput::direct) return 2;
+  if (c.dw == DwOutput::direct || p.dw_dtype == DType::f16) return 2;
   if (c.dw == DwOutput::split)
     return (2 +
             static_cast<double>(Rest::piece_bytes(c.rest_bits)) / (Rest::kRows * Rest::kColumns)) *

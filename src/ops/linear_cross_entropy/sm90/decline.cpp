@@ -56,7 +56,7 @@ std::optional<std::string> decline(const Problem& p, const DeviceFacts& device) 
 }
 
 std::optional<std::string> yields(const Problem& p) {
-  if (p.hidden_dtype != DType::f16 || !is_wide(p)) return {};
+  if (p.hidden_dtype != DType::f16) return {};
   if (p.backward())
     return "gradients in fp16: its fp32 logits leave room for shorter chunks than lane cuda's";
   const int64_t limit = p.options.workspace_limit_bytes;

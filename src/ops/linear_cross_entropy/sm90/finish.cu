@@ -4,7 +4,6 @@
 // Never: forms p - 1 by subtraction; adds in an order that timing could change.
 #include <algorithm>
 #include <cub/block/block_reduce.cuh>
-#include <type_traits>
 
 #include "core/kernel_mutant.hpp"
 #include "device/sm90/follow.cuh"
@@ -32,21 +31,6 @@ struct TileSums {
     return {__shfl_xor_sync(0xffffffffu, sum, distance),
             __shfl_xor_sync(0xffffffffu, shifted, distance),
             __shfl_xor_sync(0xffffffffu, classes, distance)};
-  }
-};
-
-// Where the buffer holds fp16: the largest sum of a tile, and the largest raise, too.
-struct HalfTileSums : TileSums {
-  float most = 0;
-  int raise = 0;
-
-  __device__ void add(const HalfTileSums& o) {
-    TileSums::add(o);
-    most = fmaxf(most, o.most), raise = max(raise, o.raise);
-  }
-  __device__ HalfTileSums from_lane(int distance) const {
-    return {TileSums::from_lane(distance), __shfl_xor_sync(0xffffffffu, most, distance),
-            __shfl_xor_sync(0xffffffffu, raise, distance)};
   }
 };
 
@@ -101,22 +85,10 @@ __device__ void write_factors(const FinishParams& p, int row, const RowState<dou
   p.rows.factor[row] = static_cast<float>(ldexp(1.0, -f.exponent));
 }
 
-// fp16: the factor of a row that weighs so much, scale included. Where one tile has much of it, the
-// buffer takes the factor's digits, and what multiplies X and dX is a power of two (rows.hpp).
-__device__ float half_factor(const FinishParams& p, int row, const HalfTileSums& tiles,
-                             double weight, double shift_to_lse) {
-  const double share = exp(shift_to_lse), factor = weight * ldexp(share, tiles.raise);
-  const int exponent = weight == 0 ? kLargestExponent + 1 : ilogb(weight);
-  const bool exact = tiles.most * share >= kExactShare && exponent <= kLargestExponent &&
-                     exponent >= -kLargestExponent && !mutant(KernelMutant::row_left_folded);
-  p.row_exact[row] = static_cast<float>(exact ? ldexp(fabs(factor), kExactBits - exponent) : 0.0);
-  return static_cast<float>(exact ? copysign(ldexp(1.0, exponent - kExactBits), weight) : factor);
-}
-
 // kGradients: the factors of the row, too; returns the one that multiplies its row of X.
-template <bool kGradients = true, class Sums = TileSums>
+template <bool kGradients = true>
 __device__ float finish_one(const FinishParams& p, int row, const RowState<double>& state,
-                            double shift, const Sums* tiles = nullptr) {
+                            double shift) {
   const int64_t token = p.rows.index[row];
   const RowSummary<double> summary = summarise(state);
   LossTerms<double> terms = p.terms;
@@ -146,8 +118,6 @@ __device__ float finish_one(const FinishParams& p, int row, const RowState<doubl
   float factor = 1.f;
   if (p.factors)
     write_factors(p, row, state, summary, r, shift, scale);
-  else if constexpr (std::is_same_v<Sums, HalfTileSums>)
-    p.rows.factor[row] = half_factor(p, row, *tiles, r.prob * scale, shift - summary.lse);
   else
     factor = p.rows.factor[row] = static_cast<float>(r.prob * scale * exp(shift - summary.lse));
   if (p.db_factor) p.db_factor[row] = static_cast<float>(p.rows.factor[row] / scale);
@@ -162,12 +132,7 @@ __device__ double shift_of(const FinishParams& p, int row) {
 }
 
 // The row of a thread's block of rows: its state alone, or everything that follows from it.
-template <class Sums>
-__device__ float end_row(const FinishParams& p, int row, const Sums& tiles, double shift) {
-  if constexpr (std::is_same_v<Sums, HalfTileSums>) {
-    p.row_raise[row] = static_cast<uint8_t>(tiles.raise);
-    return finish_one(p, row, state_of(p, row, tiles, shift), shift, &tiles);
-  }
+__device__ float end_row(const FinishParams& p, int row, const TileSums& tiles, double shift) {
   if (p.states) {
     RowState<double> state = p.states[row];
     for (int i = 1; i < p.parts; ++i) state = merge(state, p.states[i * p.range.rows + row]);
@@ -200,11 +165,9 @@ __global__ void saved_kernel(SavedParams p) {
 //   own_states[row] = state[row]; the rest follows the exchange       between ranks
 //   loss, lse, logprob, entropy [index[row]]; row_loss[row]           rows/finish.hpp
 //   factor[row], target_factor[row]; factors[row] where a pass forms da
-//   row_raise[row] = max of tile_raises [tile, row]; row_exact[row]   where the buffer holds fp16
 //   X [row, hidden] *= factor[row], in place                          where dW follows at once
-template <class Sums>
 __global__ void __launch_bounds__(kRows* kLanes) finish_kernel(FinishParams p) {
-  __shared__ Sums sums[kWarps][kRows];
+  __shared__ TileSums sums[kWarps][kRows];
   __shared__ float factors[kRows];
   if (!mutant(KernelMutant::wait_left_out)) talea::sm90::begin_after_earlier_kernels();
   if (p.zeroed && blockIdx.x == 0 && threadIdx.x == 0) p.zeroed[0] = p.zeroed[1] = 0;
@@ -212,17 +175,13 @@ __global__ void __launch_bounds__(kRows* kLanes) finish_kernel(FinishParams p) {
   const int row = blockIdx.x * kRows + r;
   const int rows = static_cast<int>(p.range.count());
   if (blockIdx.x * kRows >= rows) return;
-  Sums own{};
+  TileSums own{0, 0, 0};
   if (row < rows && !p.states) {
 #pragma unroll 4
     for (int tile = lane; tile < p.tiles - mutant(KernelMutant::split_sum_dropped);
          tile += kLanes) {
       const int64_t at = p.places.at(tile, row, rows);
       own.sum += p.tile_sums[at];
-      if constexpr (std::is_same_v<Sums, HalfTileSums>) {
-        own.most = fmaxf(own.most, p.tile_sums[at]);
-        own.raise = max(own.raise, int{p.tile_raises[tile * p.raise_stride + row]});
-      }
       if (p.tile_shifted) own.shifted += p.tile_shifted[at] * kLn2;
       if (p.tile_classes) own.classes += p.tile_classes[at] * kLn2;
     }
@@ -376,8 +335,7 @@ void finish_rows(const FinishParams& p, cudaStream_t stream) {
     return talea::sm90::launch_following(online_kernel, {p.range.rows, kFewThreads}, p, stream,
                                          "finish_rows");
   // States may come from an exchange between ranks, which is no kernel of ours.
-  const auto kernel = p.row_exact ? finish_kernel<HalfTileSums> : finish_kernel<TileSums>;
-  talea::sm90::launch_following(kernel, {blocks, kRows * kLanes, !p.states}, p, stream,
+  talea::sm90::launch_following(finish_kernel, {blocks, kRows * kLanes, !p.states}, p, stream,
                                 "finish_rows");
 }
 

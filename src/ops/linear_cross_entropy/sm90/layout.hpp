@@ -82,12 +82,6 @@ inline void lay_out_tiles(const Problem& p, const Config& c, Arena& arena, Buffe
   if (p.wants_entropy || p.has_upstream_entropy) b.tile_shifted = arena.take<float>(sums);
   if (p.options.label_smoothing > 0 && !c.sums_weight()) b.tile_classes = arena.take<float>(sums);
   if (c.kept > 0 || c.online) b.tile_peaks = arena.take<float>(sums);
-  if (!c.f16 || c.exp_stride == 0) return;
-  b.tile_raises = arena.take<uint8_t>(sums);
-  b.row_raise = arena.take<uint8_t>(c.chunk_rows);
-  b.row_exact = arena.take<float>(c.chunk_rows);
-  b.least_exponent = arena.take<int>(1);
-  b.undo = arena.take<float>(1);
 }
 
 // What the ranks exchange, and what the states are exchanged as.

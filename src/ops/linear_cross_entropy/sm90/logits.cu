@@ -6,7 +6,6 @@
 namespace talea::lce::sm90 {
 
 void logits_product(const LogitsCall& call, const Launch& launch) {
-  if (call.f16) return half_logits_product(call, launch);
   if (call.full) return full_logits_product(call, launch);
   if (call.general) return general_logits_product(call, launch);
   switch (call.mode) {
@@ -15,9 +14,9 @@ void logits_product(const LogitsCall& call, const Launch& launch) {
     case LogitsMode::store:
       return run_shape<LogitsMode::store, false>(call, launch);
     case LogitsMode::ahead:
-      return run_logits<LogitsShape, LogitsEpilogue<LogitsMode::ahead, false, false>>(call, launch);
+      return run_logits<LogitsShape, LogitsMode::ahead, false, false>(call, launch);
     case LogitsMode::sums:
-      return run_logits<LogitsShape, LogitsEpilogue<LogitsMode::sums, false, false>>(call, launch);
+      return run_logits<LogitsShape, LogitsMode::sums, false, false>(call, launch);
     case LogitsMode::online:
       return run_shape<LogitsMode::online, false>(call, launch);
   }

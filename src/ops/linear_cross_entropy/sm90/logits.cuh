@@ -34,8 +34,6 @@ struct LogitsParams {
   LogitRule rule;
   bool repair = false;  // second launch: only row tiles whose shift turned out too far off
   Readers readers;      // ahead only
-  uint8_t* tile_raises = nullptr;  // [tiles, row], fp16 only: the power of two that is left out
-  int64_t raise_stride = 0;
 };
 
 // Row tiles without a row to repair are skipped in the second launch.
@@ -79,7 +77,6 @@ struct LogitsEpilogue : LogitsTile, ReadsNothing {
   static __device__ __forceinline__ void ready(const Params&) {}
   static __device__ __forceinline__ void after(const Params&) { wait_for_earlier_kernels(); }
 
-  static constexpr LogitsMode kIsMode = kMode;
   static constexpr float kLeast = -3e38f;
   static constexpr bool kStores = kMode == LogitsMode::store || kMode == LogitsMode::ahead;
 

@@ -7,9 +7,9 @@ namespace talea::lce::sm90 {
 
 void full_logits_product(const LogitsCall& call, const Launch& launch) {
   if (call.mode == LogitsMode::store)
-    run_logits<LogitsShape, LogitsEpilogue<LogitsMode::store, true, true>>(call, launch);
+    run_logits<LogitsShape, LogitsMode::store, true, true>(call, launch);
   else
-    run_logits<LogitsShape, LogitsEpilogue<LogitsMode::sums, true, true>>(call, launch);
+    run_logits<LogitsShape, LogitsMode::sums, true, true>(call, launch);
 }
 
 }  // namespace talea::lce::sm90

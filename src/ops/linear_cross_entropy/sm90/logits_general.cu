@@ -14,7 +14,7 @@ void general_logits_product(const LogitsCall& call, const Launch& launch) {
     case LogitsMode::online:
       return run_shape<LogitsMode::online, true>(call, launch);
     default:  // it never runs ahead
-      return run_logits<LogitsShape, LogitsEpilogue<LogitsMode::sums, true, false>>(call, launch);
+      return run_logits<LogitsShape, LogitsMode::sums, true, false>(call, launch);
   }
 }
 

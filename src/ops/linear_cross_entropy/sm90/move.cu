@@ -38,10 +38,10 @@ __global__ void gather_kernel(GatherParams p) {
 template <bool kF16>
 __global__ void scale_kernel(ScaleParams p) {
   const int64_t row = blockIdx.x;
-  if (row == 0 && threadIdx.x == 0) *p.undo = exp2f(static_cast<float>(-*p.least));
+  if (p.least && row == 0 && threadIdx.x == 0) *p.undo = exp2f(static_cast<float>(-*p.least));
   if (row >= p.range.count()) return;
-  const float f = p.factors ? exp2f(static_cast<float>(*p.least - p.factors[row].exponent))
-                            : p.factor[row] * exp2f(static_cast<float>(*p.least));
+  const float f =
+      p.factors ? exp2f(static_cast<float>(*p.least - p.factors[row].exponent)) : p.factor[row];
   auto* x = static_cast<uint4*>(p.x) + row * (p.hidden / 8);
   for (int64_t v = threadIdx.x; v < p.hidden / 8; v += blockDim.x) {
     uint4 four = x[v];

@@ -25,7 +25,7 @@ void find_shifts(const Run& r) {
   first.rows.scale = r.b.token_scale;
   first.rows.shift = r.b.token_shift;
   first.rule = r.rule();
-  first.general = r.c.general, first.f16 = r.c.f16;
+  first.general = r.c.general;
   first.mode = LogitsMode::shift;
   first.overlaps = !r.c.gather_tokens;  // there it follows a join of streams
   logits_product(first, r.launch());

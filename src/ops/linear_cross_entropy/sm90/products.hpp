@@ -53,11 +53,8 @@ struct LogitsCall {
   float* tile_sums = nullptr;
   float* tile_shifted = nullptr;
   float *tile_classes = nullptr, *tile_peaks = nullptr;  // of a full epilogue, where wanted
-  uint8_t* tile_raises = nullptr;                        // of fp16 that is stored
-  int64_t raise_stride = 0;
   const float* class_weight = nullptr;
   bool full = false;
-  bool f16 = false;  // the operands' dtype; neither general nor full
   TilePlaces places;
   LogitRule rule;
   bool general = false;  // bias, softcap, per-token scale, entropy or a scale <= 0

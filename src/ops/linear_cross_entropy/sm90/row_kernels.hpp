@@ -80,7 +80,7 @@ struct GatherParams {
 };
 void gather_rows(const GatherParams& p, cudaStream_t stream);
 
-// x[row] *= factor[row] 2^least, or, where factors are given, 2^(least - the row's own exponent).
+// x[row] *= factor[row], or, where exponents are given, 2^(least exponent - its own).
 struct ScaleParams {
   void* x = nullptr;
   bool f16 = false;
@@ -92,30 +92,6 @@ struct ScaleParams {
   float* undo = nullptr;  // 2^-least, for the product
 };
 void scale_rows(const ScaleParams& p, cudaStream_t stream);
-
-// half.cu
-// fp16: the buffer's rows are evened out, every tile of one under its largest raise; rows with a
-// factor of their own take it here, and their likely words are formed anew, in fp32; and what the
-// rows of X that enter dW are multiplied by: the least exponent that lets none of them overflow.
-struct HalfParams {
-  uint16_t* buffer = nullptr;
-  int64_t stride = 0;
-  int vocab = 0, tile_columns = 0;
-  RowRange range;
-  RowBuffers rows;                       // at the chunk's first row
-  const uint8_t* tile_raises = nullptr;  // [tiles, raise_stride]
-  int64_t raise_stride = 0;
-  const uint8_t* row_raise = nullptr;
-  const float* row_exact = nullptr;  // by which the row is multiplied, or 0: it stays folded
-  float scale2 = 1;                  // of a logit, times log2 e
-  const void* x = nullptr;           // the gathered rows
-  int64_t x_stride = 0, x_rows = 0;  // x_rows > 0: those in use are the last of so many
-  int64_t hidden = 0;
-  const void* weight = nullptr;
-  int64_t weight_stride = 0;
-  int* least_exponent = nullptr;  // or null: no dW follows
-};
-void even_out(const HalfParams& p, cudaStream_t stream);
 
 // Compact rows, fp32 or bf16, to the caller's dX; without an index row i goes to row i.
 struct ScatterRowsParams {
@@ -174,11 +150,6 @@ struct FinishParams {
   void* scaled = nullptr;                // the gathered rows, multiplied in place by f; or null
   int64_t hidden = 0;
   int* zeroed = nullptr;  // two counters for the kernels that follow, or null
-  // fp16 in the buffer:
-  const uint8_t* tile_raises = nullptr;  // [tiles, raise_stride]
-  int64_t raise_stride = 0;
-  uint8_t* row_raise = nullptr;  // their largest, per row
-  float* row_exact = nullptr;    // see HalfParams
 };
 void finish_rows(const FinishParams& p, cudaStream_t stream);
 

@@ -17,17 +17,6 @@ inline constexpr float kLog2E = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
 // no more than 60 nats above the shift. It is never below: the shift is a maximum of the row's own.
 inline constexpr float kReach2 = 60 * kLog2E;
 
-// fp16 has 65504 and steps of 2^-24: of a row's maximum it may be 15 bits above the shift.
-inline constexpr float kHalfReach2 = 15;
-
-// fp16: eager arithmetic rounds p of a word once, and 1, 1/2 or 1/4 not at all. Where a tile holds
-// so much of a row's probability, the buffer is to hold |w| p 2^k in [0, 2^(kExactBits + 1)], w the
-// row's weight, and the row's factor is a power of two: words with p of a 16th are rounded once.
-inline constexpr double kExactShare = 0.12;
-inline constexpr int kExactBits = 7;
-inline constexpr int kMostExactWords = 32;
-inline constexpr float kLeastExact = 1 << (kExactBits + 1 - 5);
-
 // A row maximum as an integer of the same order; the least one means: within reach of the shift.
 inline constexpr int kNoPeak = INT32_MIN;
 #ifdef __CUDACC__
@@ -39,14 +28,6 @@ __device__ __forceinline__ float decode_peak(int code) {
   return __int_as_float(code ^ ((code >> 31) & 0x7fffffff));
 }
 __device__ __forceinline__ bool needs_repair(int code) { return code != kNoPeak; }
-
-// The power of two by which terms are kept smaller where their largest lies so far above the shift.
-__device__ __forceinline__ int raise_of(float peak2) {
-  return peak2 > kHalfReach2 ? min(__float2int_ru(peak2 - kHalfReach2), 126) : 0;
-}
-__device__ __forceinline__ float power_of_two(int exponent) {  // a normal number
-  return __int_as_float((127 + exponent) << 23);
-}
 #endif
 
 // Compacted rows: entry i describes the i-th row that is neither ignored nor poisoned.

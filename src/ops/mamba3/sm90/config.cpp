@@ -4,6 +4,7 @@
 #include "ops/mamba3/sm90/config.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 
 #include "core/fail.hpp"
@@ -12,7 +13,7 @@ namespace talea::mamba3::sm90 {
 namespace {
 
 constexpr int64_t rows = 64, columns = 128, values = 64;
-constexpr int64_t usual_bytes = int64_t{160} << 20;  // a wave of several sequences stays within
+constexpr int64_t usual_bytes = int64_t{160} << 20;  // of backward, unless more is much faster
 constexpr int64_t forward_bytes = int64_t{48}
                                   << 20;             // what forward writes ahead stays in the cache
 constexpr int64_t most_ahead = 32, usual_ahead = 8;  // chunks
@@ -20,7 +21,7 @@ constexpr int64_t pack_bytes = int64_t{160} << 20;   // of a pack, whose rounds 
 constexpr int64_t handed_homes = int64_t{24} << 20;  // states handed to and by a round of a pack
 constexpr int64_t most_in_order = 4096;              // sequences
 constexpr int64_t most_room = 1 << 16;               // chunks of a round
-constexpr int64_t usual_slice = 8;   // chunks side by side are not fewer but for the limit
+constexpr int64_t usual_slice = 8;   // chunks of a round are not fewer but for the limit
 constexpr int64_t processors = 132;  // of the chips that the lane is for
 
 // Why rows of `t` are not read in pieces of `bytes`; empty: they are.
@@ -141,8 +142,8 @@ int64_t pieces(int64_t of, int64_t by) { return (of + by - 1) / by; }
 int64_t time_of(const Problem& p, const cuda::Plan& plan) {
   constexpr int64_t head = 10, step = 4, ahead = 2, segment = 10;
   const int64_t heads = pieces(p.heads_per_group, plan.parts) * units_of(p) + 1;
-  const int64_t blocks = plan.wave * plan.segment * p.groups * plan.parts;
-  const int64_t rounds = pieces(blocks, processors);
+  const int64_t blocks = plan.wave * plan.slice * p.groups * plan.parts;
+  const int64_t rounds = pieces(plan.segment, plan.slice) * pieces(blocks, processors);
   const int64_t chains = pieces(2 * plan.wave * p.heads * units_of(p), 2 * processors);
   const int64_t each = rounds * heads * head + (chains * step + ahead) * plan.segment + segment;
   return pieces(std::max<int64_t>(p.sequences, 1), plan.wave) * plan.segments * each;
@@ -178,6 +179,21 @@ bool fit_segments(const Problem& p, int64_t most, cuda::Plan& plan) {
   return true;
 }
 
+// One sequence, whose segments are taken in slices of as many chunks as `most` has room for. False:
+// it has not.
+bool fit_slices(const Problem& p, int64_t most, cuda::Plan& plan) {
+  plan.wave = 1;
+  for (int64_t slices = 1; slices <= plan.segment; ++slices) {
+    plan.slice = pieces(plan.segment, slices);
+    if (cuda::workspace_of(p, plan) <= most) return true;
+  }
+  return false;
+}
+
+bool fit_chunks(const Problem& p, int64_t most, cuda::Plan& plan) {
+  return fit_segments(p, most, plan) || fit_slices(p, most, plan);
+}
+
 void fit(const Problem& p, int64_t limit, cuda::Plan& plan) {
   plan.rounds = 0;
   plan.by_segment = false;
@@ -188,27 +204,15 @@ void fit(const Problem& p, int64_t limit, cuda::Plan& plan) {
       return;
     }
   }
-  const int64_t most = std::min(limit, usual_bytes);
-  cuda::Plan whole = plan;
-  if (fit_segments(p, most, whole)) {
-    plan = whole;
+  cuda::Plan usual = plan, large = plan;
+  if (fit_chunks(p, limit, large)) {
+    const bool fits = limit > usual_bytes && fit_chunks(p, usual_bytes, usual);
+    plan = fits && 10 * time_of(p, large) > 9 * time_of(p, usual) ? usual : large;
     return;
   }
-  // One sequence, whose segments are taken in slices.
-  plan.wave = 1;
-  const auto cut = [&] {
-    plan.slice = std::min(usual_slice, plan.segment);
-    const int64_t bytes = cuda::workspace_of(p, plan) <= most ? most : limit;
-    for (int64_t slices = 1; slices <= plan.segment; ++slices) {
-      plan.slice = pieces(plan.segment, slices);
-      if (cuda::workspace_of(p, plan) <= bytes) return true;
-    }
-    return false;
-  };
-  if (cut()) return;
   // Turns before the pieces of all tokens are a quarter of what a long sequence needs.
   plan.by_segment = true;
-  cut();
+  fit_slices(p, limit, plan);
 }
 
 // Forward forms the tokens of some chunks ahead of each launch: as many as the cache holds, of as
@@ -241,11 +245,29 @@ void fit_forward(const Problem& p, int64_t limit, cuda::Plan& plan) {
   while (plan.ahead > 1 && cuda::workspace_of(p, plan) > limit) plan.ahead /= 2;
 }
 
-// The heads of a group in parts, a block each. Which head is summed where is of heads, groups and
-// rank alone: a sequence has the same bits whatever lies beside it.
+// The largest share of the multiprocessors that `each` blocks a chunk keep busy, of a power of two
+// of chunks and at most two blocks a multiprocessor.
+double busy_share(int64_t each) {
+  double most = 0;
+  for (int64_t blocks = each; blocks <= 2 * processors; blocks *= 2)
+    most = std::max(most, static_cast<double>(blocks) /
+                              static_cast<double>(pieces(blocks, processors) * processors));
+  return most;
+}
+
+// The heads of a group in parts, a block each: as few parts of at most that many heads as keep the
+// multiprocessors busy. Which head is summed where is of heads, groups, N and P alone: a sequence
+// has the same bits whatever lies beside it.
 int64_t parts_of(const Problem& p) {
-  const int64_t all = std::max<int64_t>(p.heads_per_group, 1);
-  return pieces(all, pieces(all, pieces(all, p.rank > 1 ? 14 : 16)));
+  const int64_t all = std::max<int64_t>(p.heads_per_group, 1), most = 16 / units_of(p);
+  const int64_t groups = std::max<int64_t>(p.groups, 1);
+  int64_t best = 0;
+  for (int64_t heads = std::min(all, most); heads > most / 2 || best == 0; --heads) {
+    const int64_t parts = pieces(all, heads);
+    if (best == 0 || busy_share(groups * parts) > busy_share(groups * best)) best = parts;
+    if (heads == 1) break;
+  }
+  return best;
 }
 
 }  // namespace
@@ -300,8 +322,9 @@ cuda::Plan make_plan(const Problem& p, const DeviceFacts&) {
   plan.threads = 256;
   plan.chunk = rows / p.rank;
   plan.chunks = (p.tokens + plan.chunk - 1) / plan.chunk;
-  plan.segment = std::max<int64_t>(
-      1, static_cast<int64_t>(std::ceil(std::sqrt(static_cast<double>(plan.chunks)))));
+  // A power of two: the chunks of a segment, side by side, then fill the multiprocessors.
+  plan.segment = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(
+      std::ceil(std::sqrt(static_cast<double>(std::max<int64_t>(plan.chunks, 1)))))));
   plan.segments = (plan.chunks + plan.segment - 1) / plan.segment;
   plan.blocks = p.sequences * p.heads * (p.pass == Pass::step ? 1 : units_of(p));
   for (cuda::ChunkPlaces* places : {&plan.forward, &plan.states, &plan.backward}) {

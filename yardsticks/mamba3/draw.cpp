@@ -257,6 +257,14 @@ std::vector<Case> wider_cases(uint64_t seed) {
   return cases;
 }
 
+Case drawn_again(Case c, uint64_t seed) {
+  for (const auto& [name, tensor] : Tensors(c.in)) {
+    if (name == "cu_seqlens") continue;
+    fill(c, name, tensor.dtype(), seed, name == "q" || name == "k" ? c.rows : Layout{});
+  }
+  return c;
+}
+
 std::string describe_case(const Case& c) {
   const Sizes& s = c.size;
   std::ostringstream text;

@@ -29,6 +29,9 @@ std::vector<Case> training_cases(uint64_t seed);
 // The same of the sizes beside them: N 64, 128 and 256, P 64 and 128, R 1, 2, 4 and 8.
 std::vector<Case> wider_cases(uint64_t seed);
 
+// The same choices with other numbers.
+Case drawn_again(Case c, uint64_t seed);
+
 std::string describe_case(const Case& c);
 
 }  // namespace talea::yardsticks::mamba3

@@ -101,25 +101,41 @@ std::string judge_tensor(const Case& c, const std::string& name, const std::vect
   return "";
 }
 
-std::string judge(const Case& c, const Tensors& ours, const Values& truth, const Tensors& yardstick,
+std::string judge(const Case& c, const Values& ours, const Values& truth, const Values& yardstick,
                   bool rounds_operands) {
   std::string said;
   int compared = 0;
-  for (const auto& entry : ours) {
-    const std::string& name = entry.first;
-    const HostTensor& tensor = entry.second;
-    if (name == "saved" || name == "status") continue;
+  for (const auto& [name, values] : ours) {
     ++compared;
     const auto told = [&](const std::string& what) {
       const auto at = truth.find(what + name);
       return at == truth.end() ? std::vector<double>{} : at->second;
     };
     const std::string one =
-        judge_tensor(c, name, tensor.values(), truth.at(name), yardstick.at(name).values(),
-                     told("noise:"), rounds_operands ? told("rounds:") : std::vector<double>{});
+        judge_tensor(c, name, values, truth.at(name), yardstick.at(name), told("noise:"),
+                     rounds_operands ? told("rounds:") : std::vector<double>{});
     if (!one.empty()) said += one + "\n";
   }
   return compared == 0 ? "nothing was compared" : said;
+}
+
+std::string judge(const Case& c, const Tensors& ours, const Values& truth, const Tensors& yardstick,
+                  bool rounds_operands) {
+  Values own, other;
+  append(own, ours), append(other, yardstick);
+  return judge(c, own, truth, other, rounds_operands);
+}
+
+void append(Values& to, const Values& more) {
+  for (const auto& [name, values] : more)
+    to[name].insert(to[name].end(), values.begin(), values.end());
+}
+
+void append(Values& to, const Tensors& outputs) {
+  Values values;
+  for (const auto& [name, tensor] : outputs)
+    if (name != "saved" && name != "status") values[name] = tensor.values();
+  append(to, values);
 }
 
 }  // namespace talea::yardsticks::mamba3

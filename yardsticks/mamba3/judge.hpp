@@ -23,4 +23,12 @@ std::string judge_tensor(const Case& c, const std::string& name, const std::vect
 std::string judge(const Case& c, const Tensors& ours, const Values& truth, const Tensors& yardstick,
                   bool rounds_operands = false);
 
+// The same of several draws of a case, whose values lie behind each other.
+std::string judge(const Case& c, const Values& ours, const Values& truth, const Values& yardstick,
+                  bool rounds_operands);
+
+// The values of each output behind those that `to` has of it.
+void append(Values& to, const Tensors& outputs);
+void append(Values& to, const Values& more);
+
 }  // namespace talea::yardsticks::mamba3

@@ -187,18 +187,27 @@ std::string verify_step(const std::string& lane, const Case& c) {
   return judge(c, as_scanned(step), oracle(c), yardstick.out) + step.damage;
 }
 
-std::string verify(const std::string& lane, Case c, const How& how) {
-  const Values truth = oracle(c);
-  if (lane == "reference") c.options.chunk = 0;
-  const Outcome ours = run(lane, c, how);
-  Case y = c;
+std::string verify(const std::string& lane, const Case& c, const How& how) {
+  return verify_draws(lane, c, 1, how);
+}
+
+std::string verify_draws(const std::string& lane, const Case& first, int draws, const How& how) {
+  Values ours, truth, yardstick;
+  std::string damage;
   How plain = how;
   plain.save = false;
-  if (const int64_t chunk = ours.forward.chunk_tokens; chunk > 0) y.options.chunk = chunk;
-  const Outcome yardstick = run("unfused", y, plain);
-  const std::string said =
-      judge(c, ours.out, truth, yardstick.out, counts_on_device(lane)) + ours.damage;
-  return said.empty() ? "" : describe_case(c) + "\n" + said;
+  for (int i = 0; i < draws; ++i) {
+    Case c = i == 0 ? first : drawn_again(first, static_cast<uint64_t>(i));
+    append(truth, oracle(c));
+    if (lane == "reference") c.options.chunk = 0;
+    const Outcome own = run(lane, c, how);
+    append(ours, own.out);
+    damage += own.damage;
+    if (own.forward.chunk_tokens > 0) c.options.chunk = own.forward.chunk_tokens;
+    append(yardstick, run("unfused", c, plain).out);
+  }
+  const std::string said = judge(first, ours, truth, yardstick, counts_on_device(lane)) + damage;
+  return said.empty() ? "" : describe_case(first) + "\n" + said;
 }
 
 std::string same_bits(const Tensors& a, const Tensors& b) {

@@ -32,7 +32,10 @@ Outcome run(const std::string& lane, const Case& c, const How& how = {});
 Outcome run_step(const std::string& lane, const Case& c, const std::vector<int64_t>& slots);
 
 // Judged against the oracle and lane unfused. Empty: right.
-std::string verify(const std::string& lane, Case c, const How& how = {});
+std::string verify(const std::string& lane, const Case& c, const How& how = {});
+// The same of that many draws of the case together: of a token eager arithmetic has too few errors
+// for one draw to say how large they are.
+std::string verify_draws(const std::string& lane, const Case& c, int draws, const How& how = {});
 
 // What a step gave, by the names that a scan of one token has for it.
 Tensors as_scanned(const Outcome& step);

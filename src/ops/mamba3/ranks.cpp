@@ -53,6 +53,8 @@ struct SharedRows {
 Problem local_problem(const Problem& p) {
   Problem local = p;
   local.heads_world = 1;
+  // What a lane chooses by heads it chooses on every rank as it would for all of them.
+  if (p.total_heads == 0) local.total_heads = p.heads * p.heads_world;
   if (!shares_groups(p)) return local;
   const DType plain = plain_of(p);
   for (Tensor* t : {&local.out.d.q, &local.out.d.k})

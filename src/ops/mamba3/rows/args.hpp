@@ -158,6 +158,10 @@ struct UnitBuffers {
   float* partial = nullptr;           // [units, slice, parameter_count]
   int parts = 0;                      // of the heads of a group; 0: chunks are taken in turn
   int64_t slice = 0;                  // chunks side by side
+  // Forward, where stretches of a sequence go side by side.
+  float* stretches = nullptr;  // [units, abreast, Pp, Np]: what each adds to a state
+  int stretch = 0;             // chunks of each
+  int abreast = 0;
   // The same, where states are handed.
   float* first_states = nullptr;  // of a pack: [abreast, H, Pp, Np] before a sequence of a round
   int32_t* ordinals = nullptr;    // of a pack: [most_chunks] of a chunk's stretch in its round

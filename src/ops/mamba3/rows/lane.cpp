@@ -33,7 +33,7 @@ void append_backward(std::vector<std::string>& said, const Problem& p, const Pla
 void record(const Call& c, const Plan& made, const char* state_home, const char* parameters) {
   const Problem& p = c.problem;
   Result& r = c.result;
-  r.schedule = Schedule::sequential;
+  r.schedule = made.stretch > 0 ? Schedule::parallel : Schedule::sequential;
   r.chunk_tokens = made.chunk;
   r.chunk_rows = made.chunk * p.rank;
   r.segment_chunks = kept_every(made);

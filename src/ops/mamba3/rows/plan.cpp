@@ -169,13 +169,23 @@ Buffers lay_out(Arena& arena, const Problem& real, const Plan& plan) {
   if (!p.backward()) {
     if (plan.ahead == 0 && !plan.hands) return b;
     // Of a pack: the states of a round, where they are handed, and what crosses its ends.
-    const int64_t homes = rounds && plan.ahead > 0 ? 2 + (plan.hands ? plan.abreast : 0) : 1;
+    // Stretches side by side hand on by turns in two places behind that of the first state.
+    const int64_t homes = rounds && plan.ahead > 0 ? 2 + (plan.hands ? plan.abreast : 0)
+                          : plan.stretch > 0       ? 3
+                                                   : 1;
     b.units.upstream = arena.take<float>(homes * units * size);
     if (plan.ahead == 0) {
       b.units.turns = arena.take<uint64_t>(units * A);
       return b;
     }
     take_tokens(arena, p, plan, cut, plan.ahead, plan.chunks, b.units);
+    if (plan.stretch > 0) {
+      b.units.stretch = static_cast<int>(plan.stretch);
+      b.units.abreast = static_cast<int>(plan.abreast);
+      b.units.stretches = arena.take<float>(units * plan.abreast * size);
+      b.units.head_parameters =
+          arena.take<float>(p.heads * head_parameter_count(p.rank, p.state_dim, p.head_dim));
+    }
     if (cut.part_bits > 0)
       cut.outs = arena.take<float>(units / 2 * plan.ahead * plan.forward.rows * p.head_dim);
     return b;

@@ -21,8 +21,9 @@ constexpr int64_t pack_bytes = int64_t{160} << 20;   // of a pack, whose rounds 
 constexpr int64_t handed_homes = int64_t{24} << 20;  // states handed to and by a round of a pack
 constexpr int64_t most_in_order = 4096;              // sequences
 constexpr int64_t most_room = 1 << 16;               // chunks of a round
-constexpr int64_t usual_slice = 8;   // chunks of a round are not fewer but for the limit
-constexpr int64_t processors = 132;  // of the chips that the lane is for
+constexpr int64_t usual_slice = 8;    // chunks of a round are not fewer but for the limit
+constexpr int64_t most_abreast = 16;  // stretches of a sequence side by side
+constexpr int64_t processors = 132;   // of the chips that the lane is for
 
 // Why rows of `t` are not read in pieces of `bytes`; empty: they are.
 std::string not_in_pieces(const char* name, const Tensor& t, int64_t bytes) {
@@ -54,11 +55,6 @@ bool trains_with_states(const Problem& p) {
                     any_of(p.out.final_states) || hands(p));
 }
 
-// Sizes that the kernels' own tile is cut to. A single chunk of them is lane cuda's: of N 256 each
-// part rounds its own weight of a pair, and with few pairs that shows.
-bool is_cut(const Problem& p) {
-  return p.state_dim != columns || p.head_dim != values || p.rank > 4;
-}
 // Units of a head.
 int64_t units_of(const Problem& p) {
   return std::max<int64_t>(p.state_dim / columns, 1) * (p.head_dim / values);
@@ -215,6 +211,19 @@ void fit(const Problem& p, int64_t limit, cuda::Plan& plan) {
   fit_slices(p, limit, plan);
 }
 
+// Chunks of a stretch, where those of a sequence go side by side: 0 where they do not. Of all
+// heads, sequences and the length alone, so that no limit changes a bit; and not of a pass that
+// saves, whose states are to be those that backward forms without them.
+int64_t stretch_of(const Problem& p, const cuda::Plan& plan) {
+  const int64_t heads = p.total_heads > 0 ? p.total_heads : p.heads;
+  const bool few = p.sequences * heads <= (p.rank > 1 ? processors : processors / 2);
+  const bool asked = p.options.schedule == Schedule::parallel ||
+                     (p.options.schedule == Schedule::automatic && few);
+  const int64_t chunks = p.rank > 1 ? 16 : 8;
+  const bool whole = plan.columns == 0;
+  return asked && whole && !p.packed && !p.out.saved && plan.chunks >= 4 * chunks ? chunks : 0;
+}
+
 // Forward forms the tokens of some chunks ahead of each launch: as many as the cache holds, of as
 // many sequences as then fit. Not for one row a token (SISO), as long as every multiprocessor has
 // heads: its turns are as many numbers as the rows that they turn.
@@ -239,6 +248,17 @@ void fit_forward(const Problem& p, int64_t limit, cuda::Plan& plan) {
   }
   plan.wave = n, plan.ahead = std::clamp<int64_t>(plan.chunks, 1, most_ahead);
   const auto is_large = [&] { return cuda::workspace_of(p, plan) > most; };
+  plan.stretch = stretch_of(p, plan);
+  if (plan.stretch > 0) {
+    const auto set = [&](int64_t abreast) {
+      plan.abreast = abreast, plan.ahead = abreast * plan.stretch;
+    };
+    const int64_t room = 2 * processors / (n * std::max<int64_t>(p.heads, 1));
+    set(std::clamp<int64_t>(room, 1, std::min(most_abreast, pieces(plan.chunks, plan.stretch))));
+    while (plan.abreast > 1 && is_large()) set(plan.abreast - 1);
+    while (plan.wave > 1 && is_large()) plan.wave = (plan.wave + 1) / 2;
+    return;
+  }
   const int64_t least = std::min<int64_t>(plan.ahead, usual_ahead);
   while (plan.ahead > least && is_large()) plan.ahead = (plan.ahead + 1) / 2;
   while (plan.wave > 1 && is_large()) plan.wave = (plan.wave + 1) / 2;
@@ -286,9 +306,9 @@ std::optional<std::string> declined(const Problem& p, const DeviceFacts&) {
   if (p.options.chunk > 0 && p.options.chunk * p.rank != rows)
     return fmt::format("chunk = {} tokens of rank {}: {} rows alone", p.options.chunk, p.rank,
                        rows);
-  if (is_cut(p) && p.batch * p.tokens * p.rank <= rows)
-    return fmt::format("N = {}, P = {}, R = {}: more than {} rows alone", p.state_dim, p.head_dim,
-                       p.rank, rows);
+  // Each half of N rounds its own weight of a pair: with few pairs that shows.
+  if (p.state_dim == 2 * columns && p.batch * p.tokens * p.rank <= rows)
+    return fmt::format("N = {}: more than {} rows alone", p.state_dim, rows);
   if (trains_with_states(p) && (p.state_dim != columns || p.head_dim != values || p.rank > 4))
     return fmt::format("states in training: N = {}, P = {} and R of 1, 2 and 4 alone", columns,
                        values);

@@ -7,6 +7,8 @@
 namespace talea::mamba3::sm90 {
 namespace {
 
+constexpr int64_t size = columns * values;
+
 void launch_chunks(const Args& args, const Cut& cut, const Wave& wave, const UnitBuffers& b,
                    int64_t count, int64_t first, int64_t ahead, cudaStream_t stream) {
   if (!cut.whole) return units::launch_chunks(args, cut, wave, b, count, first, ahead, stream);
@@ -21,11 +23,16 @@ void launch_forward(const Args& args, const Cut& cut, const Wave& wave, const Un
   const int64_t chunks = (args.size.tokens + args.size.chunk - 1) / args.size.chunk;
   launch_turns(args, cut, wave, b, chunks, stream);
   launch_start(args, cut, wave, b, stream);
+  const bool abreast = b.stretch > 0;
+  if (abreast) launch_parameters(args, cut, b, stream);
+  UnitBuffers behind = b;
   for (int64_t first = 0; first < chunks; first += ahead) {
     launch_tokens(args, cut, wave, b, first, ahead, chunks, stream);
-    launch_chunks(args, cut, wave, b, units, first, ahead, stream);
+    if (abreast) launch_stretches(args, wave, b, first, ahead, stream);
+    launch_chunks(args, cut, wave, b, abreast ? units * b.abreast : units, first, ahead, stream);
+    if (abreast) behind.upstream = b.upstream + forward::home_behind(first / ahead) * units * size;
   }
-  launch_end(args, cut, wave, b, chunks, stream);
+  launch_end(args, cut, wave, behind, chunks, stream);
 }
 
 void launch_forward_pack(const Args& args, const Cut& cut, const UnitBuffers& b,

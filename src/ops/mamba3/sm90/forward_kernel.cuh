@@ -10,6 +10,10 @@
 
 namespace talea::mamba3::sm90::forward {
 
+inline constexpr int most_abreast = 16;
+// Two blocks have room beside each other, but for R 8.
+inline constexpr size_t most_shared = ((228 << 10) - 2 * 1024) / 2;
+
 template <int R>
 struct Shared {
   static constexpr int C = tokens_of<R>;
@@ -26,11 +30,20 @@ struct Shared {
   float* saved = nullptr;       // of the whole unit
   const float* turns_from = nullptr;
   const char* steps_from = nullptr;
+  // Of stretches side by side: what those of the run add, how many are before the block's, by what
+  // the state before each is weighed behind it, and where the last leaves the one behind the run.
+  const float* stretches = nullptr;
+  int before = 0;
+  float* next = nullptr;
+  float decays[most_abreast];
 };
 template <int R>
 struct SharedOfParts : Shared<R> {
   float4* outs = nullptr;  // y of the parts before
 };
+
+// Of stretches side by side: where a run leaves the state behind it, among the three of a unit.
+__host__ __device__ constexpr int home_behind(int64_t run) { return run % 2 == 0 ? 1 : 2; }
 
 // A line that is read soon.
 __device__ __forceinline__ void fetch(const void* from) {
@@ -69,6 +82,47 @@ __device__ __forceinline__ void turn_eight(Shared<R>& sh, int stage, int t0, int
   }
 }
 
+// How a stretch weighs the state before it: as its chunks do, one after another.
+template <int R>
+__device__ __forceinline__ void put_decays(int stretch, Shared<R>& sh) {
+  constexpr int64_t bytes = sizeof(ChunkSteps<tokens_of<R>>);
+  const int own = threadIdx.x;
+  if (own > sh.before) return;
+  const char* const from = sh.steps_from - (sh.before - own) * stretch * bytes;
+  float decay = 1;
+  for (int chunk = 0; chunk < stretch && (own < sh.before || sh.next); ++chunk)
+    decay *= reinterpret_cast<const ChunkSteps<tokens_of<R>>*>(from + chunk * bytes)->whole;
+  sh.decays[own] = decay;
+}
+
+// A number of the state behind a stretch. Nothing stays nothing however states grow, and nothing is
+// left of it behind a reset.
+__device__ __forceinline__ float joined(float before, float decay, float own) {
+  if (mutant(Mutant::m3_merge_out_of_order)) return before + decay * own;
+  return (before == 0 || decay == 0 ? 0 : __fmul_rn(before, decay)) + own;
+}
+
+// The state before the block's stretch, from that before the run; and that behind the run.
+template <int R>
+__device__ __forceinline__ void join_stretches(const Shared<R>& sh, float (&h)[64]) {
+  const float* from = sh.stretches;
+#pragma unroll 1
+  for (int i = 0; i < sh.before; ++i, from += columns * values) {
+    const float decay = sh.decays[i];
+    each_two(h, [&](int p, int n, float& x, float& y) {
+      const float2 own = *reinterpret_cast<const float2*>(from + p * columns + n);
+      x = joined(x, decay, own.x), y = joined(y, decay, own.y);
+    });
+  }
+  if (!sh.next) return;
+  const float decay = sh.decays[sh.before];
+  each_two(h, [&](int p, int n, float x, float y) {
+    const float2 own = *reinterpret_cast<const float2*>(from + p * columns + n);
+    *reinterpret_cast<float2*>(sh.next + p * columns + n) = {joined(x, decay, own.x),
+                                                             joined(y, decay, own.y)};
+  });
+}
+
 template <int R, int blocks>
 __device__ __forceinline__ void read_chunks(const Args& a, const Cut& cut, Shared<R>& sh) {
   const Unit& u = sh.unit;
@@ -82,6 +136,7 @@ __device__ __forceinline__ void read_chunks(const Args& a, const Cut& cut, Share
 #pragma unroll
     for (float& x : h) x = 0;
   }
+  if (sh.stretches) join_stretches(sh, h);
 
   Part p = part_of<C>(u, 0);
   const auto begin = [&](int chunk, int stage) {
@@ -178,6 +233,7 @@ template <int R>
 __device__ __forceinline__ void put_run(const Args& a, const Cut& cut, const Unit& u, int first,
                                         int count, Shared<R>& sh) {
   sh.first = first, sh.count = count;
+  sh.stretches = nullptr, sh.next = nullptr, sh.before = 0;
   sh.saved = saved_states(a, cut, u);
   sh.unit = u;
   sh.unit.begin += int64_t{first} * tokens_of<R>;
@@ -196,6 +252,28 @@ __device__ __forceinline__ int64_t find_run(const Args& a, const Cut& cut, const
   sh.home = first > 0 || starts_with_state(a) ? home : nullptr;
   sh.left = end < chunks || a.last.ssm.data ? home : nullptr;
   return (number >> cut.slab_bits) * ahead;
+}
+// The same of a stretch of a run, those of a unit beside each other.
+template <int R>
+__device__ __forceinline__ int64_t find_abreast(const Args& a, const UnitBuffers& b,
+                                                const Wave& wave, int first, int ahead,
+                                                Shared<R>& sh) {
+  const int64_t number = blockIdx.x / b.abreast, units = gridDim.x / b.abreast;
+  const auto i = static_cast<int>(blockIdx.x % b.abreast);
+  const Unit u = unit_at(a, Cut{}, wave.first, number);
+  const int chunks = static_cast<int>(cuda::chunks_of(a.size, u.tokens));
+  const int own = first + i * b.stretch, run = first / ahead;
+  const int end = chunks < own + b.stretch ? chunks : own + b.stretch;
+  put_run<R>(a, Cut{}, u, own, end - own, sh);
+  const auto home = [&](int place) {
+    return b.upstream + (place * units + number) * (columns * values);
+  };
+  sh.home = run > 0 ? home(home_behind(run - 1)) : starts_with_state(a) ? home(0) : nullptr;
+  sh.next = i == b.abreast - 1 && end < chunks ? home(home_behind(run)) : nullptr;
+  sh.left = end == chunks && a.last.ssm.data ? home(home_behind(run)) : nullptr;
+  sh.stretches = b.stretches + number * b.abreast * (columns * values);
+  sh.before = i;
+  return number * ahead + i * b.stretch;
 }
 // The same of a stretch of a round, the longest first, by all heads.
 template <int R>
@@ -230,8 +308,9 @@ __global__ void __launch_bounds__(256, 2)
   constexpr int C = tokens_of<R>;
   auto& sh = *reinterpret_cast<std::conditional_t<parts, SharedOfParts<R>, Shared<R>>*>(memory);
   if (threadIdx.x == 0) {
-    const int64_t at = a.pack.rounds ? find_stretch<R>(a, cut, b, first, sh)
-                                     : find_run<R>(a, cut, b, wave, first, ahead, sh);
+    const int64_t at = a.pack.rounds   ? find_stretch<R>(a, cut, b, first, sh)
+                       : b.stretch > 0 ? find_abreast<R>(a, b, wave, first, ahead, sh)
+                                       : find_run<R>(a, cut, b, wave, first, ahead, sh);
     sh.turns_from = b.token_turns + at * (C * 32 * blocks * 2);
     sh.steps_from = b.token_steps + at * cuda::chunk_step_bytes(C);
     if constexpr (parts) {
@@ -244,6 +323,7 @@ __global__ void __launch_bounds__(256, 2)
   }
   __syncthreads();
   if (sh.count <= 0) return;
+  if (sh.stretches) put_decays<R>(b.stretch, sh);
   const Unit& u = sh.unit;
   read_bias<R>(a.q_bias, cut, u, a.size.halves, sh.q_bias, threadIdx.x, 256);
   read_bias<R>(a.k_bias, cut, u, a.size.halves, sh.k_bias, threadIdx.x, 256);
@@ -267,6 +347,7 @@ void launch_chunks(const Args& args, const Wave& wave, const UnitBuffers& b, int
                    int64_t first, int64_t ahead, cudaStream_t stream, const Units&... units) {
   const auto one = [&](auto rank, auto blocks, auto parts, const Units&... of) {
     using Memory = std::conditional_t<parts(), SharedOfParts<rank()>, Shared<rank()>>;
+    static_assert(rank() == 8 || sizeof(Memory) <= most_shared);
     launch("mamba3: forward",
            KernelOf<Args, UnitBuffers, Wave, int, int, Units...>(
                forward_kernel<rank(), blocks(), parts(), Units...>),

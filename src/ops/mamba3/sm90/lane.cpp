@@ -94,6 +94,9 @@ std::vector<std::string> details(const Problem& p, const Planned& planned) {
       "state = registers"};
   cuda::append_backward(said, p, made);
   if (p.backward()) said.push_back(fmt::format("heads of a group in {} parts", made.parts));
+  if (made.stretch > 0)
+    said.push_back(
+        fmt::format("stretches of {} chunks, {} side by side", made.stretch, made.abreast));
   const cuda::Cut cut = cuda::cut_of(p, made);
   if (cut.bits() > 0)
     said.push_back(

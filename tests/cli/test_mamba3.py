@@ -342,7 +342,7 @@ class Ranks(ScanCase):
     def test_threads(self):
         one = self.both()
         for cut in ("heads", "tokens"):
-            for ranks in (2, 3, 5):
+            for ranks in (1, 2, 3, 5):
                 made = self.both("--ranks", str(ranks), "--cut", cut)
                 for name, (shape, values) in one.items():
                     self.assertEqual(made[name][0], shape)

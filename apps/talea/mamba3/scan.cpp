@@ -89,6 +89,9 @@ Tensor read_one(Read& to, const FileFlag& flag, const std::string& argument,
   to.owners.push_back(t);
   try {
     const std::string axes = axes_of(flag.field, t.view.rank);
+    // It says how many final states there are.
+    require(flag.field != std::string_view("cu_seqlens") || t.view.shape[0] >= 1,
+            ErrorKind::invalid_data, "cu_seqlens: shape [0] where [n + 1] is needed");
     return in_order(t.view, file_axes(flag.field, t.view.rank, layout), axes);
   } catch (const Error& e) {
     throw Error(e.kind(), fmt::format("{} {}: {}", flag.flag, argument, e.what()));
@@ -104,9 +107,6 @@ Read read_inputs(const Flags& f) {
       if (std::string_view(name) == file_flags[i].field) field = t;
     });
   }
-  const Tensor& cu = r.in.cu_seqlens;  // says how many final states there are
-  require(!cu || (cu.rank == 1 && cu.shape[0] >= 1), ErrorKind::invalid_data,
-          "--cu-seqlens: shape {} where [n + 1] is needed", io::shape_text(cu));
   return r;
 }
 

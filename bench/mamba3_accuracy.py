@@ -4,9 +4,10 @@ Never: a truth of the lane under test: the recurrence of lane reference in fp64 
 
     python bench/mamba3_accuracy.py --receipt receipts/mamba3/accuracy.json
 
-Two truths, two columns. Angles are fp32 increments, summed exactly: a lane is wrong by what it adds to
-those increments ("relative_l2"), and the increments themselves are off the fp64 ones by their rounding
-("beside_fp64_increments"). Decision 0030 says why the second grows with the length in states alone.
+Two truths, two columns. Where a lane's angles are fp32 increments, summed exactly, it is wrong by what it adds
+to those increments ("relative_l2"), and the increments themselves are off the fp64 ones by their rounding
+("beside_fp64_increments"). Decision 0031 says why the second grows with the length. Of a lane with fp64
+increments the two are one.
 """
 
 from __future__ import annotations
@@ -68,7 +69,8 @@ def draw(tokens, heads, cols, head_dim, rank, dtype, seed):
 
 def rates_of(angles, lane):
     """tanh(angles) to the bit as the lane forms it in fp32: each as a sequence of one token, whose length is
-    the power of two that leaves the last twelve bits of the rate as the fraction of a turn."""
+    the power of two that leaves the last twelve bits of the rate as the fraction of a turn. None of a lane
+    whose rates have more digits."""
     flat = angles.detach().reshape(-1).float()
     n, rough = flat.numel(), flat.double().tanh()
     unit = torch.exp2((torch.frexp(rough)[1] - 24).double())  # of the last of 24 bits
@@ -80,13 +82,20 @@ def rates_of(angles, lane):
     read = made.final.angle.reshape(-1).double() * (4096 / (2 * math.pi))
     low, whole = read.round(), (rough / unit).round()
     if (read - low).abs().max() > 0.02:
-        raise SystemExit("the rates of this lane are no fp32 numbers")
+        return None
     apart = torch.remainder(low - whole + 2048, 4096) - 2048
     return ((whole + apart) * unit).float().reshape(angles.shape)
 
 
-def increments(rates, dt):
-    """[1, S, H, A] in turns: the fp32 product that the lane adds to its angle."""
+def increments(angles, dt, lane):
+    """[1, S, H, A] in turns: what the lane adds to its angle, an fp32 product where its rates are fp32."""
+    rates = rates_of(angles, lane)
+    if rates is None:
+        return angles.double().tanh() * (0.5 * dt.double().mT[..., None])
+    return product(rates, dt)
+
+
+def product(rates, dt):
     return rates.float() * (0.5 * dt.float().mT[..., None])
 
 
@@ -97,7 +106,7 @@ def run(t, dtype, lane, chunk, rates=None):
     given = dict(t)
     if rates is not None:
         dt = t["dt"].detach().mT[..., None]
-        rounded = 2 * increments(rates, t["dt"].detach()).double() / dt
+        rounded = 2 * product(rates, t["dt"].detach()).double() / dt
         exact = t["angles"].tanh().expand_as(rounded)
         given["angles"] = torch.atanh(exact + (rounded - exact).detach())
     more = {n: x for n, x in given.items() if n not in NAMES}
@@ -119,7 +128,8 @@ def relative_l2(ours, truth):
 def truths(t, lane):
     """Beside the increments that the contract prescribes, and beside fp64 ones."""
     rates = rates_of(t["angles"], lane)
-    return tuple(run(t, torch.float64, "reference", 0, r)[0] for r in (rates, None))
+    exact = run(t, torch.float64, "reference", 0)[0]
+    return (exact if rates is None else run(t, torch.float64, "reference", 0, rates)[0]), exact
 
 
 def case(name, t, found, truth, limits):
@@ -201,7 +211,7 @@ def turned(tokens, lane, pairs=8):
     g = torch.Generator().manual_seed(13)
     angles = torch.randn(1, tokens, 1, pairs, generator=g)
     dt = torch.nn.functional.softplus(torch.randn(1, 1, tokens, generator=g) - 3)
-    steps = increments(rates_of(angles, lane), dt)[0, :, 0]
+    steps = increments(angles, dt, lane)[0, :, 0]
     # Integers of 2^-64 turn, wrapping as the contract has them: high and low halves stay exact in fp64.
     high = torch.floor(steps.double() * 2.0**32)
     low = (steps.double() * 2.0**32 - high) * 2.0**32
@@ -212,7 +222,7 @@ def turned(tokens, lane, pairs=8):
     rows = torch.zeros(1, 1, 1, 1).expand(1, tokens, 1, 2 * pairs)
     made = talea.mamba3(rows, rows, torch.zeros(1, tokens, 1, 1), -dt, dt, torch.zeros(1, 1, tokens), angles,
                         return_final=True, lane=lane)  # fmt: skip
-    in_radians = steps * torch.tensor(2 * math.pi)
+    in_radians = steps.float() * torch.tensor(2 * math.pi)
     running, whole = torch.zeros(pairs), torch.tensor(2 * math.pi)
     for row in in_radians:  # one addition a token, in fp32
         running = running + row

@@ -49,10 +49,25 @@ std::string presence_folder(const Launcher& l) {
 
 bool under_mpirun() { return launcher().size > 0; }
 
+void RankFlags::add(CLI::App& sub, const char* what) {
+  sub.add_option(
+         "--ranks", ranks,
+         fmt::format("{}, as threads of this process; mpirun -n R runs them as processes", what))
+      ->check(CLI::Range(1, 1024))
+      ->each([this](const std::string&) { said = true; })
+      ->capture_default_str();
+}
+
+void RankFlags::add_timeout(CLI::App& sub) {
+  sub.add_option("--rank-timeout", timeout_s, "seconds that a rank waits for the others")
+      ->check(CLI::Range(1e-3, 1e6))
+      ->capture_default_str();
+}
+
 RankWorld::RankWorld(const RankFlags& flags) : size_(flags.ranks), timeout_s_(flags.timeout_s) {
   const Launcher l = launcher();
-  require(l.size > 0 || size_ > 1 || timeout_s_ == default_rank_timeout_s, ErrorKind::usage,
-          "--rank-timeout {}: needs --ranks above 1", timeout_s_);
+  require(l.size > 0 || flags.said || timeout_s_ == default_rank_timeout_s, ErrorKind::usage,
+          "--rank-timeout {}: needs --ranks", timeout_s_);
   if (l.size == 0) return;
   require(flags.ranks == 1 || flags.ranks == l.size, ErrorKind::usage,
           "--ranks {}: mpirun started {} processes, and they are the ranks", flags.ranks, l.size);

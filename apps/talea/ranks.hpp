@@ -3,6 +3,7 @@
 // Never: starts a process; the launcher does.
 #pragma once
 
+#include <CLI/CLI.hpp>
 #include <memory>
 
 #include "talea/ranks.hpp"
@@ -12,7 +13,11 @@ namespace talea::cli {
 // What a command's own flags for them fill.
 struct RankFlags {
   int ranks = 1;
+  bool said = false;  // --ranks was given: a world of one, too, has the flags of a world
   double timeout_s = default_rank_timeout_s;
+
+  void add(CLI::App& sub, const char* what);  // --ranks; `what` they are
+  void add_timeout(CLI::App& sub);
 };
 
 // The world of a command: one, threads of this process, or the processes of mpirun.

@@ -274,3 +274,19 @@ def test_states_are_kept_where_asked_for():
         out = scan(draw(dtype=torch.float32), save_states=save)
         kept = out.grad_fn.saved_tensors[-1]
         assert (kept is not None and kept.numel() > 0) == save
+
+
+@pytest.mark.parametrize("given", [3, 4], ids=["without a rank axis", "with one"])
+@pytest.mark.parametrize("axis", [False, True], ids=["rows without", "rows with"])
+def test_a_final_key_has_the_axes_of_the_initial_one(axis, given):
+    t = draw(axis=axis, rank=1, without=("norm_weight",), dtype=torch.float32)
+    key = t["initial_k"].detach().reshape(2, *([1] if given == 4 else []), 4, -1)
+    t["initial_k"] = key.requires_grad_()
+    made = scan(t, return_final=True)
+    assert made.final.k.shape == key.shape
+    made.final.k.sum().backward()
+    assert t["k"].grad.abs().sum() > 0
+    arrays = {n: x.detach().numpy() for n, x in t.items()}
+    again = talea.arrays.mamba3(**arrays, outputs=("final_k",))
+    assert again["final_k"].shape == tuple(key.shape)
+    assert (again["final_k"] == made.final.k.detach().numpy()).all()

@@ -211,7 +211,7 @@ class Scan(ScanCase):
             (["--initial-ssm", "v.npy"], 5, "--initial-ssm v.npy: initial_ssm", ALL),
             (["--upstream", "dt.npy", "--outputs", "d_q"], 5, "upstream", ALL),
             (["--cu-seqlens", "missing.npy"], 5, "missing.npy", ALL),
-            (["--cu-seqlens", "none.npy"], 5, "--cu-seqlens: shape", ALL),
+            (["--cu-seqlens", "none.npy"], 5, "--cu-seqlens none.npy: cu_seqlens: shape", ALL),
         ):
             done = self.scan(*more, names=names, code=code)
             self.assertIn(words, done.stderr, more)
@@ -342,7 +342,7 @@ class Ranks(ScanCase):
     def test_threads(self):
         one = self.both()
         for cut in ("heads", "tokens"):
-            for ranks in (2, 3, 5):
+            for ranks in (1, 2, 3, 5):
                 made = self.both("--ranks", str(ranks), "--cut", cut)
                 for name, (shape, values) in one.items():
                     self.assertEqual(made[name][0], shape)

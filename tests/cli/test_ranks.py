@@ -69,6 +69,12 @@ class Ranks(tool.Case):
             self.talea(*self.command(*flags, "--sequence-parallel"))
             self.compare("one.safetensors", out)
 
+    def test_a_world_of_one_has_the_flags_of_a_world(self):
+        self.talea(*self.command("--out", "one.safetensors"))
+        more = ["--ranks", "1", "--sequence-parallel", "--rank-timeout", "5"]
+        self.talea(*self.command(*more, "--out", "world.safetensors"))
+        self.compare("one.safetensors", "world.safetensors")
+
     def test_many_more_ranks_than_words(self):
         self.talea(*self.command("--out", "one.safetensors"))
         self.talea(*self.command("--out", "many.safetensors", "--ranks", "200"))

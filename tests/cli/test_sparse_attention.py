@@ -144,6 +144,13 @@ class Attend(SparseCase):
                 self.assertEqual(len(call["ranks"]["shares"]), int(ranks))
                 self.assertEqual(call["slots"]["given"], S * K)
 
+    def test_a_world_of_one_may_be_cut(self):
+        self.attend("--out", "one.safetensors")
+        for cut in ("heads", "sequence"):
+            more = ["--ranks", "1", "--cut", cut, "--rank-timeout", "5"]
+            self.attend(*more, "--out", "r.safetensors")
+            self.compare("one.safetensors", "r.safetensors")
+
     @unittest.skipIf(ENGINE == "none", "no MPI in this build")
     def test_processes_equal_one(self):
         flags = ["--sink", "sink.npy", "--upstream", "do.npy"]

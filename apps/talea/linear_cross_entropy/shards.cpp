@@ -8,16 +8,10 @@
 namespace talea::cli {
 
 void ShardFlags::add(CLI::App& sub) {
-  sub.add_option(
-         "--ranks", ranks,
-         "vocabulary shards, as threads of this process; mpirun -n R runs them as processes")
-      ->check(CLI::Range(1, 1024))
-      ->capture_default_str();
+  RankFlags::add(sub, "vocabulary shards");
   sub.add_flag("--sequence-parallel", sequence_parallel,
                "each rank holds its share of the tokens: gathered in, reduce-scattered out");
-  sub.add_option("--rank-timeout", timeout_s, "seconds that a rank waits for the others")
-      ->check(CLI::Range(1e-3, 1e6))
-      ->capture_default_str();
+  add_timeout(sub);
 }
 
 void ShardFlags::add_dx_sum(CLI::App& sub) {
@@ -30,7 +24,7 @@ ShardWorld::ShardWorld(const ShardFlags& flags)
     : RankWorld(flags), dx_sum_(flags.dx_sum == "bf16" ? DType::bf16 : DType::f32) {
   require(processes() || size() > 1 || dx_sum_ == DType::f32, ErrorKind::usage,
           "--dx-sum bf16: needs --ranks, whose shares are summed");
-  require(processes() || size() > 1 || !flags.sequence_parallel, ErrorKind::usage,
+  require(processes() || flags.said || !flags.sequence_parallel, ErrorKind::usage,
           "--sequence-parallel: needs --ranks, which share the tokens");
 }
 

@@ -96,7 +96,9 @@ bool add_forward(const std::string& name, const mamba3::Inputs& in, Builder& b) 
   }
   for (int i = 0; i < 4; ++i) {
     if (name != mamba3::final_names.names[i]) continue;
-    const int axes = i == 0 || i == 3 ? 3 : i == 1 ? 4 : s.rank_axis ? 4 : 3;
+    const Tensor& k = in.initial_states.k;  // where R = 1, it says of k whether it has a rank axis
+    const int key_axes = k ? k.rank : s.rank_axis ? 4 : 3;
+    const int axes = i == 0 || i == 3 ? 3 : i == 1 ? 4 : key_axes;
     add(b.out.views.final_states.*mamba3::state_members[i], wide, axes);
     return b.out.forward = true;
   }

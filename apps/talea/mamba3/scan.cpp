@@ -89,6 +89,9 @@ Tensor read_one(Read& to, const FileFlag& flag, const std::string& argument,
   to.owners.push_back(t);
   try {
     const std::string axes = axes_of(flag.field, t.view.rank);
+    // It says how many final states there are.
+    require(flag.field != std::string_view("cu_seqlens") || t.view.shape[0] >= 1,
+            ErrorKind::invalid_data, "cu_seqlens: shape [0] where [n + 1] is needed");
     return in_order(t.view, file_axes(flag.field, t.view.rank, layout), axes);
   } catch (const Error& e) {
     throw Error(e.kind(), fmt::format("{} {}: {}", flag.flag, argument, e.what()));
@@ -104,9 +107,6 @@ Read read_inputs(const Flags& f) {
       if (std::string_view(name) == file_flags[i].field) field = t;
     });
   }
-  const Tensor& cu = r.in.cu_seqlens;  // says how many final states there are
-  require(!cu || (cu.rank == 1 && cu.shape[0] >= 1), ErrorKind::invalid_data,
-          "--cu-seqlens: shape {} where [n + 1] is needed", io::shape_text(cu));
   return r;
 }
 
@@ -121,8 +121,8 @@ void check_flags(const Flags& f) {
           "--norm-weight: needs --head-norm");
   require(f.ranks.ranks == 1 || !f.cut.empty(), ErrorKind::usage,
           "--ranks {}: needs --cut heads or --cut tokens", f.ranks.ranks);
-  require(f.ranks.ranks > 1 || f.cut.empty() || under_mpirun(), ErrorKind::usage,
-          "--cut {}: needs --ranks above 1", f.cut);
+  require(f.ranks.said || f.cut.empty() || under_mpirun(), ErrorKind::usage,
+          "--cut {}: needs --ranks", f.cut);
   require(!under_mpirun() || !f.cut.empty(), ErrorKind::usage,
           "mpirun started this process: needs --cut heads or --cut tokens");
   require(!f.step || f.cut.empty(), ErrorKind::usage, "--step: a step is not shared by ranks");
@@ -268,15 +268,10 @@ void register_scan(CLI::App& app, Context& context) {
       ->capture_default_str();
   sub->add_flag("--step", f->step,
                 "one step a token on a state that is handed on, as in generation; no gradients");
-  sub->add_option("--ranks", f->ranks.ranks,
-                  "ranks, as threads of this process; mpirun -n R runs them as processes")
-      ->check(CLI::Range(1, 1024))
-      ->capture_default_str();
+  f->ranks.add(*sub, "ranks");
   sub->add_option("--cut", f->cut, "what the ranks share")
       ->check(CLI::IsMember({"heads", "tokens"}));
-  sub->add_option("--rank-timeout", f->ranks.timeout_s, "seconds that a rank waits for the others")
-      ->check(CLI::Range(1e-3, 1e6))
-      ->capture_default_str();
+  f->ranks.add_timeout(*sub);
   sub->add_option("--outputs", f->outputs,
                   "out,final_angle,final_ssm,final_k,final_v, and d_ with the name of a tensor; "
                   "default out, with an upstream all gradients too");

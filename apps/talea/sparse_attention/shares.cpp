@@ -403,20 +403,15 @@ template int64_t least_limit(const WholeSelect&, const std::string&, const RankW
 template int64_t least_limit(const WholeIndexLoss&, const std::string&, const RankWorld&);
 
 void CutFlags::add(CLI::App& sub) {
-  sub.add_option("--ranks", ranks.ranks,
-                 "shares, as threads of this process; mpirun -n R runs them as processes")
-      ->check(CLI::Range(1, 1024))
-      ->capture_default_str();
+  ranks.add(sub, "shares");
   sub.add_option("--cut", cut, "what the ranks share out: heads, or the queries (sequence)")
       ->check(CLI::IsMember({"heads", "sequence"}));
-  sub.add_option("--rank-timeout", ranks.timeout_s, "seconds that a rank waits for the others")
-      ->check(CLI::Range(1e-3, 1e6))
-      ->capture_default_str();
+  ranks.add_timeout(sub);
 }
 
 void CutFlags::check() const {
-  require(cut.empty() || ranks.ranks > 1 || under_mpirun(), ErrorKind::usage,
-          "--cut {}: needs --ranks above 1", cut);
+  require(cut.empty() || ranks.said || under_mpirun(), ErrorKind::usage, "--cut {}: needs --ranks",
+          cut);
   require(!cut.empty() || ranks.ranks == 1, ErrorKind::usage,
           "--ranks {}: needs --cut heads or --cut sequence", ranks.ranks);
   require(!cut.empty() || !under_mpirun(), ErrorKind::usage,

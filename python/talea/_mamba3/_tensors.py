@@ -31,11 +31,15 @@ def code_of(tensor: torch.Tensor, name: str) -> int:
     return _DTYPES[tensor.dtype]
 
 
+def rank_of(q: torch.Tensor, lead: int = 2) -> int:
+    return q.shape[lead] if q.dim() == lead + 3 else 1
+
+
 def out_shape(t: dict, tokens: bool = True) -> tuple:
     """[B, S, H, P], with the rank axis where nothing sums over it; a step has no S."""
     lead = 2 if tokens else 1
     q, v = t["q"], t["v"]
-    rank = q.shape[lead] if q.dim() == lead + 3 else 1
+    rank = rank_of(q, lead)
     front, back = tuple(v.shape[:lead]), tuple(v.shape[lead:])
     return front + ((rank,) if rank > 1 and t.get("mimo_out") is None else ()) + back
 
@@ -44,7 +48,8 @@ def final_shapes(t: dict) -> dict:
     q, v, cu = t["q"], t["v"], t.get("cu_seqlens")
     n = v.shape[0] if cu is None else cu.shape[0] - 1
     heads, p, state = v.shape[2], v.shape[3], q.shape[-1]
-    rank = tuple(q.shape[2:3]) if q.dim() == 5 else ()
+    k = t.get("initial_k")  # where R = 1, it says whether k has the rank axis, as q does without it
+    rank = () if (q.dim() == 4 if k is None else k.dim() == 3) else (rank_of(q),)
     angle = t.get("initial_angle") if t.get("angles") is None else t["angles"]
     pairs = 0 if angle is None else angle.shape[-1]
     return {

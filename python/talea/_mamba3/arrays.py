@@ -53,11 +53,13 @@ def _new_output(name: str, t: dict) -> np.ndarray:
         return np.empty((*v.shape[:2], *rank, *v.shape[2:]), q.dtype)
     cu, angle = t.get("cu_seqlens"), t.get("angles")
     angle = t.get("initial_angle") if angle is None else angle
+    k = t.get("initial_k")  # where R = 1, it says whether k has the rank axis, as q does without it
+    axis = ranked if k is None else k.ndim != 3
     n, heads, p = v.shape[0] if cu is None else cu.shape[0] - 1, *v.shape[2:]
     shape = {
         "final_angle": (n, heads, 0 if angle is None else angle.shape[-1]),
         "final_ssm": (n, heads, p, q.shape[-1]),
-        "final_k": (n, *(q.shape[2:3] if ranked else ()), heads, q.shape[-1]),
+        "final_k": (n, *((q.shape[2] if ranked else 1,) if axis else ()), heads, q.shape[-1]),
         "final_v": (n, heads, p),
     }[name]
     return np.empty(shape, _wide(q))

@@ -153,15 +153,15 @@ void Worker::token_gradients(HeadMemory& u, int64_t slot) {
       }
     Pending p = {0, m_.ds[t] + same, m_.lambda[t], m_.other[t], m_.dt[t], first_ + t};
     p.ddt = double{p.lambda} * p.dgamma;
-    const float* tanh = m_.tanh + t * plan_.pairs;
+    const float *tanh = m_.tanh + t * plan_.pairs, *slope = m_.slope + t * plan_.pairs;
     double by_rate = 0;
     float* const rates = dangle ? dangle + t * plan_.pairs : m_.rates;
     const double scale = double{m_.dt[t]} * pi;
     for (int64_t i = 0; c_.in.angles && i < p_.pairs; ++i) {
       const auto [a, b] = pair(i);
-      const double whole = turn[a] - turn[b], rate = tanh[i];
-      by_rate += whole * rate;
-      rates[i] = static_cast<float>(whole * scale * (1 - rate * rate));
+      const double whole = turn[a] - turn[b];
+      by_rate += whole * double{tanh[i]};
+      rates[i] = static_cast<float>(whole * scale * double{slope[i]});
     }
     if (d.angles && !dangle)
       store_row(rates, p_.pairs, d.angles.data, d.angles.dtype,

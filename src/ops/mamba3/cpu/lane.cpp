@@ -167,7 +167,7 @@ void Run::record() {
   r.segment_chunks = plan_.segment();
   r.state_home = "workspace of the thread, through its cache";
   r.state_dtype = "fp32";
-  r.accumulator_angle = "64-bit integers of 2^-64 turn, fp32 increments";
+  r.accumulator_angle = "64-bit integers of 2^-64 turn, fp64 increments";
   r.accumulator_decay = "fp64 within a chunk, used as two fp32";
   r.accumulator_state = r.accumulator_state_gradient = "fp32";
   r.accumulator_rows = "fp32; turns and decays of later tokens fp64";

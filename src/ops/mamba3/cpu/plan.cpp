@@ -165,11 +165,12 @@ ThreadMemory::ThreadMemory(Arena& arena, const Problem& p, const Plan& plan) {
   joined = some_of(plan.state());
   high_turn = arena.take<uint32_t>(A), low_turn = arena.take<uint32_t>(A), taint = some_of(A);
   scratch = some_of(std::max(2 * (N + 32), m));
-  vt = o = w = w_decay = w_seen = transposed = dy = dv = dz = nullptr;
+  vt = o = w = w_decay = w_seen = transposed = dy = dv = dz = slope = nullptr;
   turn = ds = anchor = extra = parameters = sum = nullptr;
   dot = turned = nullptr;
   pointers = nullptr;
   if (!p.backward()) return;
+  slope = some_of(C * A);
   vt = some_of(m * P), o = some_of(m * P);
   w = some_of(m * m), w_decay = some_of(m * m), w_seen = some_of(m * m);
   transposed = some_of(plan.state());

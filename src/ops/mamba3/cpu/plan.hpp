@@ -68,6 +68,7 @@ struct ThreadMemory {
   float* scratch;
   // backward
   float *vt, *o, *w, *w_decay, *w_seen, *transposed, *dy, *dv, *dz;
+  float* slope;  // of tanh
   float *turn, *ds, *anchor, *extra, *parameters, *sum;
   double *dot, *turned;  // [tokens]; [N], summed over later tokens
   const float** pointers;

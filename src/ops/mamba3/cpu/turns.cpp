@@ -37,38 +37,80 @@ HWY_INLINE V Exp(V x) {
                                 hn::Set(d, std::numeric_limits<float>::infinity()), y);
   return KeepNaN(x, over);
 }
-HWY_INLINE V Tanh(V x) {
-  const D d;
-  // Of small numbers Highway's is off by more than a rounding: the series there.
-  const V square = hn::Mul(x, x);
-  const V near = hn::MulAdd(
-      hn::Mul(x, square),
-      hn::MulAdd(square, hn::MulAdd(square, hn::Set(d, -17.0f / 315), hn::Set(d, 2.0f / 15)),
-                 hn::Set(d, -1.0f / 3)),
-      x);
-  const V size = hn::Abs(x);
-  // 1 - 2 / (exp(2 |x|) + 1)
-  const V two = hn::Set(d, 2.0f), one = hn::Set(d, 1.0f);
-  const V e = Exp(hn::Mul(two, size));
-  const V far = hn::CopySign(hn::Sub(one, hn::Div(two, hn::Add(e, one))), x);
-  return KeepNaN(x, hn::IfThenElse(hn::Lt(size, hn::Set(d, 0.125f)), near, far));
+using DD = hn::CappedTag<double, talea::cpu::max_lanes / 2>;
+using VD = hn::Vec<DD>;
+using Half = hn::Rebind<float, DD>;
+using HalfI = hn::RebindToSigned<Half>;
+
+#if HWY_TARGET == HWY_SCALAR  // one lane has no halves
+HWY_INLINE hn::Vec<Half> Upper(V x) { return x; }
+template <typename To>
+HWY_INLINE hn::Vec<To> Both(To, hn::Vec<To>, hn::Vec<To> lower) {
+  return lower;
+}
+#else
+HWY_INLINE hn::Vec<Half> Upper(V x) { return hn::UpperHalf(Half(), x); }
+template <typename To>
+HWY_INLINE hn::Vec<To> Both(To d, hn::Vec<hn::Half<To> > upper, hn::Vec<hn::Half<To> > lower) {
+  return hn::Combine(d, upper, lower);
+}
+#endif
+HWY_INLINE hn::Vec<Half> Lower(V x) { return hn::LowerHalf(Half(), x); }
+
+// tanh of half a vector, and its slope 1 - tanh^2 without the difference: nothing is left of that
+// where tanh is near 1. An increment that is off by a rounding of fp32 walks away over the tokens,
+// so tanh is off by 2^-35 of itself. NaN gives a number.
+struct Rates {
+  VD tanh, slope;
+};
+HWY_INLINE Rates TanhOf(VD x) {
+  const DD d;
+  const hn::RebindToUnsigned<DD> du;
+  const VD one = hn::Set(d, 1.0), size = hn::Min(hn::Abs(x), hn::Set(d, 32.0));
+  // exp(-2 |x|) = s (1 + p), s a power of two
+  const VD u = hn::Mul(size, hn::Set(d, -2.0)), magic = hn::Set(d, 6755399441055744.0);
+  const VD shifted = hn::MulAdd(u, hn::Set(d, 1.4426950408889634), magic);
+  const VD s = hn::BitCast(
+      d, hn::Add(hn::ShiftLeft<52>(hn::BitCast(du, shifted)), hn::Set(du, uint64_t{0x3ff} << 52)));
+  const VD g = hn::NegMulAdd(hn::Sub(shifted, magic), hn::Set(d, 0.6931471805599453), u);
+  VD p = hn::Set(d, 1.0 / 362880);
+  for (const double c :
+       {1.0 / 40320, 1.0 / 5040, 1.0 / 720, 1.0 / 120, 1.0 / 24, 1.0 / 6, 0.5, 1.0})
+    p = hn::MulAdd(p, g, hn::Set(d, c));
+  p = hn::Mul(p, g);
+  const VD e = hn::MulAdd(s, p, s), below = hn::Div(one, hn::Add(one, e));
+  const VD size_of = hn::Mul(hn::NegMulAdd(s, p, hn::Sub(one, s)), below);
+  const VD slope = hn::Mul(hn::Mul(hn::Add(e, e), below), hn::Add(one, size_of));
+  // Where fp64 has tanh = 1 its slope is 0.
+  const auto flat = hn::Ge(size, hn::Set(d, 19.0625));
+  return {hn::CopySign(size_of, x), hn::IfThenZeroElse(flat, slope)};
 }
 
-// x turns as a 64-bit integer: exact but for what lies below 2^-63 turn.
-HWY_INLINE void ToTurns(V x, VU& high, VU& low) {
+// x turns as a 64-bit integer, of half a vector: its sign, and of its size the upper 31 of 62 bits
+// and the lower ones. Exact but for what lies below 2^-62 turn.
+struct Parts {
+  hn::Vec<Half> sign;
+  hn::Vec<HalfI> upper, lower;
+};
+HWY_INLINE Parts PartsOf(VD x) {
+  const DD d;
+  const HalfI di;
+  const VD scale = hn::Set(d, 2147483648.0), rest = hn::Sub(x, hn::Round(x));
+  const VD size = hn::Mul(hn::Abs(rest), scale), whole = hn::Trunc(size);  // <= 2^30
+  return {hn::DemoteTo(Half(), rest), hn::DemoteTo(di, whole),
+          hn::DemoteTo(di, hn::Mul(hn::Sub(size, whole), scale))};
+}
+
+HWY_INLINE void ToTurns(const Parts& lower, const Parts& upper, VU& high, VU& low) {
   const D d;
   const DI di;
   const DU du;
-  V rest = hn::Sub(x, hn::Round(x));
-  rest = hn::IfThenElse(hn::Ge(hn::Abs(rest), hn::Set(d, 0.5f)), hn::Set(d, -0.5f), rest);
-  const V size = hn::Mul(hn::Abs(rest), hn::Set(d, 4294967296.0f));  // <= 2^31
-  const V whole = hn::Trunc(size);
-  const auto half = hn::Ge(whole, hn::Set(d, 2147483648.0f));
-  const VU integer = hn::BitCast(du, hn::ConvertTo(di, hn::IfThenZeroElse(half, whole)));
-  high = hn::IfThenElse(hn::RebindMask(du, half), hn::Set(du, 0x80000000u), integer);
-  const V part = hn::Mul(hn::Sub(size, whole), hn::Set(d, 2147483648.0f));
-  low = hn::ShiftLeft<1>(hn::BitCast(du, hn::ConvertTo(di, part)));
-  const auto minus = hn::RebindMask(du, hn::Lt(rest, hn::Zero(d)));
+  const VU a = hn::BitCast(du, Both(di, upper.upper, lower.upper));
+  const VU b = hn::BitCast(du, Both(di, upper.lower, lower.lower));
+  high = hn::Or(hn::Add(a, a), hn::ShiftRight<30>(b));
+  low = hn::ShiftLeft<2>(b);
+  const V sign = Both(d, upper.sign, lower.sign);
+  const auto minus = hn::RebindMask(du, hn::Lt(sign, hn::Zero(d)));
   const VU low_minus = hn::Add(hn::Not(low), hn::Set(du, 1u));
   const VU carry = hn::IfThenElseZero(hn::Eq(low_minus, hn::Zero(du)), hn::Set(du, 1u));
   high = hn::IfThenElse(minus, hn::Add(hn::Not(high), carry), high);
@@ -136,6 +178,31 @@ HWY_INLINE void StoreHalves(const TurnJob& job, const float* cosine, const float
   }
 }
 
+// What token t adds to pairs [i, i + width): 0 of a pair where it returns NaN, else that returns 0.
+HWY_INLINE V Increment(const TurnJob& job, int64_t t, int64_t i, VU& high, VU& low) {
+  const D d;
+  const DD dd;
+  const Half half;
+  const int64_t at = t * job.padded + i;
+  const V x = hn::Load(d, job.rates + at);
+  const Rates lower = TanhOf(hn::PromoteTo(dd, Lower(x)));
+  const Rates upper = TanhOf(hn::PromoteTo(dd, Upper(x)));
+  const auto narrow = [&](VD low_half, VD high_half) {
+    const V y = Both(d, hn::DemoteTo(half, high_half), hn::DemoteTo(half, low_half));
+    return KeepNaN(x, y);
+  };
+  if (job.tanh) hn::Store(narrow(lower.tanh, upper.tanh), d, job.tanh + at);
+  if (job.slope) hn::Store(narrow(lower.slope, upper.slope), d, job.slope + at);
+  const float step = 0.5f * job.dt[t];
+  const bool finite = step - step == 0;  // an increment that is not adds nothing
+  const VD steps = hn::Set(dd, finite ? double{step} : 0.0);
+  ToTurns(PartsOf(hn::Mul(lower.tanh, steps)), PartsOf(hn::Mul(upper.tanh, steps)), high, low);
+  const auto lost = hn::RebindMask(DU(), hn::IsNaN(x));
+  high = hn::IfThenZeroElse(lost, high);
+  low = hn::IfThenZeroElse(lost, low);
+  return hn::Mul(KeepNaN(x, hn::Set(d, step)), hn::Zero(d));
+}
+
 void Turn(const TurnJob& job) {
   const D d;
   const DU du;
@@ -149,12 +216,8 @@ void Turn(const TurnJob& job) {
       VU high = hn::Load(du, job.at.high + i), low = hn::Load(du, job.at.low + i);
       V taint = hn::Load(d, job.at.taint + i);
       if (job.rates) {
-        const V rate = Tanh(hn::Load(d, job.rates + t * job.padded + i));
-        if (job.tanh) hn::Store(rate, d, job.tanh + t * job.padded + i);
-        const V turns = hn::Mul(rate, hn::Set(d, 0.5f * job.dt[t]));
-        const V bad = hn::Mul(turns, hn::Zero(d));  // 0, or NaN
         VU more_high, more_low;
-        ToTurns(hn::IfThenElseZero(hn::Eq(bad, bad), turns), more_high, more_low);
+        const V bad = Increment(job, t, i, more_high, more_low);
         const VU sum = hn::Add(low, more_low);
         const VU carry = hn::IfThenElseZero(hn::Lt(sum, low), hn::Set(du, 1u));
         high = hn::Add(hn::Add(high, more_high), carry);

@@ -20,8 +20,8 @@ struct TurnJob {
   int64_t tokens = 0, pairs = 0, padded = 0;  // padded: pairs, up to whole vectors
   const float* rates = nullptr;               // [tokens, padded], before tanh; null: no turn
   const float* dt = nullptr;
-  TurnState at{};         // on return behind the last token
-  float* tanh = nullptr;  // [tokens, padded] or null
+  TurnState at{};                           // on return behind the last token
+  float *tanh = nullptr, *slope = nullptr;  // [tokens, padded] or null: 1 - tanh^2
   // [tokens, stride]: for each column c and s of x' = x c + partner(x) s; or null.
   float *cosine = nullptr, *sine = nullptr;
   int64_t stride = 0, columns = 0;

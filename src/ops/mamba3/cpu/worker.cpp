@@ -150,6 +150,7 @@ void Worker::turns(bool columns) {
               a.stride[1], n_, a.stride[3], p_.pairs, plan_.pairs, m_.rates);
     job.rates = m_.rates;
     job.tanh = m_.tanh;
+    job.slope = m_.slope;
   }
   if (columns) {
     job.cosine = m_.cosine;

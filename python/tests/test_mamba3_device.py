@@ -44,6 +44,22 @@ def run(t, up):
     return [x.detach() for x in (made.out, state.angle, state.ssm, state.k, state.v)] + [*grads]
 
 
+@pytest.mark.parametrize("dtype, allowed", [("float32", 5e-6), ("bfloat16", 2e-2)])
+@pytest.mark.parametrize("rank", [1, 4])
+def test_rates_near_their_ends_keep_their_slope(rank, dtype, allowed):
+    """1 - tanh^2 as a difference has no digit left there."""
+    t = draw(2, 150, 6, 3, rank, 128, 64, getattr(torch, dtype))
+    t["angles"] = t["angles"].sign() * 8 + t["angles"] / 8
+    up = torch.randn_like(t["v"])
+
+    def d_angles(t, up):
+        t = {n: x.detach().requires_grad_() for n, x in t.items()}
+        return torch.autograd.grad(talea.mamba3(**t), t["angles"], up)[0].cpu().double()
+
+    ours, truth = d_angles(t, up), d_angles({n: x.cpu() for n, x in t.items()}, up.cpu())
+    assert (ours - truth).norm() <= allowed * truth.norm()
+
+
 SIZES = [(2, 150, 6, 3, 4, 128, 64), (2, 300, 4, 2, 1, 64, 64), (1, 40, 2, 1, 2, 256, 128)]
 
 

@@ -99,7 +99,7 @@ TEST(ScanCudaPlan, ArraysOfAChunkLieApart) {
               {c.scores, 2 * M * (M + 4) * 4},
               {c.y, M * (c.padded_values + 4) * 4},
               {c.turn, C * p.pairs * 4},
-              {c.tanh, C * p.pairs * 4},
+              {c.given, C * p.pairs * 4},
               {c.angle, C * p.pairs * 8},
               {c.decays, C * C * 4},
               {c.row_sums, 10 * M * 4},

@@ -15,7 +15,7 @@ class Backward : public Gradients<Team, T> {
   using Base::a, Base::s, Base::p, Base::u, Base::team, Base::n, Base::m, Base::first;
   using Base::k, Base::q, Base::y, Base::sums, Base::tok, Base::mimo_v;
   using Parent::wide, Parent::wide_n, Parent::wide_p, Parent::ld_n, Parent::ld_p, Parent::turn,
-      Parent::tanh, Parent::partial, Parent::upstream, Parent::all, Parent::sum_of;
+      Parent::given, Parent::partial, Parent::upstream, Parent::all, Parent::sum_of;
 
   TALEA_SCAN Backward(Team& of, const Args& args, const ChunkPlaces& places, char* shared,
                       char* scratch, const UnitBuffers& buffers, const Wave& at_work)
@@ -58,7 +58,7 @@ class Backward : public Gradients<Team, T> {
   TALEA_SCAN void chunk_back(int64_t chunk, int64_t slot, const T* before, const T* behind) {
     const bool last = chunk + 1 == this->chunks();
     this->read_tokens(chunk, true);
-    this->read_turns(tanh);
+    this->read_turns(given);
     this->read_rows(true);
     this->read_values(this->v, nullptr);
     this->to_operand(before, p.padded_columns, this->state);
@@ -153,15 +153,13 @@ class Backward : public Gradients<Team, T> {
       const int64_t token = u.begin + first + t, place = row_of(slot, t);
       const float sum = warp.sum(s.pairs, [&](int i) {
         if (!a.angles.data) return 0.0f;
-        const float whole = turn[t * s.pairs + i], rate = tanh[t * s.pairs + i];
-        const auto slope =
-            static_cast<float>(1 - static_cast<double>(rate) * static_cast<double>(rate));
-        const float angle = whole * tok(Base::dt, t) * pi * slope;
+        const float whole = turn[t * s.pairs + i], own = given[t * s.pairs + i];
+        const float angle = whole * tok(Base::dt, t) * pi * slope_of_tanh(own);
         if (b.dangles)
           b.dangles[(place * s.heads + u.head) * s.pairs + i] = angle;
         else if (d.angles.data)
           store(d.angles, cuda::at(d.angles, u.batch, token, u.head, i), angle);
-        return whole * rate;
+        return whole * tanhf(own);
       });
       if (!warp.leads()) return;
       sum_of(Parent::by_rate, t) = sum;

@@ -23,7 +23,7 @@ class Gradients : public Forward<Team, T, 0> {
     scores = this->template at<float>(p.scores);
     products = this->template at<float>(p.products);
     gradient = this->template at<float>(p.gradient);
-    tanh = this->template at<float>(p.tanh);
+    given = this->template at<float>(p.given);
     turn = this->template at<float>(p.turn);
     row_sums = this->template at<float>(p.row_sums);
     partial = this->template at<float>(p.partial);
@@ -378,7 +378,7 @@ class Gradients : public Forward<Team, T, 0> {
   }
 
   T *d_y, *weights, *upstream;
-  float *scores, *products, *gradient, *tanh, *turn, *row_sums, *partial, *wide;
+  float *scores, *products, *gradient, *given, *turn, *row_sums, *partial, *wide;
   int ld_n, ld_p, ld_m, wide_n, wide_p, wide_m;
 };
 

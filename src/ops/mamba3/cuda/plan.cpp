@@ -100,7 +100,7 @@ ChunkPlaces places_of(const Problem& p, const Plan& plan, int64_t budget, Work w
     c.partial = room.take(std::max({3 * parts, 4 * M, 4 * (p.state_dim + 1)}) * 4);
     c.turn = room.take(C * A * 4);
     if (narrow) c.wide_upstream = wide(P, N);
-    c.tanh = room.take(C * A * 4);
+    c.given = room.take(C * A * 4);
   }
   c.shared_bytes = room.shared;
   c.scratch_bytes = room.scratch;

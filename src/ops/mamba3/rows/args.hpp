@@ -100,7 +100,7 @@ struct ChunkPlaces {
   Place sums;                           // reductions
   Place d_y, weights;                   // backward: [M, Pp] dO, [M, M]
   Place scores, products, gradient;     // wide [M, M], [M, M]; [M, Np] in the place of both
-  Place tanh, turn, row_sums;           // wide [C, A], [C, A], [10, M]
+  Place given, turn, row_sums;          // wide [C, A], [C, A], [10, M]
   Place partial;                        // wide, sums over parts of the tokens
   Place upstream, wide_upstream;        // [Pp, Np] E
   int64_t shared_bytes = 0, scratch_bytes = 0;

@@ -183,8 +183,9 @@ class Chunk {
     team.sync();
   }
 
-  // Cosine and sine of each token and pair, and the turns behind the chunk. tanh: [C, A] or null.
-  TALEA_SCAN void read_turns(float* tanh, bool angles = true) {
+  // Cosine and sine of each token and pair, and the turns behind the chunk. given: [C, A] or null, for
+  // the angles as they are.
+  TALEA_SCAN void read_turns(float* given, bool angles = true) {
     if (s.pairs == 0) return;
     const View& from = a.angles;
     const int64_t first_at = cuda::at(from, u.batch, u.begin + first, u.head);
@@ -194,9 +195,9 @@ class Chunk {
           return from.data ? bits_at(from, first_at + t * from.stride[1] + i * from.stride[3]) : 0u;
         },
         [&](int t, int i, uint32_t bits) {
-          const float rate = from.data ? tanhf(number_of(from.dtype, bits)) : 0.0f;
-          angle[t * s.pairs + i] = from.data ? to_turn(rate * (0.5f * tok(dt, t))) : 0;
-          if (tanh) tanh[t * s.pairs + i] = rate;
+          const float own = from.data ? number_of(from.dtype, bits) : 0.0f;
+          angle[t * s.pairs + i] = from.data ? to_turn(tanhf(own) * (0.5f * tok(dt, t))) : 0;
+          if (given) given[t * s.pairs + i] = own;
         });
     team.sync();
     team.each(s.pairs, [&](int i) { add_turns(i); });

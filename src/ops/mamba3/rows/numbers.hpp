@@ -168,6 +168,12 @@ TALEA_SCAN uint64_t to_turn(float turns) {
   return static_cast<uint64_t>(nearest_integer(rest * 18446744073709551616.0f));
 }
 
+// 1 - tanh^2 without the difference, of which nothing is left where tanh is near 1.
+TALEA_SCAN float slope_of_tanh(float x) {
+  const float e = expf(-2 * fabsf(x)), by = 1 / (1 + e);
+  return 4 * e * by * by;
+}
+
 // The octant by integers, the rest in fp32.
 TALEA_SCAN void sine_cosine(uint64_t turn, float& sine, float& cosine) {
   const auto high = static_cast<uint32_t>(turn >> 32);

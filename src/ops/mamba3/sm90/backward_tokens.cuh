@@ -85,9 +85,8 @@ __device__ __forceinline__ void Backward<R, blocks, halves>::angles_back(
       whole += own[j];
       if constexpr (handed)
         if (t == 0) store_first_angle(a, sh.unit, p, head, i, whole);
-      const float rate = tanhf(cuda::number_of(a.angles.dtype, rates[j]));
-      const auto slope = static_cast<float>(1 - static_cast<double>(rate) * rate);
-      const float angle = whole * steps().dt[t] * pi * slope;
+      const float given = cuda::number_of(a.angles.dtype, rates[j]);
+      const float angle = whole * steps().dt[t] * pi * cuda::slope_of_tanh(given);
       if (b.dangles) {
         const int64_t at = (place.sequence * wave.slice_chunks + place.in_slice) * C + t;
         b.dangles[(at * a.size.heads + head) * A + i] = angle;
@@ -97,7 +96,7 @@ __device__ __forceinline__ void Backward<R, blocks, halves>::angles_back(
                          t * a.grad.angles.stride[1] + i * a.grad.angles.stride[3],
                      angle, true);
       }
-      by_rate = whole * rate;
+      by_rate = whole * tanhf(given);
     }
     by_rate = over_warp(by_rate);
     if (threadIdx.x % 32 == 0 && (C * pairs >= back_threads || t < C))

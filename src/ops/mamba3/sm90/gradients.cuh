@@ -175,7 +175,7 @@ class Gradients {
   const int n;  // tokens
   const Upstream up;
   const int thread;
-  float rates_[angle_tokens];  // tanh of the thread's angles
+  float rates_[angle_tokens];  // rate_of the thread's angles
 };
 
 }  // namespace talea::mamba3::sm90

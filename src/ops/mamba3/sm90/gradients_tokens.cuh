@@ -7,6 +7,18 @@
 
 namespace talea::mamba3::sm90 {
 
+// exp(-2 |x|) with the sign of x: tanh and its slope come of it without a difference of which
+// nothing would be left where tanh is near 1.
+__device__ __forceinline__ float rate_of(float x) { return copysignf(expf(-2 * fabsf(x)), x); }
+__device__ __forceinline__ float tanh_of(float rate) {
+  const float e = fabsf(rate);
+  return copysignf(__fdividef(1 - e, 1 + e), rate);
+}
+__device__ __forceinline__ float slope_of(float rate) {
+  const float e = fabsf(rate), by = __fdividef(1, 1 + e);
+  return 4 * e * by * by;
+}
+
 // A thread has a pair of a few tokens.
 template <int R, int blocks, bool halves>
 __device__ __forceinline__ void Gradients<R, blocks, halves>::read_rates(int head) {
@@ -21,7 +33,7 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::read_rates(int hea
                   : 0u;
 #pragma unroll
   for (int j = 0; j < angle_tokens; ++j)
-    rates_[j] = tanhf(cuda::number_of(a.angles.dtype, bits[j]));
+    rates_[j] = rate_of(cuda::number_of(a.angles.dtype, bits[j]));
 }
 
 // d_angles, and what they leave for d_dt.
@@ -53,9 +65,7 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::angles_back(int he
   if constexpr (handed)
     if (first == 0 && i < A) store_first_angle(a, sh.unit, sh.part, head, i, own[0]);
   const float pi = 3.14159265358979f;
-  const auto angle = [&](int j, float step) {
-    return own[j] * step * pi * fmaf(-rates_[j], rates_[j], 1.0f);
-  };
+  const auto angle = [&](int j, float step) { return own[j] * step * pi * slope_of(rates_[j]); };
   // Steps of four tokens; ahead of the stores, behind which the compiler would leave them.
   const auto steps_of = [&](int j0) {
     return *reinterpret_cast<const float4*>(late(head).dt + first + j0);
@@ -92,7 +102,7 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::angles_back(int he
     }
   }
 #pragma unroll
-  for (int j = 0; j < each; ++j) own[j] = j < left ? own[j] * rates_[j] : 0.0f;
+  for (int j = 0; j < each; ++j) own[j] = j < left ? own[j] * tanh_of(rates_[j]) : 0.0f;
   const float by_rate = shared_over_warp<each>(own);
   if (lane % (32 / each) == 0) sh.by_rate[i / 32][first + lane / (32 / each)] = by_rate;
   hopper::named_barrier_sync(rows_own, 128);

@@ -62,6 +62,12 @@ def test_index_mask():
     assert torch.equal(mask, want)
 
 
+def test_packed_rows_of_every_other_column():
+    """They are laid out row by row first, in memory that lives as long as the call."""
+    for columns in (torch.arange(4.0 * 1152).view(4, 1152)[:, ::2], torch.randn(576, 64).t()):
+        assert torch.equal(talea.pack_rows(columns), talea.pack_rows(columns.contiguous()))
+
+
 def test_packed_rows():
     kv = torch.randn(9, 576).bfloat16()
     rows = talea.pack_rows(kv)

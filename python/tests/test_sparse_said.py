@@ -166,6 +166,12 @@ class Float8Tensor(torch.Tensor):
         raise AssertionError("dispatched behind the caller's back")
 
 
+def test_no_name_among_the_outputs_asks_for_o_alone():
+    q, kv, indices, _ = problem()
+    o = talea.sparse_attention(q, kv, indices, value_dim=16)
+    assert torch.equal(talea.sparse_attention(q, kv, indices, value_dim=16, outputs=()), o)
+
+
 def test_autograd_sees_that_a_mask_was_written():
     scores, mask = torch.randn(3, 6, requires_grad=True), torch.full((3, 6), -1.0)
     product = scores * mask  # keeps the mask
@@ -186,6 +192,8 @@ def test_a_gradient_is_never_e4m3():
     assert low.grad is None and main.abs().sum() > 0
     wrapper = Float8Tensor(low.detach(), torch.ones(1))
     o = talea.sparse_attention(q, wrapper, indices, value_dim=16)
+    wrapper._fp8_dtype = torch.float8_e4m3fn  # the same kind, as PyTorch names it
+    assert torch.equal(talea.sparse_attention(q, wrapper, indices, value_dim=16), o)
     wrapper.requires_grad_()
     with pytest.raises(talea.UsageError, match="kv: float8_e4m3fn requires grad"):
         talea.sparse_attention(q, wrapper, indices, value_dim=16)

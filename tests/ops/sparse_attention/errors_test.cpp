@@ -72,6 +72,8 @@ TEST(AttentionErrors, Storage) {
   for (const Spec& s : {plain(), scaled(), packed()}) EXPECT_EQ(refused(s, none), "accepted");
   expect_refused(refused(plain(), [](Call& k, Case&) { k.in.kv.data = nullptr; }), "5",
                  {"kv", "null pointer", "storage"});
+  expect_refused(refused(plain(), [](Call& k, Case&) { k.in.kv.data = k.out.o.data = nullptr; }),
+                 "5", {"kv", "null pointer", "storage"});
   expect_refused(refused(plain(DType::bf16),
                          [](Call& k, Case& c) {
                            c.sink = Grid(DType::f32, {37});

@@ -87,6 +87,9 @@ def test_packed_rows():
     )
     theirs, _ = eager(q.bfloat16().float(), exact[:, None], indices[:, None], 512)
     assert close(ours.o.float(), theirs, 2e-2) and ours.receipt()["kv"]["path"]
+    ours = talea.sparse_attention(q.double(), talea.PackedKV(rows), indices, value_dim=512)
+    theirs, _ = eager(q.double(), exact.double()[:, None], indices[:, None], 512)
+    assert ours.dtype == torch.float64 and close(ours, theirs, 1e-12)
 
 
 def test_fp8_scaled():

@@ -152,6 +152,24 @@ def test_arrays_know_their_options():
         arrays.sparse_attention(q, kv, indices, value_dim=16, d_o=q[..., :16].copy())
 
 
+@pytest.mark.parametrize("lane", ("cpu", "reference", "unfused"))
+def test_what_backward_is_given_may_be_fp32(lane):
+    import numpy as np
+    import talea.arrays as arrays
+
+    q, kv, indices = (t.detach().numpy() for t in problem()[:3])
+    given = {"q": q.astype(np.float16), "kv": kv.astype(np.float16), "indices": indices}
+    given |= {"value_dim": 16, "lane": lane}
+    kept = arrays.sparse_attention(**given, outputs=("o", "lse", "o_residual"))
+    names = ("o", "o_residual")
+    given |= {"d_o": np.cos(kept["o"]), "lse": kept["lse"], "outputs": ("dq", "dkv")}
+    narrow = arrays.sparse_attention(**given, **{n: kept[n] for n in names})
+    given["d_o"] = given["d_o"].astype(np.float32)
+    wide = arrays.sparse_attention(**given, **{n: kept[n].astype(np.float32) for n in names})
+    assert kept["o_residual"].any()
+    assert all(np.array_equal(narrow[n], wide[n]) for n in ("dq", "dkv"))
+
+
 class Float8Tensor(torch.Tensor):
     """As Transformer Engine's: a logical dtype, and what it holds beside it."""
 

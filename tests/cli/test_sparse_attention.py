@@ -126,6 +126,8 @@ class Attend(SparseCase):
         call = receipt["calls"][0]
         self.assertEqual(call["slots"]["valid"], S * K - K - 2)
         self.assertEqual(call["scores"]["full_scores_bytes"], 0)
+        self.assertEqual(call["kv_path"], call["kv"]["path"])
+        self.assertEqual(call["scores_home"], call["scores"]["home"])
         self.assertEqual(len(call["inputs"][0]["sha256"]), 64)
         self.talea("report", "r.json", "--out", "r.html")
         self.assertIn("sparse_attention", pathlib.Path(self.at("r.html")).read_text())

@@ -294,6 +294,17 @@ class Attend(SparseCase):
         self.assertIn("99", done.stderr)
         self.assertFalse(os.path.exists(self.at("o.safetensors")))
 
+    def test_a_refused_index_is_told_by_its_place_in_the_whole(self):
+        lists = sum(self.lists, [])
+        lists[6 * K + 2], lists[-1] = 77, -7
+        ints(self.at("i.npy"), (S, K), lists)
+        flags = ["--index-check", "checked", "--out", "o.safetensors"]
+        for cut in ([], ["--ranks", "2", "--cut", "heads"], ["--ranks", "3", "--cut", "sequence"]):
+            done = self.attend(*flags, *cut, code=5)
+            where = "i.npy: indices: 77 at batch 0, query 6, slot 2 lies outside its space (2 such)"
+            self.assertIn(where, done.stderr)
+            self.assertFalse(os.path.exists(self.at("o.safetensors")))
+
     def test_a_scale_of_0_is_the_default(self):
         self.attend("--scale", "0", "--out", "a.safetensors")
         self.attend("--out", "b.safetensors")

@@ -304,6 +304,7 @@ std::vector<PassDone> run_passes(const Flags& f, const WholeAttention& whole,
   if (f.backward())
     require_limit(whole.options.workspace_limit_bytes,
                   {least_limit(ahead, f.cut.cut, world), least_limit(behind, f.cut.cut, world)});
+  if (world.size() > 1) check_indices(ahead);
   std::vector<PassDone> passes = {run_pass(ahead, f.cut.cut, world)};
   check_interrupt();
   if (f.backward()) passes.push_back(run_pass(behind, f.cut.cut, world));

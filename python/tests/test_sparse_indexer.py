@@ -62,6 +62,12 @@ def test_index_mask():
     assert torch.equal(mask, want)
 
 
+def test_packed_rows_of_every_other_column():
+    """They are laid out row by row first, in memory that lives as long as the call."""
+    for columns in (torch.arange(4.0 * 1152).view(4, 1152)[:, ::2], torch.randn(576, 64).t()):
+        assert torch.equal(talea.pack_rows(columns), talea.pack_rows(columns.contiguous()))
+
+
 def test_packed_rows():
     kv = torch.randn(9, 576).bfloat16()
     rows = talea.pack_rows(kv)
@@ -81,6 +87,9 @@ def test_packed_rows():
     )
     theirs, _ = eager(q.bfloat16().float(), exact[:, None], indices[:, None], 512)
     assert close(ours.o.float(), theirs, 2e-2) and ours.receipt()["kv"]["path"]
+    ours = talea.sparse_attention(q.double(), talea.PackedKV(rows), indices, value_dim=512)
+    theirs, _ = eager(q.double(), exact.double()[:, None], indices[:, None], 512)
+    assert ours.dtype == torch.float64 and close(ours, theirs, 1e-12)
 
 
 def test_fp8_scaled():

@@ -152,6 +152,24 @@ def test_arrays_know_their_options():
         arrays.sparse_attention(q, kv, indices, value_dim=16, d_o=q[..., :16].copy())
 
 
+@pytest.mark.parametrize("lane", ("cpu", "reference", "unfused"))
+def test_what_backward_is_given_may_be_fp32(lane):
+    import numpy as np
+    import talea.arrays as arrays
+
+    q, kv, indices = (t.detach().numpy() for t in problem()[:3])
+    given = {"q": q.astype(np.float16), "kv": kv.astype(np.float16), "indices": indices}
+    given |= {"value_dim": 16, "lane": lane}
+    kept = arrays.sparse_attention(**given, outputs=("o", "lse", "o_residual"))
+    names = ("o", "o_residual")
+    given |= {"d_o": np.cos(kept["o"]), "lse": kept["lse"], "outputs": ("dq", "dkv")}
+    narrow = arrays.sparse_attention(**given, **{n: kept[n] for n in names})
+    given["d_o"] = given["d_o"].astype(np.float32)
+    wide = arrays.sparse_attention(**given, **{n: kept[n].astype(np.float32) for n in names})
+    assert kept["o_residual"].any()
+    assert all(np.array_equal(narrow[n], wide[n]) for n in ("dq", "dkv"))
+
+
 class Float8Tensor(torch.Tensor):
     """As Transformer Engine's: a logical dtype, and what it holds beside it."""
 
@@ -164,6 +182,12 @@ class Float8Tensor(torch.Tensor):
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
         raise AssertionError("dispatched behind the caller's back")
+
+
+def test_no_name_among_the_outputs_asks_for_o_alone():
+    q, kv, indices, _ = problem()
+    o = talea.sparse_attention(q, kv, indices, value_dim=16)
+    assert torch.equal(talea.sparse_attention(q, kv, indices, value_dim=16, outputs=()), o)
 
 
 def test_autograd_sees_that_a_mask_was_written():
@@ -186,6 +210,8 @@ def test_a_gradient_is_never_e4m3():
     assert low.grad is None and main.abs().sum() > 0
     wrapper = Float8Tensor(low.detach(), torch.ones(1))
     o = talea.sparse_attention(q, wrapper, indices, value_dim=16)
+    wrapper._fp8_dtype = torch.float8_e4m3fn  # the same kind, as PyTorch names it
+    assert torch.equal(talea.sparse_attention(q, wrapper, indices, value_dim=16), o)
     wrapper.requires_grad_()
     with pytest.raises(talea.UsageError, match="kv: float8_e4m3fn requires grad"):
         talea.sparse_attention(q, wrapper, indices, value_dim=16)

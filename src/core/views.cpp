@@ -32,7 +32,7 @@ struct Extent {
 
 Extent extent_of(const Tensor& t) {
   const auto base = reinterpret_cast<uintptr_t>(t.data);
-  if (t.elements() == 0) return {base, base};
+  if (t.elements() == 0 || !t.data) return {base, base};  // a null pointer: named by another check
   int64_t low = 0, high = 0;
   for (int i = 0; i < t.rank; ++i) {
     const int64_t reach = (t.shape[i] - 1) * t.stride[i];

@@ -126,6 +126,8 @@ class Attend(SparseCase):
         call = receipt["calls"][0]
         self.assertEqual(call["slots"]["valid"], S * K - K - 2)
         self.assertEqual(call["scores"]["full_scores_bytes"], 0)
+        self.assertEqual(call["kv_path"], call["kv"]["path"])
+        self.assertEqual(call["scores_home"], call["scores"]["home"])
         self.assertEqual(len(call["inputs"][0]["sha256"]), 64)
         self.talea("report", "r.json", "--out", "r.html")
         self.assertIn("sparse_attention", pathlib.Path(self.at("r.html")).read_text())
@@ -292,6 +294,22 @@ class Attend(SparseCase):
         self.assertIn("99", done.stderr)
         self.assertFalse(os.path.exists(self.at("o.safetensors")))
 
+    def test_a_refused_index_is_told_by_its_place_in_the_whole(self):
+        lists = sum(self.lists, [])
+        lists[6 * K + 2], lists[-1] = 77, -7
+        ints(self.at("i.npy"), (S, K), lists)
+        flags = ["--index-check", "checked", "--out", "o.safetensors"]
+        for cut in ([], ["--ranks", "2", "--cut", "heads"], ["--ranks", "3", "--cut", "sequence"]):
+            done = self.attend(*flags, *cut, code=5)
+            where = "i.npy: indices: 77 at batch 0, query 6, slot 2 lies outside its space (2 such)"
+            self.assertIn(where, done.stderr)
+            self.assertFalse(os.path.exists(self.at("o.safetensors")))
+
+    def test_a_scale_of_0_is_the_default(self):
+        self.attend("--scale", "0", "--out", "a.safetensors")
+        self.attend("--out", "b.safetensors")
+        self.assertEqual(self.read("a.safetensors"), self.read("b.safetensors"))
+
     def test_plain_storage_is_never_dequantised(self):
         done = self.attend("--fp8-path", "in_kernel", "--out", "a.safetensors")
         self.assertIn("--fp8-path in_kernel: not read: needs --kv-storage", done.stderr)
@@ -312,7 +330,7 @@ class Attend(SparseCase):
         expect(2, "--cut heads: needs --ranks", "--cut", "heads")
         expect(2, "--rank-timeout 5: needs --ranks", "--rank-timeout", "5")
         expect(2, "--layout thd", "--layout", "thd")
-        expect(2, "--scale 0", "--scale", "0")
+        expect(2, "--scale nan", "--scale", "nan")
         expect(2, "--main-grad", "--main-grad", "kv.npy")
         expect(2, "d_sink", "--outputs", "d_sink", "--upstream", "do.npy")
         expect(3, "--dkv-sum atomic: ", "--dkv-sum", "atomic")
@@ -472,6 +490,23 @@ class Index(SparseCase):
             self.index(*flags, "--loss", "dense", *more)
             self.compare("c.safetensors", "d.safetensors")
 
+    def test_a_loss_without_gradients_has_no_accumulators_of_them(self):
+        flags = ["--q", "q.npy", "--kv", "kv.npy", "--value-dim", str(DV), "--loss", "dense"]
+        for lane in ("cpu", "reference"):
+            for names, said in (("index_loss", False), ("index_loss,dindex_q,dindex_k", True)):
+                self.index(*flags, "--lane", lane, "--outputs", names, "--receipt", "r.json")
+                numerics = self.receipt()["calls"][0]["numerics"]
+                for name in ("accumulator_dq", "accumulator_dkv", "dkv_order"):
+                    self.assertEqual(numerics[name] != "not requested", said, (lane, name))
+
+    def test_every_rank_of_a_cut_selects_as_one_does(self):
+        """Ranks that share out the heads of the attention hold the whole indexer."""
+        names = ["--top-k", "3", "--outputs", "indices,topk_length,scores"]
+        self.index(*names, "--out", "one.safetensors")
+        for cut in ("heads", "sequence"):
+            self.index(*names, "--ranks", "3", "--cut", cut, "--out", "r.safetensors")
+            self.assertEqual(self.read_any("one.safetensors"), self.read_any("r.safetensors"))
+
     def test_a_given_denominator_divides_the_sum_of_all_ranks(self):
         flags = ["--q", "q.npy", "--kv", "kv.npy", "--value-dim", str(DV), "--loss", "dense"]
         flags += ["--denominator", "10"]
@@ -499,7 +534,6 @@ class Index(SparseCase):
             ("--coeff", ["--top-k", "3", "--coeff", "2"]),
             ("--value-dim", ["--top-k", "3", "--value-dim", "2"]),
             ("--denominator-scope", ["--top-k", "3", "--denominator-scope", "global"]),
-            ("--cut heads", ["--top-k", "3", "--ranks", "2", "--cut", "heads"]),
             ("--cut sequence: needs --ranks", ["--top-k", "3", "--cut", "sequence"]),
             ("--topk-length i.npy", [*loss, "--top-k", "3", "--topk-length", "i.npy"]),
             ("--begin i.npy", [*loss, "--indices", "i.npy", "--begin", "i.npy"]),

@@ -61,10 +61,7 @@ struct Flags {
 sa::Options options_of(const Flags& f) {
   sa::Options o;
   o.value_dim = f.value_dim;
-  if (!f.scale.empty()) {
-    o.scale = parse_number("--scale", f.scale);
-    require(o.scale != 0, ErrorKind::usage, "--scale {}: must not be 0", f.scale);
-  }
+  if (!f.scale.empty()) o.scale = parse_number("--scale", f.scale);
   o.causal = f.causal;
   o.q_position_base = f.q_position_base;
   o.index_space = choice<sa::IndexSpace>(f.index_space, {"rows", "sequence", "slots"});
@@ -307,6 +304,7 @@ std::vector<PassDone> run_passes(const Flags& f, const WholeAttention& whole,
   if (f.backward())
     require_limit(whole.options.workspace_limit_bytes,
                   {least_limit(ahead, f.cut.cut, world), least_limit(behind, f.cut.cut, world)});
+  if (world.size() > 1) check_indices(ahead);
   std::vector<PassDone> passes = {run_pass(ahead, f.cut.cut, world)};
   check_interrupt();
   if (f.backward()) passes.push_back(run_pass(behind, f.cut.cut, world));
@@ -360,7 +358,7 @@ void register_attend(CLI::App& app, Context& context) {
   f->files.add(*sub);
   for (const char* name : {"--q", "--kv", "--indices"}) sub->get_option(name)->required();
   sub->add_option("--value-dim", f->value_dim, "columns of a row that are its value")->required();
-  sub->add_option("--scale", f->scale, "of the logits; default D^-1/2");
+  sub->add_option("--scale", f->scale, "of the logits; default, and 0: D^-1/2");
   sub->add_flag("--causal", f->causal, "key position <= query position");
   sub->add_option("--q-position-base", f->q_position_base, "position of the first query")
       ->capture_default_str();

@@ -129,9 +129,6 @@ void check_flags(const Flags& f, bool selects) {
                             {"key-stride", f.key_stride != 1}});
   check_selection_flags(f, selects);
   f.cut.check();
-  require(
-      f.cut.cut != "heads" || !f.loss.empty(), ErrorKind::usage,
-      "--cut heads: of the loss, whose attention has heads; a selection is cut by --cut sequence");
 }
 
 std::vector<int64_t> shape_of(const Tensor& t) {
@@ -207,10 +204,7 @@ sa::IndexLossOptions loss_options(const Flags& f) {
   const bool shared = f.scope == "global" || (f.cut.cut == "sequence" && counted);
   o.denominator_scope = shared ? sa::LossScope::global : sa::LossScope::local;
   o.act = choice<sa::Activation>(f.act, {"relu", "identity"});
-  if (!f.scale.empty()) {
-    o.scale = parse_number("--scale", f.scale);
-    require(o.scale != 0, ErrorKind::usage, "--scale {}: must not be 0", f.scale);
-  }
+  if (!f.scale.empty()) o.scale = parse_number("--scale", f.scale);
   o.causal = f.causal;
   o.q_position_base = f.q_position_base;
   if (o.keys == sa::LossKeys::dense) o.key_stride = f.key_stride;
@@ -353,7 +347,7 @@ void register_index(CLI::App& app, Context& context) {
   sub->add_option("--loss", f->loss, "over the selected keys, or all in bounds")
       ->check(CLI::IsMember({"sparse", "dense"}));
   sub->add_option("--value-dim", f->value_dim, "--loss: columns of a row that are its value");
-  sub->add_option("--scale", f->scale, "--loss: of the attention's logits; default D^-1/2");
+  sub->add_option("--scale", f->scale, "--loss: of the attention's logits; default, and 0: D^-1/2");
   sub->add_option("--coeff", f->coeff, "--loss: factor of the loss")->capture_default_str();
   sub->add_option("--denominator", f->denominator, "--loss: valid, or a number")
       ->capture_default_str();

@@ -349,6 +349,14 @@ void on_ranks(const Whole& whole, const std::string& how, const RankWorld& world
 
 }  // namespace
 
+void check_indices(const WholeAttention& w) {
+  if (w.options.index_check != sa::IndexCheck::checked) return;
+  const sa::CheckedCall call = sa::checked(w.pass, w.in, w.out, w.options, {});
+  sa::check_data(call.problem, call.args);
+  const auto refused = sa::refused_indices(call.problem, sa::examine(call.problem, call.args));
+  require(refused.empty(), ErrorKind::invalid_data, "{}", refused);
+}
+
 template <typename Whole>
 PassDone run_pass(const Whole& whole, const std::string& how, const RankWorld& world) {
   PassDone done;

@@ -47,6 +47,9 @@ struct PassDone {
   int64_t peak_extra_bytes = -1;
 };
 
+// Under IndexCheck::checked, by the numbers of the whole: ranks that share out the queries count
+// from the first of their own.
+void check_indices(const WholeAttention& whole);
 // One of the structs above. Afterwards all of the outputs are there: under mpirun on every process.
 template <typename Whole>
 PassDone run_pass(const Whole& whole, const std::string& cut, const RankWorld& world);

@@ -167,7 +167,7 @@ def sparse_attention(
     else:
         found = _attention.apply(text, q, kv, sink, rest, main_grad)
         receipt = _torch.latest.receipt
-    if outputs is None:
+    if not outputs:
         return _turned(layout, found["o"])
     shown = {n: found[n] for n in names if n == "o" or n in outputs}
     shown = {n: t if n == "status" else _turned(layout, t) for n, t in shown.items()}
@@ -377,12 +377,12 @@ def index_mask(
 
 def pack_rows(kv: torch.Tensor) -> torch.Tensor:
     """Rows of 576 (fp32, bf16, fp16) as u8 rows of 656 bytes: talea.PackedKV(pack_rows(kv))."""
-    kv = storage.tensor("kv", kv).detach()
+    kv = _torch.rows_last(storage.tensor("kv", kv).detach())  # a name: the call reads its memory
     if kv.dim() == 0 or kv.shape[-1] != 576:
         raise DataError(f"kv: shape {list(kv.shape)}: rows of 576 are needed")
     rows = kv.new_empty((*kv.shape[:-1], storage.PACKED_BYTES), dtype=torch.uint8)
     source, target = _abi.Tensor(), _abi.Tensor()
-    _torch.fill(source, _torch.rows_last(kv), "kv")
+    _torch.fill(source, kv, "kv")
     _torch.fill(target, rows, "rows")
     pack = _abi.lib.talea_sparse_attention_pack_rows
     _abi.check(pack(c.byref(source), c.byref(target), _torch.stream_of(kv.device)))

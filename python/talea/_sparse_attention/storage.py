@@ -85,7 +85,7 @@ def _payload(name: str, value):
                 f"{name}: a {type(value).__name__} without reachable storage: looked for its {what}"
             )
     kind = str(getattr(value, "_fp8_dtype", "unknown"))
-    if not kind.lower().endswith("e4m3"):
+    if not kind.lower().endswith(("e4m3", "e4m3fn")):
         raise UsageError(f"{name}: a {type(value).__name__} of {kind}: e4m3 is needed")
     data = data if data.dtype == torch.float8_e4m3fn else data.view(torch.float8_e4m3fn)
     return data, scale.reshape(()) if scale.numel() == 1 else scale

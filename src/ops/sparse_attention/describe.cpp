@@ -49,7 +49,7 @@ void check_dtypes(const Problem& p, const Inputs& in, const Outputs& out) {
   check_dtype("sink", in.sink, {f32, wide});
   check_dtype("d_o", in.d_o, {own, f32, wide});
   check_dtype("o", in.o, {own, f32, wide});
-  check_dtype("o_residual", in.o_residual, {own});
+  check_dtype("o_residual", in.o_residual, {own, f32, wide});
   check_dtype("d_lse", in.d_lse, {f32, wide});
   check_dtype("lse", in.lse, {f32, wide});
   check_dtype("o", out.o, {own, f32, wide});

@@ -46,13 +46,12 @@ void note_unused(const Problem& p, Result& r) {
   }
 }
 
-// Lanes describe both passes of attention at once.
+// Lanes describe a pass as if all of its outputs were asked for.
 void finish(const Problem& p, Result& r) {
-  if (p.pass != Pass::forward && p.pass != Pass::backward) return;
   if (p.pass == Pass::forward) r.delta_source = not_requested;
   if (p.pass == Pass::backward && !r.forward_repeated) r.accumulator_o = not_requested;
-  if (!p.wants_dq) r.accumulator_dq = not_requested;
-  if (!p.wants_dkv) r.accumulator_dkv = r.dkv_order = not_requested;
+  if (!p.wants_dq && !p.wants_dindex_q) r.accumulator_dq = not_requested;
+  if (!p.wants_dkv && !p.wants_dindex_k) r.accumulator_dkv = r.dkv_order = not_requested;
 }
 
 SlotFacts count_slots(const CheckedCall& c, Result& r) {

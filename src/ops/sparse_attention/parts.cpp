@@ -45,8 +45,6 @@ void check_storage(const Problem& p, const KeyTensors& t) {
             name_of(kv.dtype));
     return;
   }
-  require(p.q_dtype != f64 || storage == KvStorage::fp8_scaled, bad,
-          "q: dtype fp64 with kv_storage = {}", word(storage));
   if (storage == KvStorage::fp8_656) {
     require(kv.dtype == u8 || kv.dtype == f8_e4m3, bad,
             "kv: dtype {} where kv_storage = fp8_656 needs uint8 or fp8_e4m3", name_of(kv.dtype));

@@ -129,6 +129,9 @@ json facts_json(const Result& r) {
       {"operator", "sparse_attention"}, {"pass", name_of(r.pass)}, {"scores", scores_json(r)},
       {"slots", slots_json(r)},         {"kv", kv_json(r)},        {"numerics", numerics_json(r)},
       {"exchanges", r.exchanges},       {"notes", r.notes}};
+  // The contract's names of two facts, for who looks for them without knowing where they stand.
+  j["kv_path"] = r.kv_path;
+  j["scores_home"] = r.scores_home;
   if (indexes(r.pass)) j["indexer"] = indexer_json(r);
   return j;
 }

@@ -69,9 +69,13 @@ Spec packed() {
 
 TEST(AttentionErrors, Storage) {
   const auto none = [](Call&, Case&) {};
-  for (const Spec& s : {plain(), scaled(), packed()}) EXPECT_EQ(refused(s, none), "accepted");
+  Spec wide = packed();  // fp64 queries are lane reference's, whatever the keys are stored in
+  wide.dtype = DType::f64;
+  for (const Spec& s : {plain(), scaled(), packed(), wide}) EXPECT_EQ(refused(s, none), "accepted");
   expect_refused(refused(plain(), [](Call& k, Case&) { k.in.kv.data = nullptr; }), "5",
                  {"kv", "null pointer", "storage"});
+  expect_refused(refused(plain(), [](Call& k, Case&) { k.in.kv.data = k.out.o.data = nullptr; }),
+                 "5", {"kv", "null pointer", "storage"});
   expect_refused(refused(plain(DType::bf16),
                          [](Call& k, Case& c) {
                            c.sink = Grid(DType::f32, {37});

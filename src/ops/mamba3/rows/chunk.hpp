@@ -183,8 +183,8 @@ class Chunk {
     team.sync();
   }
 
-  // Cosine and sine of each token and pair, and the turns behind the chunk. given: [C, A] or null, for
-  // the angles as they are.
+  // Cosine and sine of each token and pair, and the turns behind the chunk. given: [C, A] or null,
+  // for the angles as they are.
   TALEA_SCAN void read_turns(float* given, bool angles = true) {
     if (s.pairs == 0) return;
     const View& from = a.angles;

@@ -14,6 +14,7 @@ from __future__ import annotations
 import ctypes as c
 import itertools
 import threading
+from collections import Counter
 
 import torch
 import torch.distributed as dist
@@ -178,7 +179,7 @@ class Meeting(Telling):
 
     def __init__(self, groups, of, kind: tuple | None = None, always: bool = False) -> None:
         super().__init__(groups, of, always or kind is None)
-        self.kind, self._heard, self._words = None, None, 0
+        self.kind, self._heard, self._words = None, None, Counter()
         if kind is not None and waits_for_no_host(self.groups, self.device):
             self.kind = (*map(id, self.groups), *kind)
             self._heard = None if always else _heard.get(self.kind)
@@ -210,8 +211,10 @@ class Meeting(Telling):
         """One exchange of host memory in a call on a device: what is known already is not asked."""
         if self._heard is None:
             return do(e)
-        words, key = self._heard.words, (self._words, e.group, c.string_at(e.send, e.bytes))
-        self._words += 1
+        # Not by its place among all words: a call that is known leaves the handshake out.
+        word = (e.group, c.string_at(e.send, e.bytes))
+        words, key = self._heard.words, (*word, self._words[word])
+        self._words[word] += 1
         if not self.known:
             do(e)
             words[key] = c.string_at(e.recv, e.bytes * size)

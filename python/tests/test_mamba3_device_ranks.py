@@ -87,11 +87,14 @@ def heads_over_ranks(device, lane, dtype, rank, packed, cut, total, shared):
         return x.narrow(axes[name], lo, hi - lo) if name in axes else x
 
     of_ups = [2, *(axes["initial_" + s] for s in STATES)]
-    found, _ = everything(
+    step = lambda: everything(  # noqa: E731
         {n: share(n, x) for n, x in t.items()},
         [u.narrow(a, lo, hi - lo) for u, a in zip(ups, of_ups, strict=True)],
         lane=lane, heads_group=dist.group.WORLD, total_groups=groups if total else 0,
-    )  # fmt: skip
+    )[0]  # fmt: skip
+    found = step()
+    for name, x in step().items():  # which knows what the first was told
+        assert torch.equal(x, found[name]), f"second step: {name}"
     where = f"{lane} {dtype} R {rank} packed={packed} {cut} {total} shared={shared}: "
     sums = [n for n in SUMMED if (n != "angles" and total) or (n == "angles" and shared)]
     for name, x in found.items():

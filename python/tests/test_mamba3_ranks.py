@@ -6,6 +6,7 @@ import talea
 import torch
 import torch.distributed as dist
 from mamba3_forms import INITIAL, STATES, draw, gradients_of, relative_l2, scan, upstreams
+from talea import _abi, _ranks
 
 TOKENS = {"q": 1, "k": 1, "v": 1, "z": 1, "angles": 1, "adt": 2, "dt": 2, "trap": 2}
 HEADS = {
@@ -88,6 +89,44 @@ def _world(rank):
 
 def test_two_processes(tmp_path):
     ranks.spawn(_world, 2, tmp_path)
+
+
+def _steps_as_on_a_device(rank):
+    """There what hosts tell each other is said once, and every later step knows it."""
+    _ranks.waits_for_no_host = lambda groups, device: True
+    asked, exchange = [], _ranks.Groups._exchange
+
+    def do(self, e):
+        if e.kind != _abi.EXCHANGE_ALL_GATHER or e.bytes > 64:  # not of hosts, on a device
+            return exchange(self, e)
+        self.meeting.word(e, 2, lambda e: asked.append(e.bytes) or exchange(self, e))
+
+    _ranks.Groups._do = do
+    t = draw(2, 11, heads=4, groups=2, dtype=torch.float32)
+    for way, axes in (("heads_group", {**HEADS, "q": 3, "k": 3}), ("sequence_group", TOKENS)):
+        # Eleven tokens in six and five; heads and groups in halves.
+        cuts = {n: (t[n].shape[a] + 1) // 2 for n, a in axes.items() if n in t}
+        mine = {
+            n: (x.detach().narrow(axes[n], *((0, cuts[n]), (cuts[n], x.shape[axes[n]] - cuts[n]))[rank])
+                if n in axes else x.detach()).clone().requires_grad_()
+            for n, x in t.items()
+        }  # fmt: skip
+        steps = []
+        for step in range(3):
+            asked.clear()
+            made = scan(mine, **{way: dist.group.WORLD})
+            up = torch.ones_like(made)
+            steps.append(
+                [made, *torch.autograd.grad(made, list(mine.values()), up, allow_unused=True)]
+            )
+            assert bool(asked) == (step == 0), f"{way}, step {step}: {asked}"
+        for later in steps[1:]:
+            for a, b in zip(steps[0], later, strict=True):
+                assert (a is None and b is None) or torch.equal(a, b), way
+
+
+def test_later_steps_know_what_the_first_was_told(tmp_path):
+    ranks.spawn(_steps_as_on_a_device, 2, tmp_path)
 
 
 @pytest.mark.parametrize("order", ["rgn", "grn"])

@@ -19,7 +19,7 @@ from collections import Counter
 import torch
 import torch.distributed as dist
 
-from . import _abi
+from . import _abi, _missing
 from ._call import Receipt
 
 _DTYPES = {
@@ -106,7 +106,7 @@ def tell(groups, device, numbers=(), error: BaseException | None = None) -> list
             said + [0] * (1 + _MOST_SAID - len(said)), dtype=torch.int64, device=away
         )
         parts = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
-        dist.all_gather(parts, mine, group=group)
+        _missing.exchange(group, lambda p=parts, m=mine, g=group: dist.all_gather(p, m, group=g))
         rows = [part.tolist() for part in parts]
         found.append([row[1:] for row in rows])
         if not any(row[0] for row in rows):
@@ -317,14 +317,11 @@ class Groups:
         # NCCL moves device memory alone, and the handshake lies on the host; gloo moves host memory.
         away = {"nccl": self.device, "gloo": torch.device("cpu")}.get(backend, mine.device)
         sent = mine.clone() if mine.device == away else mine.to(away)
+        parts = [torch.empty_like(sent) for _ in range(size)]
+        _missing.exchange(group, lambda: dist.all_gather(parts, sent, group=group))
         if gather:
-            parts = [torch.empty_like(sent) for _ in range(size)]
-            dist.all_gather(parts, sent, group=group)
             out.copy_(torch.cat(parts))
-        else:
-            # Gathered and summed in rank order on every rank: the same bits everywhere.
-            parts = [torch.empty_like(sent) for _ in range(size)]
-            dist.all_gather(parts, sent, group=group)
+        else:  # summed in rank order on every rank: the same bits everywhere
             total = parts[0]
             for part in parts[1:]:
                 total += part

@@ -28,10 +28,15 @@ struct Arguments {
   std::shared_ptr<Communicator> vocab, batch;  // what ranks points to
 };
 
+template <class Struct>
+void check_reserved(const char* name, const Struct* s) {
+  require(s->reserved == 0, ErrorKind::usage, "{}: reserved = {}: must be 0", name, s->reserved);
+}
+
 void read_ranks(const talea_linear_cross_entropy_ranks* from, Purpose purpose, Arguments& to) {
   if (!from) return;
   check_size("ranks", from);
-  require(from->reserved == 0, ErrorKind::usage, "ranks: reserved = {}: must be 0", from->reserved);
+  check_reserved("ranks", from);
   const auto callbacks = purpose == Purpose::call ? Callbacks::needed : Callbacks::optional;
   if (from->vocab) to.vocab = make_communicator("ranks.vocab", from->vocab, callbacks);
   if (from->batch) to.batch = make_communicator("ranks.batch", from->batch, callbacks);
@@ -52,6 +57,8 @@ Arguments read(const talea_linear_cross_entropy_args* args, Purpose purpose) {
   Arguments to;
   read_tensors(*args->inputs, to.inputs, lce::input_fields, addresses);
   read_tensors(*args->outputs, to.outputs, lce::output_fields, addresses);
+  check_reserved("outputs", args->outputs);
+  if (args->options) check_reserved("options", args->options);
   to.outputs.accumulate_dw = args->outputs->accumulate_dw != 0;
   to.outputs.accumulate_db = args->outputs->accumulate_db != 0;
   to.outputs.late_factor = args->outputs->late_factor != 0;

@@ -142,6 +142,12 @@ TEST_F(CApi, ErrorsNameArgumentAndValue) {
   args.reserved = 7;
   expect_error(call(), TALEA_USAGE, "args: reserved = 7");
   args.reserved = 0;
+  options.reserved = 8;
+  expect_error(call(), TALEA_USAGE, "options: reserved = 8");
+  options.reserved = 0;
+  outputs.reserved = 9;
+  expect_error(call(), TALEA_USAGE, "outputs: reserved = 9");
+  outputs.reserved = 0;
   options.reduction = 9;
   expect_error(call(), TALEA_USAGE, "reduction = 9");
   options.reduction = TALEA_REDUCTION_MEAN;

@@ -209,6 +209,8 @@ def linear_cross_entropy(
         workspace_limit, lane, top_k, vocab_begin, sequence_parallel, dw_sum, dx_sum,
     )  # fmt: skip
     config = of_values(settings) if compiling else config_of(settings)
+    if batch_group is None and denominator_scope == "global":
+        _check_scope(settings[1])
     if token_weight is not None:
         token_weight = _per_token("token_weight", token_weight, leading, tokens)
     if weight is not None:
@@ -265,6 +267,20 @@ def _shares_of_tokens(tp_group, sequence_parallel) -> int:
     from ._ranks import size_of
 
     return size_of(group_name("tp_group", tp_group))
+
+
+def _check_scope(tp_group: str) -> None:
+    """Without a group `global` is this call alone, which among ranks with tokens of their own is wrong."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return
+    from ._ranks import size_of
+
+    world = torch.distributed.get_world_size()
+    if world > (size_of(tp_group) if tp_group else 1):
+        raise UsageError(
+            f"denominator_scope = 'global': needs batch_group, the ranks of this world of {world} that "
+            "share the batch"
+        )
 
 
 def _alike(name: str, shape, leading):

@@ -239,6 +239,18 @@ TEST(UnfusedLane, MatchesTheReference) {
   }
 }
 
+// A chunk that holds every row holds the whole tensor, in any lane.
+TEST(HostLanes, SayWhetherAFullTensorExisted) {
+  for (const char* lane : {"reference", "cpu", "unfused"})
+    for (const int64_t tokens : {7, 300}) {
+      Case k;
+      k.n = tokens;
+      const Outcome o = run(k, Data(k), lane);
+      const bool whole = tokens == 7 || std::string(lane) == "unfused";
+      EXPECT_EQ(o.result.full_logits_tensor, whole) << lane << " " << tokens;
+    }
+}
+
 TEST(CpuLane, SixteenBitInputsKeepAnFp32Softmax) {
   for (DType dtype : {DType::bf16, DType::f16})
     for (DType weight : {dtype, DType::f32}) {

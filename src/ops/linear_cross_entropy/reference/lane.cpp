@@ -283,7 +283,7 @@ void run(const Call& c, const Planned&) {
   r.logits_tile_rows = chunk_rows;
   r.logits_tile_columns = c.problem.vocab_local;
   r.logits_tile_bytes = chunk_rows * c.problem.vocab_local * 8;
-  r.full_logits_tensor = false;
+  r.full_logits_tensor = c.problem.world == 1 && c.problem.tokens <= chunk_rows;
   r.chunk_rows = chunk_rows;
   r.chunks = (c.problem.tokens + chunk_rows - 1) / chunk_rows;
   r.accumulator_softmax = r.accumulator_dx = r.accumulator_dw = r.accumulator_loss = "fp64";

@@ -107,7 +107,7 @@ TEST_P(ScanStretches, ChunksGoInTurnWhereAskedOrSaved) {
   c.options.schedule = Schedule::sequential;
   EXPECT_EQ(run(lane(), c, how).forward.schedule, Schedule::sequential);
   EXPECT_EQ(verify(lane(), c, how), "");
-  Case many = case_of(67, 4, 32);
+  Case many = case_of(35, 4, 32);
   EXPECT_EQ(run(lane(), many, how).forward.schedule, Schedule::sequential);
   many.options.schedule = Schedule::parallel;
   EXPECT_EQ(run(lane(), many, how).forward.schedule, Schedule::parallel);

@@ -216,7 +216,7 @@ void fit(const Problem& p, int64_t limit, cuda::Plan& plan) {
 // saves, whose states are to be those that backward forms without them.
 int64_t stretch_of(const Problem& p, const cuda::Plan& plan) {
   const int64_t heads = p.total_heads > 0 ? p.total_heads : p.heads;
-  const bool few = p.sequences * heads <= (p.rank > 1 ? processors : processors / 2);
+  const bool few = p.sequences * heads <= processors / 2;
   const bool asked = p.options.schedule == Schedule::parallel ||
                      (p.options.schedule == Schedule::automatic && few);
   const int64_t chunks = p.rank > 1 ? 16 : 8;

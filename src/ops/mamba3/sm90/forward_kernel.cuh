@@ -30,8 +30,11 @@ struct Shared {
   float* saved = nullptr;       // of the whole unit
   const float* turns_from = nullptr;
   const char* steps_from = nullptr;
-  // Of stretches side by side: what those of the run add, how many are before the block's, by what
-  // the state before each is weighed behind it, and where the last leaves the one behind the run.
+};
+// Of stretches side by side: what those of the run add, how many are before the block's, by what
+// the state before each is weighed behind it, and where the last leaves the one behind the run.
+template <int R>
+struct SharedAbreast : Shared<R> {
   const float* stretches = nullptr;
   int before = 0;
   float* next = nullptr;
@@ -84,7 +87,7 @@ __device__ __forceinline__ void turn_eight(Shared<R>& sh, int stage, int t0, int
 
 // How a stretch weighs the state before it: as its chunks do, one after another.
 template <int R>
-__device__ __forceinline__ void put_decays(int stretch, Shared<R>& sh) {
+__device__ __forceinline__ void put_decays(int stretch, SharedAbreast<R>& sh) {
   constexpr int64_t bytes = sizeof(ChunkSteps<tokens_of<R>>);
   const int own = threadIdx.x;
   if (own > sh.before) return;
@@ -104,7 +107,7 @@ __device__ __forceinline__ float joined(float before, float decay, float own) {
 
 // The state before the block's stretch, from that before the run; and that behind the run.
 template <int R>
-__device__ __forceinline__ void join_stretches(const Shared<R>& sh, float (&h)[64]) {
+__device__ __forceinline__ void join_stretches(const SharedAbreast<R>& sh, float (&h)[64]) {
   const float* from = sh.stretches;
 #pragma unroll 1
   for (int i = 0; i < sh.before; ++i, from += columns * values) {
@@ -123,8 +126,8 @@ __device__ __forceinline__ void join_stretches(const Shared<R>& sh, float (&h)[6
   });
 }
 
-template <int R, int blocks>
-__device__ __forceinline__ void read_chunks(const Args& a, const Cut& cut, Shared<R>& sh) {
+template <int R, int blocks, class S>
+__device__ __forceinline__ void read_chunks(const Args& a, const Cut& cut, S& sh) {
   const Unit& u = sh.unit;
   constexpr int C = tokens_of<R>, pairs = 32 * blocks, each = C / 8;
   const int thread = threadIdx.x & 127, pp0 = thread & 15, t0 = (thread >> 4) * each;
@@ -136,7 +139,8 @@ __device__ __forceinline__ void read_chunks(const Args& a, const Cut& cut, Share
 #pragma unroll
     for (float& x : h) x = 0;
   }
-  if (sh.stretches) join_stretches(sh, h);
+  if constexpr (std::is_same_v<S, SharedAbreast<R>>)
+    if (sh.stretches) join_stretches(sh, h);
 
   Part p = part_of<C>(u, 0);
   const auto begin = [&](int chunk, int stage) {
@@ -229,20 +233,21 @@ __device__ __forceinline__ int64_t number_of_block(const Cut& cut) {
 }
 
 // A run of `count` chunks from `first` on.
-template <int R>
+template <int R, class S>
 __device__ __forceinline__ void put_run(const Args& a, const Cut& cut, const Unit& u, int first,
-                                        int count, Shared<R>& sh) {
+                                        int count, S& sh) {
   sh.first = first, sh.count = count;
-  sh.stretches = nullptr, sh.next = nullptr, sh.before = 0;
+  if constexpr (std::is_same_v<S, SharedAbreast<R>>)
+    sh.stretches = nullptr, sh.next = nullptr, sh.before = 0;
   sh.saved = saved_states(a, cut, u);
   sh.unit = u;
   sh.unit.begin += int64_t{first} * tokens_of<R>;
   sh.unit.tokens -= int64_t{first} * tokens_of<R>;
 }
 // Chunks [first, first + ahead) of a unit. Where the tokens of its first chunk lie, in chunks.
-template <int R>
+template <int R, class S>
 __device__ __forceinline__ int64_t find_run(const Args& a, const Cut& cut, const UnitBuffers& b,
-                                            const Wave& wave, int first, int ahead, Shared<R>& sh) {
+                                            const Wave& wave, int first, int ahead, S& sh) {
   const int64_t number = number_of_block(cut);
   const Unit u = unit_at(a, cut, wave.first, number);
   const int chunks = static_cast<int>(cuda::chunks_of(a.size, u.tokens));
@@ -257,7 +262,7 @@ __device__ __forceinline__ int64_t find_run(const Args& a, const Cut& cut, const
 template <int R>
 __device__ __forceinline__ int64_t find_abreast(const Args& a, const UnitBuffers& b,
                                                 const Wave& wave, int first, int ahead,
-                                                Shared<R>& sh) {
+                                                SharedAbreast<R>& sh) {
   const int64_t number = blockIdx.x / b.abreast, units = gridDim.x / b.abreast;
   const auto i = static_cast<int>(blockIdx.x % b.abreast);
   const Unit u = unit_at(a, Cut{}, wave.first, number);
@@ -276,9 +281,9 @@ __device__ __forceinline__ int64_t find_abreast(const Args& a, const UnitBuffers
   return number * ahead + i * b.stretch;
 }
 // The same of a stretch of a round, the longest first, by all heads.
-template <int R>
+template <int R, class S>
 __device__ __forceinline__ int64_t find_stretch(const Args& a, const Cut& cut, const UnitBuffers& b,
-                                                int64_t round, Shared<R>& sh) {
+                                                int64_t round, S& sh) {
   const RoundAt at(a, round);
   const int64_t heads = a.size.heads, number = number_of_block(cut);
   const int64_t i = number / heads, head = number - i * heads;
@@ -296,8 +301,9 @@ __device__ __forceinline__ int64_t find_stretch(const Args& a, const Cut& cut, c
   return (head >> cut.slab_bits) * a.size.segment + x.number - at.first;
 }
 
-// first: of a pack the round.
-template <int R, int blocks, bool parts, class... Units>
+// first: of a pack the round. Stretches have instructions of their own: what joins their states
+// would spill registers of all others.
+template <int R, int blocks, class Memory, class... Units>
 __global__ void __launch_bounds__(256, 2)
     forward_kernel(const __grid_constant__ Args a, const __grid_constant__ UnitBuffers b,
                    const __grid_constant__ Wave wave, int first, int ahead,
@@ -306,11 +312,18 @@ __global__ void __launch_bounds__(256, 2)
   const Cut cut = cuda::cut_of(units...);
   extern __shared__ __align__(1024) char memory[];
   constexpr int C = tokens_of<R>;
-  auto& sh = *reinterpret_cast<std::conditional_t<parts, SharedOfParts<R>, Shared<R>>*>(memory);
+  constexpr bool parts = std::is_same_v<Memory, SharedOfParts<R>>;
+  constexpr bool abreast = std::is_same_v<Memory, SharedAbreast<R>>;
+  auto& sh = *reinterpret_cast<Memory*>(memory);
   if (threadIdx.x == 0) {
-    const int64_t at = a.pack.rounds   ? find_stretch<R>(a, cut, b, first, sh)
-                       : b.stretch > 0 ? find_abreast<R>(a, b, wave, first, ahead, sh)
-                                       : find_run<R>(a, cut, b, wave, first, ahead, sh);
+    int64_t at = 0;
+    if constexpr (abreast)
+      at = a.pack.rounds   ? find_stretch<R>(a, cut, b, first, sh)
+           : b.stretch > 0 ? find_abreast<R>(a, b, wave, first, ahead, sh)
+                           : find_run<R>(a, cut, b, wave, first, ahead, sh);
+    else
+      at = a.pack.rounds ? find_stretch<R>(a, cut, b, first, sh)
+                         : find_run<R>(a, cut, b, wave, first, ahead, sh);
     sh.turns_from = b.token_turns + at * (C * 32 * blocks * 2);
     sh.steps_from = b.token_steps + at * cuda::chunk_step_bytes(C);
     if constexpr (parts) {
@@ -323,7 +336,8 @@ __global__ void __launch_bounds__(256, 2)
   }
   __syncthreads();
   if (sh.count <= 0) return;
-  if (sh.stretches) put_decays<R>(b.stretch, sh);
+  if constexpr (abreast)
+    if (sh.stretches) put_decays<R>(b.stretch, sh);
   const Unit& u = sh.unit;
   read_bias<R>(a.q_bias, cut, u, a.size.halves, sh.q_bias, threadIdx.x, 256);
   read_bias<R>(a.k_bias, cut, u, a.size.halves, sh.k_bias, threadIdx.x, 256);
@@ -345,21 +359,25 @@ __global__ void __launch_bounds__(256, 2)
 template <class... Units>
 void launch_chunks(const Args& args, const Wave& wave, const UnitBuffers& b, int64_t count,
                    int64_t first, int64_t ahead, cudaStream_t stream, const Units&... units) {
-  const auto one = [&](auto rank, auto blocks, auto parts, const Units&... of) {
-    using Memory = std::conditional_t<parts(), SharedOfParts<rank()>, Shared<rank()>>;
+  const auto one = [&](auto rank, auto blocks, auto memory, const Units&... of) {
+    using Memory = typename decltype(memory)::type;
     static_assert(rank() == 8 || sizeof(Memory) <= most_shared);
     launch("mamba3: forward",
            KernelOf<Args, UnitBuffers, Wave, int, int, Units...>(
-               forward_kernel<rank(), blocks(), parts(), Units...>),
+               forward_kernel<rank(), blocks(), Memory, Units...>),
            count, 256, sizeof(Memory), stream, args, b, wave, static_cast<int>(first),
            static_cast<int>(ahead), of...);
   };
   with_shape<(sizeof...(Units) > 0)>(args.size, [&](auto rank, auto blocks) {
     Cut cut = cuda::cut_of(units...);
-    if (cut.part_bits == 0) return one(rank, blocks, std::false_type{}, units...);
+    if constexpr (sizeof...(Units) == 0)
+      if (b.stretch > 0) return one(rank, blocks, std::type_identity<SharedAbreast<rank()>>{});
+    if (cut.part_bits == 0)
+      return one(rank, blocks, std::type_identity<Shared<rank()>>{}, units...);
     if constexpr (blocks() == 2 && sizeof...(Units) > 0) {
       count >>= cut.part_bits;
-      for (; cut.part < 1 << cut.part_bits; ++cut.part) one(rank, blocks, std::true_type{}, cut);
+      for (; cut.part < 1 << cut.part_bits; ++cut.part)
+        one(rank, blocks, std::type_identity<SharedOfParts<rank()>>{}, cut);
     }
   });
 }

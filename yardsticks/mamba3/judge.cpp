@@ -105,14 +105,15 @@ std::string judge(const Case& c, const Values& ours, const Values& truth, const 
                   bool rounds_operands) {
   std::string said;
   int compared = 0;
-  for (const auto& [name, values] : ours) {
+  for (const auto& entry : ours) {
+    const std::string& name = entry.first;
     ++compared;
     const auto told = [&](const std::string& what) {
       const auto at = truth.find(what + name);
       return at == truth.end() ? std::vector<double>{} : at->second;
     };
     const std::string one =
-        judge_tensor(c, name, values, truth.at(name), yardstick.at(name), told("noise:"),
+        judge_tensor(c, name, entry.second, truth.at(name), yardstick.at(name), told("noise:"),
                      rounds_operands ? told("rounds:") : std::vector<double>{});
     if (!one.empty()) said += one + "\n";
   }

@@ -51,7 +51,8 @@ class Input {
   }
 
   // The shape, or one bent in an extent, a stride, the rank or the dtype. What no buffer can hold
-  // has an address without memory, and may_run() is false from then on.
+  // has an address without memory, and may_run() is false from then on; so it is where steps of 0
+  // make more elements of a buffer than any run gets through.
   Tensor tensor(DType dtype, std::initializer_list<int64_t> shape) {
     Tensor t = make_tensor(nullptr, rarely() ? static_cast<DType>(of(0, 7)) : dtype, shape);
     if (rarely() && t.rank > 0) --t.rank;
@@ -68,14 +69,16 @@ class Input {
  private:
   void give_memory(Tensor& t) {
     static char nowhere[16] = {};
-    double low = 0, high = 0;
+    double low = 0, high = 0, steps = 1;
     bool empty = false;
     for (int i = 0; i < t.rank; ++i) {
       empty = empty || t.shape[i] <= 0;
+      steps *= std::max(static_cast<double>(t.shape[i]), 1.0);
       const double reach = (static_cast<double>(t.shape[i]) - 1) * static_cast<double>(t.stride[i]);
       (reach < 0 ? low : high) += reach;
     }
     if (empty) low = high = 0;
+    if (steps > static_cast<double>(most_bytes)) may_run_ = false;
     const double bytes = empty ? 0 : (high - low + 1) * static_cast<double>(size_of(t.dtype));
     if (bytes > static_cast<double>(most_bytes)) {
       may_run_ = false;

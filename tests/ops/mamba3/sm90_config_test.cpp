@@ -304,6 +304,7 @@ TEST(ScanSm90Config, StretchesOfFewHeadsGoSideBySide) {
   EXPECT_EQ(made(1, 4096, 32, 1, usual).abreast, 7);  // within the cache
   EXPECT_EQ(made(1, 1008, 64, 4, usual).stretch, 0);  // too short
   EXPECT_EQ(made(2, 4096, 64, 4, usual).stretch, 0);  // heads enough
+  EXPECT_EQ(made(1, 4096, 64, 4, [](Problem& p) { p.total_heads = 128; }).stretch, 0);  // by ranks
   EXPECT_EQ(made(1, 16384, 64, 4, [](Problem& p) { p.head_dim = 128; }).stretch, 0);
   EXPECT_EQ(made(1, 16384, 64, 4, [](Problem& p) { p.out.saved.present = true; }).stretch, 0);
   EXPECT_EQ(

@@ -226,6 +226,14 @@ __device__ __forceinline__ void store_matrix_x4(void* to, uint32_t a, uint32_t b
       : "memory");
 }
 
+__device__ __forceinline__ void store_matrix_x4_transposed(void* to, uint32_t a, uint32_t b,
+                                                           uint32_t c, uint32_t d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
+                   smem_address(to)),
+               "r"(a), "r"(b), "r"(c), "r"(d)
+               : "memory");
+}
+
 __device__ __forceinline__ void load_matrix_x4(uint32_t (&x)[4], const void* from) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])

@@ -1,7 +1,7 @@
 // What: how a state walks from chunk to chunk: h to the last, E to the first, in registers.
-// Why: what a chunk adds does not depend on the state: a warpgroup turns the rows of a chunk while
-//      another weighs the values of the one before and adds their product to the state that it
-//      holds.
+// Why: what a chunk adds is a product of its rows with its weighed values. A warpgroup has half of
+//      the pairs of columns; it turns their rows in registers, as the left operand of that product,
+//      so turned rows are never stored.
 // Never: knows what the states are for, or forms a turn or a step.
 #pragma once
 
@@ -18,38 +18,84 @@ struct ChainShared {
   struct alignas(1024) Stage {  // tiles swap their pieces by address
     char rows[wide_bytes], weighed[panel_bytes];
     uint4 z[C * 8];
-    float2 turns[C * pairs];
+    float2 turns[C * pairs];  // a token's pairs swap places, turn_at
     ChunkSteps<C> steps;
   } stages[2];
   static_assert(sizeof(stages) <= 110 << 10 || blocks > 1);
   float4 bias[R * 32];
   float mimo_v[R * values], mimo_z[R * values], mimo_out[R * values];
-  // Read from here: registers that they would take are spilled.
   Unit unit;
   __nv_bfloat16* to = nullptr;  // states of the first chunk as operands
   float* home = nullptr;        // E
   // Of the segment's first chunk.
   const float* turns_from = nullptr;
   const char* steps_from = nullptr;
+
+  // Where a pair of a token lies: the tokens of eight rows, which a warp reads at once, meet no
+  // bank twice.
+  static __device__ __forceinline__ int turn_at(int t, int pair) {
+    return t * pairs + (pair ^ ((R == 1 ? t % 8 / 2 : t % (8 / R)) << 2));
+  }
 };
 
-// As operands: neighbouring lanes swap, so that each has eight bytes of a row, and a quad 32.
-__device__ __forceinline__ void put_rounded(__nv_bfloat16* to, const float (&h)[64]) {
-  const bool odd = threadIdx.x & 1;
-  const int row = own_row(), pair = threadIdx.x & 2;
-  __nv_bfloat16* const own = to + formed_anew(row * columns + pair * 2 + (odd ? 8 : 0));
+// A state [P, N] by pairs of columns, transposed: warpgroup g has pairs 32 g and on, a warp eight
+// of them, a lane the two columns of one; element 4 j + i has value 8 j + 2 (lane % 4) + i % 2, of
+// the first column or, from i = 2 on, of the second.
+template <bool halves>
+struct Columns {
+  int pair = threadIdx.x / 32 * 8 + (threadIdx.x & 31) / 4;
+  int value = (threadIdx.x & 3) * 2;
+  __device__ __forceinline__ int first() const { return halves ? pair : 2 * pair; }
+  __device__ __forceinline__ int second() const { return halves ? pair + 64 : 2 * pair + 1; }
+
+  __device__ __forceinline__ void take(const float* from, float (&h)[32]) const {
 #pragma unroll
-  for (int j = 0; j < 16; j += 2)
+    for (int j = 0; j < 8; ++j)
 #pragma unroll
-    for (int second = 0; second < 2; ++second) {
-      const int at = 4 * j + 2 * second;
-      const uint32_t low = two_rounded(h[at], h[at + 1]);
-      const uint32_t high = two_rounded(h[at + 4], h[at + 5]);
-      const uint32_t other = __shfl_xor_sync(0xffffffffu, odd ? low : high, 1);
-      *reinterpret_cast<uint2*>(own + second * 8 * columns + 8 * j) =
-          odd ? uint2{other, high} : uint2{low, other};
+      for (int i = 0; i < 2; ++i) {
+        const float* const row = from + (8 * j + value + i) * columns;
+        if constexpr (halves) {
+          h[4 * j + i] = row[first()], h[4 * j + i + 2] = row[second()];
+        } else {
+          const float2 both = *reinterpret_cast<const float2*>(row + first());
+          h[4 * j + i] = both.x, h[4 * j + i + 2] = both.y;
+        }
+      }
+  }
+  __device__ __forceinline__ void put(float* to, const float (&h)[32]) const {
+#pragma unroll
+    for (int j = 0; j < 8; ++j)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        float* const row = to + (8 * j + value + i) * columns;
+        if constexpr (halves)
+          row[first()] = h[4 * j + i], row[second()] = h[4 * j + i + 2];
+        else
+          *reinterpret_cast<float2*>(row + first()) = {h[4 * j + i], h[4 * j + i + 2]};
+      }
+  }
+  // Rounded, into a tile of 64 rows of 128 columns, of which a warp writes its own columns alone.
+  __device__ __forceinline__ void put_rounded(char* tile, const float (&h)[32]) const {
+    if constexpr (halves) {
+      // Matrices of eight values: of the first columns, the second ones, and both eight values on.
+      const int lane = threadIdx.x & 31;
+      const int from = lane % 8 + lane / 16 * 8, column = pair / 8 * 8 + (lane & 8 ? 64 : 0);
+#pragma unroll
+      for (int j = 0; j < 8; j += 2)
+        hopper::store_matrix_x4_transposed(
+            tile + place_of(8 * j + from, column), two_rounded(h[4 * j], h[4 * j + 1]),
+            two_rounded(h[4 * j + 2], h[4 * j + 3]), two_rounded(h[4 * j + 4], h[4 * j + 5]),
+            two_rounded(h[4 * j + 6], h[4 * j + 7]));
+    } else {
+#pragma unroll
+      for (int j = 0; j < 8; ++j)
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+          *reinterpret_cast<uint32_t*>(tile + place_of(8 * j + value + i, first())) =
+              two_rounded(h[4 * j + i], h[4 * j + i + 2]);
     }
-}
+  }
+};
 
 template <int R, int blocks, bool halves>
 class Chain {
@@ -59,311 +105,339 @@ class Chain {
 
   // first: chunk of the unit with which the segment begins.
   __device__ __forceinline__ Chain(const Args& args, const Cut& of, Shared& shared, int first)
-      : a(args),
-        cut(of),
-        u(shared.unit),
-        sh(shared),
-        thread(threadIdx.x & 127),
-        segment(first),
-        tokens(static_cast<int>(shared.unit.tokens)) {}
+      : a(args), cut(of), u(shared.unit), sh(shared), segment(first) {}
 
-  // All threads, ahead of a walk; as launch_parameters has written them.
+  // Ahead of a walk; as launch_parameters has written them.
   __device__ __forceinline__ void read_parameters(const float* head_parameters, bool upstream) {
     const float* const from =
         head_parameters + number_of(cut, u) * cuda::head_parameter_count(R, columns, values);
-    const int all = threadIdx.x;
-    copy_bytes<R * columns * 4, chain_threads>(from + (upstream ? 0 : R * columns), sh.bias, all);
-    copy_bytes<3 * R * values * 4, chain_threads>(from + 2 * R * columns, sh.mimo_v, all);
+    const int thread = threadIdx.x;
+    copy_bytes<R * columns * 4, chain_threads>(from + (upstream ? 0 : R * columns), sh.bias,
+                                               thread);
+    copy_bytes<3 * R * values * 4, chain_threads>(from + 2 * R * columns, sh.mimo_v, thread);
     copies_done();
     __syncthreads();
   }
 
-  // The warpgroup that holds the state: over chunks [first, end), from the last on for E;
-  // before(i, h) ahead of the i-th.
-  template <bool upstream, class Before>
-  __device__ __forceinline__ void add(float (&h)[64], int first, int end, Before before) {
-    const View& narrow = upstream ? a.d_out : a.v;
-    const int c = first_value(cut, u);
-    const int64_t z_home = cuda::at(a.z, u.batch, u.begin, u.head, c);
-    const int64_t narrow_home = upstream ? cuda::at(a.d_out, u.batch, u.begin, 0, u.head, c)
-                                         : cuda::at(a.v, u.batch, u.begin, u.head, c);
-    const bool pieces = !upstream || Upstream(a).pieces;
-    const int64_t by_rank = upstream && !a.size.reduce ? a.d_out.stride[2] : 0;
-    const int count = end - first;
-    const auto begin = [&](int i) {
-      const int chunk = upstream ? end - 1 - i : first + i, n = tokens_in(chunk);
-      const int64_t token = int64_t{chunk} * C;
-      const int thread = formed_anew(this->thread);
-      auto& to = sh.stages[i & 1];
-      if (pieces)
-        copy_narrow(narrow, narrow_home + token * narrow.stride[1], by_rank, n, to.weighed, thread);
-      if (upstream && a.z.data)
-        copy_pieces(a.z, z_home + token * a.z.stride[1], a.z.stride[1], n, to.z, thread);
-      copy_bytes<sizeof(ChunkSteps<C>), 128>(
-          sh.steps_from + (chunk - segment) * static_cast<int64_t>(sizeof(ChunkSteps<C>)),
-          &to.steps, thread);
-      copies_commit();
+  // Over chunks [first, end), from the last on for E. to: where the state ahead of the first of
+  // them goes as an operand, those of the others behind it; or null.
+  template <bool upstream>
+  __device__ __forceinline__ void walk(float (&h)[32], int first, int end, __nv_bfloat16* to) {
+    const int tokens = static_cast<int>(u.tokens), step = upstream ? -1 : 1;
+    int chunk = upstream ? end - 1 : first;
+    const auto known = [&](int of) {
+      const int rest = tokens - of * C;
+      return rest < C ? rest : C;
     };
-    begin(0);
+    Source<upstream> source(*this, chunk);
+    const Bias bias(sh);
+    const Values<upstream> own_values(*this);
+    const char* const tile = sh.stages[0].rows + place_of(threadIdx.x / 16, threadIdx.x % 16 * 8);
+    if (to) to += (chunk - first) * (columns * values) + threadIdx.x * 8;
+    source.copy(sh.stages[0], known(chunk));
 #pragma unroll 1
-    for (int i = 0; i < count; ++i) {
-      const int stage = i & 1, chunk = upstream ? end - 1 - i : first + i;
-      auto& tiles = sh.stages[stage];
-      before(i, h);
-      if (i + 1 < count) {
-        begin(i + 1);
-        copies_done_but_one();
-      } else {
-        copies_done();
-      }
-      hopper::named_barrier_sync(adding, 128);
-      if constexpr (upstream)
-        put_gated(tiles, tokens_in(chunk), pieces,
-                  narrow_home + int64_t{chunk} * C * narrow.stride[1], by_rank);
+    for (int i = 0; i < end - first; ++i, chunk += step) {
+      const int n = known(chunk);
+      auto& stage = sh.stages[i & 1];
+      copies_done();
+      __syncthreads();  // the other stage has been read as well
+      if (i + 1 < end - first) source.copy(sh.stages[~i & 1], known(chunk + step));
+      uint32_t turned[4][4];
+      if (blocks == 2 || threadIdx.x < 128)
+        turn_rows<true>(stage, bias, turned);
       else
-        put_values(tiles, tokens_in(chunk));
+        turn_rows<false>(stage, bias, turned);
+      if (n < C) keep_rows(n, turned);
+      own_values.put(stage, n, chunk, source.pieces);
       hopper::fence_async_shared();
-      hopper::named_barrier_sync(full + stage, 256);
-      scale_state(h, tiles.steps.whole);
+      if (to) {
+        // A warp has read all that it needs of its columns: the state takes their place.
+        __syncwarp();
+        own.put_rounded(stage.rows, h);
+      }
+      __syncthreads();
+      scale_state(h, stage.steps.whole);
       products_begin(h);
-      columns_by_columns<128>(h, Operand(tiles.weighed), Operand(tiles.rows));
-      products_end(h);
-      if (i + 2 < count) hopper::named_barrier_arrive(empty + stage, 256);
-      // Its tiles are copied anew behind a barrier of all four warps.
-      hopper::named_barrier_sync(adding, 128);
+      registers_by_columns<64>(h, turned, Operand(stage.weighed));
+      hopper::warpgroup_commit();
+      if (to) {
+        store_tile(tile + (i & 1) * sizeof(Stage), to);
+        to += step * (columns * values);
+      }
+      hopper::warpgroup_wait<0>();
+      hopper::hold_registers(h);
     }
+  }
+  // The state behind a walk as an operand.
+  __device__ __forceinline__ void put_last(const float (&h)[32], __nv_bfloat16* to) {
+    char* const tile = sh.stages[0].rows;
+    __syncthreads();
+    own.put_rounded(tile, h);
+    __syncthreads();
+    store_tile(tile + place_of(threadIdx.x / 16, threadIdx.x % 16 * 8), to + threadIdx.x * 8);
   }
 
-  // The warpgroup that turns rows of the same chunks.
-  template <bool upstream>
-  __device__ __forceinline__ void turn(int first, int end) {
-    const View& from = upstream ? a.q : a.k;
-    const int64_t home = cuda::at(from, u.batch, u.begin, 0, u.group);
-    const int count = end - first;
-    const auto begin = [&](int i) {
-      const int chunk = upstream ? end - 1 - i : first + i;
-      const int thread = formed_anew(this->thread);
-      auto& to = sh.stages[i & 1];
-      copy_rows<R, 128>(from, cut, part_of_columns(cut, u),
-                        home + int64_t{chunk} * C * from.stride[1], tokens_in(chunk), to.rows,
-                        thread);
-      copy_bytes<C * pairs * 8, 128>(sh.turns_from + int64_t{chunk - segment} * (C * pairs * 2),
-                                     to.turns, thread);
-      copies_commit();
-    };
-    begin(0);
-#pragma unroll 1
-    for (int i = 0; i < count; ++i) {
-      if (i + 1 < count) {
-        if (i > 0) hopper::named_barrier_sync(empty + ((i + 1) & 1), 256);
-        begin(i + 1);
-        copies_done_but_one();
-      } else {
-        copies_done();
-      }
-      hopper::named_barrier_sync(turning, 128);
-      turn_rows(sh.stages[i & 1], tokens_in(upstream ? end - 1 - i : first + i),
-                upstream ? a.q_bias.data : a.k_bias.data);
-      hopper::fence_async_shared();
-      hopper::named_barrier_arrive(full + (i & 1), 256);
-    }
-  }
+  const Columns<halves> own;
 
  private:
-  enum Barrier { full = 1, empty = 3, adding = 5, turning = 6 };  // full and empty by stage
   using Stage = typename Shared::Stage;
 
-  __device__ __forceinline__ int tokens_in(int chunk) const {
-    const int rest = tokens - chunk * C;
-    return rest < C ? rest : C;
-  }
-  // [C, 8] pieces of rows `apart` elements apart, zeros behind the last token.
-  __device__ __forceinline__ void copy_pieces(const View& from, int64_t home, int64_t apart, int n,
-                                              uint4* to, int thread) {
-    constexpr int items = C * 8;
-    const auto* const at = static_cast<const __nv_bfloat16*>(from.data) + home + thread % 8 * 8;
+  // A tile of 64 rows of 128 columns to memory, row by row; the thread's first piece of either.
+  static __device__ __forceinline__ void store_tile(const char* tile, __nv_bfloat16* to) {
 #pragma unroll
-    for (int i = 0; i < (items + 127) / 128; ++i) {
-      // No branch: of fewer pieces than threads some are copied twice.
-      const int item = items < 128 ? thread % items : thread + i * 128, t = item / 8;
-      hopper::copy_16_bytes(hopper::smem_address(to + item), at + (t < n ? t * apart : 0), t < n);
+    for (int i = 0; i < 4; ++i)
+      __stcg(reinterpret_cast<uint4*>(to) + i * chain_threads,
+             *reinterpret_cast<const uint4*>(tile + i * (16 * 128)));
+  }
+
+  // What a thread copies of a chunk. Rows behind the last token are zeros.
+  template <bool upstream>
+  struct Source {
+    static constexpr int row_step = 16 / R, z_pieces = C * 8, turn_pieces = C * pairs / 2;
+    static constexpr int step_pieces = sizeof(ChunkSteps<C>) / 16;
+    static constexpr int64_t turn_bytes = C * pairs * 8, step_bytes = sizeof(ChunkSteps<C>);
+    static_assert(step_pieces <= chain_threads);
+
+    const char *rows, *narrow, *z, *turns, *steps;
+    int64_t row_bytes, narrow_bytes, z_bytes;  // of a token
+    int rows_to, narrow_to, turns_to;
+    bool has_column, pieces, gated;
+
+    // From chunk `chunk` of the unit on.
+    __device__ __forceinline__ Source(const Chain& c, int chunk) {
+      const Args& a = c.a;
+      const Unit& u = c.u;
+      const int thread = threadIdx.x, row0 = thread / 16, narrow0 = thread / 8;
+      const int64_t token = u.begin + int64_t{chunk} * C, at = chunk - c.segment;
+      const View& wide = upstream ? a.q : a.k;
+      const View& v = upstream ? a.d_out : a.v;
+      const int column = c.cut.own_column(part_of_columns(c.cut, u), thread % 16 * 8);
+      has_column = c.cut.has(column);
+      const int64_t row = cuda::at(wide, u.batch, token + row0 / R, 0, u.group) +
+                          (R > 1 ? row0 % R * wide.stride[2] : 0) + column;
+      rows = static_cast<const char*>(wide.data) + row * 2;
+      const int first = first_value(c.cut, u), piece = thread % 8 * 8;
+      const int r = upstream && !a.size.reduce ? narrow0 % R : 0;
+      const int64_t value = upstream ? cuda::at(v, u.batch, token + narrow0 / R, r, u.head, first)
+                                     : cuda::at(v, u.batch, token + narrow0 / R, u.head, first);
+      narrow = static_cast<const char*>(v.data) + (value + piece) * 2;
+      const int item = thread % z_pieces / 8;
+      z = static_cast<const char*>(a.z.data) +
+          (cuda::at(a.z, u.batch, token + item, u.head, first) + piece) * 2;
+      turns = reinterpret_cast<const char*>(c.sh.turns_from) + at * turn_bytes +
+              thread % turn_pieces * 16;
+      steps = c.sh.steps_from + at * step_bytes +
+              (thread < step_pieces ? thread : step_pieces - 1) * 16;
+      row_bytes = wide.stride[1] * 2, narrow_bytes = v.stride[1] * 2;
+      z_bytes = a.z.stride[1] * 2;
+      rows_to = place_of(row0, thread % 16 * 8);
+      narrow_to = place_of(narrow0, piece);
+      const int turn = thread % turn_pieces;
+      turns_to = Shared::turn_at(turn / (pairs / 2), turn % (pairs / 2) * 2) * 8;
+      pieces = !upstream || Upstream(a).pieces;
+      gated = upstream && a.z.data;
     }
-  }
-  // Rows (token, r) of 64 columns into the narrow tile.
-  __device__ __forceinline__ void copy_narrow(const View& from, int64_t home, int64_t by_rank,
-                                              int n, char* tile, int thread) {
-    const int row0 = thread / 8;
-    const auto* const at =
-        static_cast<const __nv_bfloat16*>(from.data) + home + thread % 8 * 8 + row0 % R * by_rank;
-    const uint32_t to =
-        hopper::smem_address(tile) + static_cast<uint32_t>(place_of(row0, thread % 8 * 8));
+    // One chunk, of n tokens; the next call has the one behind it, or before it for E.
+    __device__ __forceinline__ void copy(Stage& to, int n) {
+      const int thread = threadIdx.x;
+      const auto base = static_cast<uint32_t>(hopper::smem_address(&to));
+      const auto place = [&](const void* of) {
+        return base + static_cast<uint32_t>(static_cast<const char*>(of) -
+                                            reinterpret_cast<const char*>(&to));
+      };
+      const int rows_n = has_column ? n : 0;
 #pragma unroll
-    for (int i = 0; i < rows / 16; ++i) {
-      const int t = (row0 + 16 * i) / R;
-      hopper::copy_16_bytes(to + static_cast<uint32_t>(i * 2048),
-                            at + (t < n ? t * from.stride[1] : 0), t < n);
-    }
-  }
-  // A thread has two pairs of some tokens, and two that no pair turns.
-  __device__ __forceinline__ void turn_rows(Stage& to, int n, bool biased) {
-    constexpr int each = C / 8;
+      for (int i = 0; i < 4; ++i)
+        hopper::copy_16_bytes(place(to.rows) + static_cast<uint32_t>(rows_to + i * 2048),
+                              rows + i * row_step * row_bytes,
+                              thread / 16 / R + i * row_step < rows_n);
+      if (pieces)
 #pragma unroll
-    for (int block = 0; block < 2; ++block) {
-      const bool turned = block < blocks;
-      if (!turned && !biased) break;
-      const int pp = (thread & 15) + 16 * block;
-      if constexpr (R == 8) {
-        turn_token(to, n, pp, turned);
-        continue;
-      }
-      constexpr int together = R < 4 ? 4 / R : 1;  // tokens
-      float4 bias[4];
+        for (int i = 0; i < 2; ++i)
+          hopper::copy_16_bytes(place(to.weighed) + static_cast<uint32_t>(narrow_to + i * 4096),
+                                narrow + i * (32 / R) * narrow_bytes,
+                                thread / 8 / R + i * (32 / R) < n);
+      if (gated) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) bias[i] = sh.bias[i % R * 32 + pp];
-#pragma unroll 1
-      for (int j = 0; j < each; j += together) {
-        const int t0 = (thread >> 4) * each + j;
-        if (t0 >= n) break;
-        TwoTurns by[4];
-        char* at[4];
-        bool live[4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const int t = t0 + i / R;
-          if (turned) {
-            const float4 x = *reinterpret_cast<const float4*>(to.turns + t * pairs + 2 * pp);
-            by[i] = {x.x, x.y, x.z, x.w};
-          }
-          at[i] = to.rows + row_behind(place_of(t * R, halves ? 2 * pp : 4 * pp), i % R);
-          live[i] = t < n;
+        for (int i = 0; i < (z_pieces + chain_threads - 1) / chain_threads; ++i) {
+          const int item = thread % z_pieces + i * chain_threads;
+          hopper::copy_16_bytes(place(to.z) + static_cast<uint32_t>(item * 16),
+                                z + i * (chain_threads / 8) * z_bytes, item / 8 < n);
         }
-        if (turned)
-          turn_all<halves, true>(at, live, bias, by);
-        else
-          turn_all<halves, false>(at, live, bias, by);
+      }
+#pragma unroll
+      for (int i = 0; i < (turn_pieces + chain_threads - 1) / chain_threads; ++i)
+        hopper::copy_16_bytes(
+            place(to.turns) + static_cast<uint32_t>(turns_to + i * chain_threads * 16),
+            turns + i * chain_threads * 16, true);
+      hopper::copy_16_bytes(
+          place(&to.steps) +
+              static_cast<uint32_t>((thread < step_pieces ? thread : step_pieces - 1) * 16),
+          steps, true);
+      constexpr int by = upstream ? -1 : 1;
+      rows += by * C * row_bytes, narrow += by * C * narrow_bytes, z += by * C * z_bytes;
+      turns += by * turn_bytes, steps += by * step_bytes;
+    }
+  };
+
+  // Of the two columns of the lane's pair, of its rows 2 (lane % 4) and the next of each eight.
+  struct Bias {
+    float first[2], second[2];
+    __device__ __forceinline__ explicit Bias(const Shared& sh) {
+      const Columns<halves> own;
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const auto* const at =
+            reinterpret_cast<const float*>(&sh.bias[(own.value + i) % R * 32 + own.pair / 2]);
+        const int column = (own.pair & 1) * (halves ? 1 : 2);
+        first[i] = at[column], second[i] = at[column + (halves ? 2 : 1)];
+      }
+    }
+  };
+
+  // Rows of the warp's columns as left operands: `to[k]` of rows 16 k and on, biased and turned.
+  template <bool turns>
+  __device__ __forceinline__ void turn_rows(const Stage& from, const Bias& bias,
+                                            uint32_t (&to)[4][4]) const {
+    const int lane = threadIdx.x & 31;
+    // Of matrices of eight rows: first columns, second ones, and both eight rows on.
+    const char* const matrices =
+        from.rows + place_of(lane % 8 + lane / 16 * 8, own.pair / 8 * 8 + (lane & 8 ? 64 : 0));
+    const int words = place_of(own.value, 2 * own.pair);
+    const float2* const turns_at = from.turns + Shared::turn_at(own.value / R, own.pair);
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      // [first or second column][rows, and those eight on]: two rows a word.
+      uint32_t raw[2][2];
+      if constexpr (halves) {
+        uint32_t x[4];
+        hopper::load_matrix_x4_transposed(x, matrices + k * 2048);
+        raw[0][0] = x[0], raw[1][0] = x[1], raw[0][1] = x[2], raw[1][1] = x[3];
+      } else {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const char* const at = from.rows + (2 * k + i) * 1024;
+          const uint32_t even = *reinterpret_cast<const uint32_t*>(at + words);
+          const uint32_t odd = *reinterpret_cast<const uint32_t*>(at + row_behind(words, 1));
+          raw[0][i] = __byte_perm(even, odd, 0x5410), raw[1][i] = __byte_perm(even, odd, 0x7632);
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        float x[2], y[2];  // of the two rows
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          x[e] = (e ? high_of(raw[0][i]) : low_of(raw[0][i])) + bias.first[e];
+          y[e] = (e ? high_of(raw[1][i]) : low_of(raw[1][i])) + bias.second[e];
+        }
+        if constexpr (turns) {
+          const float2* const at = turns_at + (16 * k + 8 * i) / R * pairs;
+          const float2 by[2] = {at[0], at[R == 1 ? pairs : 0]};
+#pragma unroll
+          for (int e = 0; e < 2; ++e) {
+            const float first = x[e], second = y[e];
+            x[e] = first * by[e].x - second * by[e].y;
+            y[e] = first * by[e].y + second * by[e].x;
+          }
+        }
+        to[k][2 * i] = two_rounded(x[0], x[1]);
+        to[k][2 * i + 1] = two_rounded(y[0], y[1]);
       }
     }
   }
-  // The same of a token of eight rows, four at a time.
-  __device__ __forceinline__ void turn_token(Stage& to, int n, int pp, bool turned) {
-    const int t = thread >> 4;
-    if (t >= n) return;
-    TwoTurns by[4];
-    bool live[4];
+  // Zeros behind the last token.
+  __device__ __forceinline__ void keep_rows(int n, uint32_t (&x)[4][4]) const {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if (turned) {
-        const float4 x = *reinterpret_cast<const float4*>(to.turns + t * pairs + 2 * pp);
-        by[i] = {x.x, x.y, x.z, x.w};
-      }
-      live[i] = true;
-    }
-    const int place = place_of(t * R, halves ? 2 * pp : 4 * pp);
-#pragma unroll 1
-    for (int r = 0; r < R; r += 4) {
-      char* at[4];
-      float4 bias[4];
+    for (int k = 0; k < 4; ++k)
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        at[i] = to.rows + row_behind(place, r + i);
-        bias[i] = sh.bias[(r + i) * 32 + pp];
+      for (int i = 0; i < 2; ++i) {
+        const int row = 16 * k + 8 * i + own.value;
+        const uint32_t keep = (row / R < n ? 0xffffu : 0u) | ((row + 1) / R < n ? 0xffff0000u : 0u);
+        x[k][2 * i] &= keep, x[k][2 * i + 1] &= keep;
       }
-      if (turned)
-        turn_all<halves, true>(at, live, bias, by);
+  }
+
+  // Eight values of two rows: projected and by key of their token, or rows of d_out through the
+  // gate by e^L; in place where they have been copied.
+  template <bool upstream>
+  struct Values {
+    const Chain& c;
+    int row0, at, z_at;
+    float by_v[upstream ? 1 : 8], by_out[upstream ? 8 : 1], by_z[upstream ? 8 : 1];
+
+    __device__ __forceinline__ explicit Values(const Chain& of) : c(of) {
+      const int piece = threadIdx.x % 8;
+      row0 = threadIdx.x / 8, at = place_of(row0, piece * 8);
+      z_at = row0 / R * 8 + piece;
+      const int from = row0 % R * values + piece * 8;
+      if constexpr (upstream)
+        take_eight(c.sh.mimo_out + from, by_out), take_eight(c.sh.mimo_z + from, by_z);
       else
-        turn_all<halves, false>(at, live, bias, by);
+        take_eight(c.sh.mimo_v + from, by_v);
     }
-  }
-  // Projected rows by key of each token, in place.
-  __device__ __forceinline__ void put_values(Stage& to, int n) {
-    const int row0 = thread / 8, c = thread % 8 * 8;
-    float by_v[8];
-    take_eight(sh.mimo_v + row0 % R * values + c, by_v);
-    // All loads ahead of the first store, behind which the compiler would leave them.
-    uint4 all[rows / 16];
-    float by[rows / 16];
-#pragma unroll
-    for (int i = 0; i < rows / 16; ++i) {
-      const int row = row0 + 16 * i;
-      all[i] = *reinterpret_cast<const uint4*>(to.weighed + place_of(row, c));
-      by[i] = to.steps.key[row / R];
-    }
-#pragma unroll
-    for (int i = 0; i < rows / 16; ++i) {
-      const int row = row0 + 16 * i;
-      const uint32_t words[4] = {all[i].x, all[i].y, all[i].z, all[i].w};
-      uint32_t scaled[4] = {0, 0, 0, 0};
-      if (row / R < n) {
-#pragma unroll
-        for (int w = 0; w < 4; ++w) {
-          const float x = low_of(words[w]) * by_v[2 * w], y = high_of(words[w]) * by_v[2 * w + 1];
-          scaled[w] = two_rounded(by[i] * x, by[i] * y);
-        }
-      }
-      *reinterpret_cast<uint4*>(to.weighed + place_of(row, c)) = {scaled[0], scaled[1], scaled[2],
-                                                                  scaled[3]};
-    }
-  }
-  // Rows of d_out through the gate by e^L of each token, in place where they have been copied.
-  __device__ __forceinline__ void put_gated(Stage& to, int n, bool pieces, int64_t up_home,
-                                            int64_t up_rank) {
-    const int row0 = thread / 8, c = thread % 8 * 8, r = row0 % R;
-    float by_out[8], by_z[8];
-    take_eight(sh.mimo_out + r * values + c, by_out);
-    take_eight(sh.mimo_z + r * values + c, by_z);
-#pragma unroll 1
-    for (int first = row0; first < rows; first += 32) {
-      uint4 all[2], zs[2] = {};
-      float left[2];
+    __device__ __forceinline__ void put(Stage& to, int n, int chunk, bool pieces) const {
+      // All loads ahead of the first store, behind which the compiler would leave them.
+      uint4 own[2], z[2];
+      float by[2];
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const int row = first + 16 * i, t = row / R;
-        if (pieces) all[i] = *reinterpret_cast<const uint4*>(to.weighed + place_of(row, c));
-        if (a.z.data) zs[i] = to.z[t * 8 + thread % 8];
-        left[i] = to.steps.left[t];
+        own[i] = *reinterpret_cast<const uint4*>(to.weighed + at + i * 4096);
+        by[i] = (upstream ? to.steps.left : to.steps.key)[row0 / R + i * (32 / R)];
+        if (upstream && c.a.z.data) z[i] = to.z[z_at + i * (32 / R) * 8];
       }
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const int t = (first + 16 * i) / R;
+        const int t = row0 / R + i * (32 / R);
         float x[8];
-        if (pieces) {
-          const uint32_t words[4] = {all[i].x, all[i].y, all[i].z, all[i].w};
-#pragma unroll
-          for (int j = 0; j < 8; ++j) x[j] = j & 1 ? high_of(words[j / 2]) : low_of(words[j / 2]);
+        eight_of(own[i], x);
+        if constexpr (upstream) {
+          if (!pieces) read_apart(t, t < n, chunk, x);
+          gate(z[i], x);
         } else {
-          const int64_t from =
-              up_home + t * a.d_out.stride[1] + r * up_rank + c * a.d_out.stride[4];
 #pragma unroll
-          for (int j = 0; j < 8; ++j)
-            x[j] = a.d_out.data && t < n ? cuda::read(a.d_out, from + j * a.d_out.stride[4]) : 0.0f;
+          for (int j = 0; j < 8; ++j) x[j] *= by_v[j];
         }
+        uint32_t words[4];
 #pragma unroll
-        for (int j = 0; j < 8; ++j) x[j] *= by_out[j];
-        if (a.z.data) {
-          const uint32_t words[4] = {zs[i].x, zs[i].y, zs[i].z, zs[i].w};
-#pragma unroll
-          for (int j = 0; j < 8; ++j) {
-            const float w = (j & 1 ? high_of(words[j / 2]) : low_of(words[j / 2])) * by_z[j];
-            x[j] *= w * gate_sigmoid(w);
-          }
-        }
-        const float by = left[i];
-        all[i] = {0, 0, 0, 0};
-        if (t < n)
-          all[i] = {two_rounded(by * x[0], by * x[1]), two_rounded(by * x[2], by * x[3]),
-                    two_rounded(by * x[4], by * x[5]), two_rounded(by * x[6], by * x[7])};
+        for (int j = 0; j < 4; ++j)
+          words[j] = t < n ? two_rounded(by[i] * x[2 * j], by[i] * x[2 * j + 1]) : 0u;
+        *reinterpret_cast<uint4*>(to.weighed + at + i * 4096) = {words[0], words[1], words[2],
+                                                                 words[3]};
       }
-#pragma unroll
-      for (int i = 0; i < 2; ++i)
-        *reinterpret_cast<uint4*>(to.weighed + place_of(first + 16 * i, c)) = all[i];
     }
-  }
+
+   private:
+    static __device__ __forceinline__ void eight_of(const uint4& from, float (&x)[8]) {
+      const uint32_t words[4] = {from.x, from.y, from.z, from.w};
+#pragma unroll
+      for (int j = 0; j < 8; ++j) x[j] = j & 1 ? high_of(words[j / 2]) : low_of(words[j / 2]);
+    }
+    __device__ __forceinline__ void gate(const uint4& z, float (&x)[8]) const {
+#pragma unroll
+      for (int j = 0; j < 8; ++j) x[j] *= by_out[j];
+      if (!c.a.z.data) return;
+      float w[8];
+      eight_of(z, w);
+#pragma unroll
+      for (int j = 0; j < 8; ++j) w[j] *= by_z[j], x[j] *= w[j] * gate_sigmoid(w[j]);
+    }
+    // Of d_out where eight neighbours are not one load.
+    __device__ __forceinline__ void read_apart(int t, bool known, int chunk, float (&x)[8]) const {
+      const View& v = c.a.d_out;
+      const int first = first_value(c.cut, c.u) + threadIdx.x % 8 * 8;
+      const int64_t from = cuda::at(v, c.u.batch, c.u.begin + int64_t{chunk} * C + t,
+                                    c.a.size.reduce ? 0 : row0 % R, c.u.head, first);
+#pragma unroll
+      for (int j = 0; j < 8; ++j)
+        x[j] = v.data && known ? cuda::read(v, from + j * v.stride[4]) : 0.0f;
+    }
+  };
 
   const Args& a;
   const Cut& cut;
   const Unit& u;
   Shared& sh;
-  const int thread, segment, tokens;
+  const int segment;
 };
 
 }  // namespace talea::mamba3::sm90

@@ -54,8 +54,7 @@ __device__ __forceinline__ void fetch(const void* from) {
 }
 
 // Two pairs of eight rows of q and of k, of `known` tokens from t0 on: all are taken before the
-// first is put back, behind which the compiler would leave them. With four rows a token (R 4) that
-// is slower than a row after another.
+// first is put back, behind which the compiler would leave them.
 template <int R, bool halves, int pairs>
 __device__ __forceinline__ void turn_eight(Shared<R>& sh, int stage, int t0, int known, int pp,
                                            const float4& first, const float4* turns) {
@@ -82,6 +81,44 @@ __device__ __forceinline__ void turn_eight(Shared<R>& sh, int stage, int t0, int
       bias[i] = biases[i % R * 32];
     }
     turn_all<halves, true>(at, live, bias, by);
+  }
+}
+
+// Four pairs of four rows of q or k from row `row0` on, of one token, turned or biased alone; all
+// taken before the first is put back, as above. Columns: the first of the pairs.
+template <int R, bool halves, bool turns>
+__device__ __forceinline__ void turn_four(char* tile, int row0, int column, const float4* biases,
+                                          const TwoTurns (&by)[2]) {
+  const int place = place_of(row0, column);
+  uint4 words[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const char* const at = tile + row_behind(place, i);
+    if constexpr (halves) {
+      const uint2 x = *reinterpret_cast<const uint2*>(at);
+      const uint2 y = *reinterpret_cast<const uint2*>(at + panel_bytes);
+      words[i] = {x.x, y.x, x.y, y.y};
+    } else {
+      words[i] = *reinterpret_cast<const uint4*>(at);
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float4* const bias = biases + (row0 + i) % R * 32;
+    const float4 x = turned_words<halves, turns>({words[i].x, words[i].y}, bias[0], by[0]);
+    const float4 y = turned_words<halves, turns>({words[i].z, words[i].w}, bias[1], by[1]);
+    words[i] = {two_rounded(x.x, x.y), two_rounded(x.z, x.w), two_rounded(y.x, y.y),
+                two_rounded(y.z, y.w)};
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    char* const at = tile + row_behind(place, i);
+    if constexpr (halves) {
+      *reinterpret_cast<uint2*>(at) = {words[i].x, words[i].z};
+      *reinterpret_cast<uint2*>(at + panel_bytes) = {words[i].y, words[i].w};
+    } else {
+      *reinterpret_cast<uint4*>(at) = words[i];
+    }
   }
 }
 
@@ -130,7 +167,9 @@ template <int R, int blocks, class S>
 __device__ __forceinline__ void read_chunks(const Args& a, const Cut& cut, S& sh) {
   const Unit& u = sh.unit;
   constexpr int C = tokens_of<R>, pairs = 32 * blocks, each = C / 8;
-  const int thread = threadIdx.x & 127, pp0 = thread & 15, t0 = (thread >> 4) * each;
+  const int thread = threadIdx.x & 127;
+  const int pp0 = thread & 15, t0 = (thread >> 4) * each;  // two pairs of some tokens
+  const int row0 = thread / 8 * 4;                         // R 4 and up: four pairs of four rows
   const auto sync = [] { hopper::named_barrier_sync(reading, 128); };
   float h[64];
   if (sh.home) {
@@ -164,46 +203,39 @@ __device__ __forceinline__ void read_chunks(const Args& a, const Cut& cut, S& sh
     if (sh.saved && (sh.first + chunk) % a.size.kept_every == 0)
       put_state(sh.saved + (sh.first + chunk) / a.size.kept_every * (columns * values), h);
     // Not under the product of the chunk before: what is loaded there is spilled.
-    const auto* const turns = reinterpret_cast<const float4*>(sh.turns_from) +
-                              chunk * (C * pairs / 2) + t0 * (pairs / 2) + pp0;
-    const float4 ahead = __ldg(turns);
+    const auto* const turns =
+        reinterpret_cast<const float4*>(sh.turns_from) + chunk * (C * pairs / 2) +
+        (R < 4 ? t0 * (pairs / 2) + pp0 : row0 / R * (pairs / 2) + (thread & 7) * 2);
+    const float4 ahead = __ldg(turns), beside = R < 4 ? float4{} : __ldg(turns + 1);
     const RawValues<R, 128> own(a, cut, u, p, thread);
     copies_done();
     sync();
     const auto turn = [&](auto halves) {
-      const auto one = [&](int j, int b, const float4& x) {
-        TwoTurns by;
-        by.cos0 = x.x, by.sin0 = x.y, by.cos1 = x.z, by.sin1 = x.w;
-        // The rows of a group of tokens begin at a multiple of eight.
-        char* const q = sh.q[stage] + t0 * R * 128;
-        char* const k = sh.k[stage] + t0 * R * 128;
-        const int pp = pp0 + 16 * b;
+      if constexpr (R < 4) {
 #pragma unroll
-        for (int r = 0; r < R; ++r) {
-          turn_row<halves()>(q, j * R + r, pp, sh.q_bias[r * 32 + pp], by);
-          turn_row<halves()>(k, j * R + r, pp, sh.k_bias[r * 32 + pp], by);
+        for (int b = 0; b < blocks; ++b)
+          turn_eight<R, halves(), pairs>(sh, stage, t0, p.n - t0, pp0 + 16 * b,
+                                         b == 0 ? ahead : __ldg(turns + b * 16), turns + b * 16);
+        // Pairs that never turn.
+        if constexpr (blocks == 1) {
+          if (a.q_bias.data) bias_rows<R, halves(), 128>(sh.q[stage], p.n, sh.q_bias, thread);
+          if (a.k_bias.data) bias_rows<R, halves(), 128>(sh.k[stage], p.n, sh.k_bias, thread);
         }
-      };
-#pragma unroll
-      for (int b = 0; b < blocks; ++b) {
-        float4 next = b == 0 ? ahead : __ldg(turns + b * 16);
-        if constexpr (R < 4) {
-          turn_eight<R, halves(), pairs>(sh, stage, t0, p.n - t0, pp0 + 16 * b, next,
-                                         turns + b * 16);
-        } else {
-#pragma unroll 1
-          for (int j = 0; j < each; ++j) {
-            const float4 x = next;
-            if (j + 1 < each) next = __ldg(turns + (j + 1) * (pairs / 2) + b * 16);
-            if (t0 + j >= p.n) break;
-            one(j, b, x);
-          }
-        }
-      }
-      // Pairs that never turn.
-      if constexpr (blocks == 1) {
-        if (a.q_bias.data) bias_rows<R, halves(), 128>(sh.q[stage], p.n, sh.q_bias, thread);
-        if (a.k_bias.data) bias_rows<R, halves(), 128>(sh.k[stage], p.n, sh.k_bias, thread);
+      } else {
+        if (row0 / R >= p.n) return;
+        const auto block = [&](auto b, const float4& x, const float4& y) {
+          const TwoTurns by[2] = {{x.x, x.y, x.z, x.w}, {y.x, y.y, y.z, y.w}};
+          const int column = (halves() ? 32 : 64) * b() + (halves() ? 4 : 8) * (thread & 7);
+          const int bias = 16 * b() + (thread & 7) * 2;
+          turn_four<R, halves(), (b() < blocks)>(sh.q[stage], row0, column, sh.q_bias + bias, by);
+          turn_four<R, halves(), (b() < blocks)>(sh.k[stage], row0, column, sh.k_bias + bias, by);
+        };
+        using Second = std::integral_constant<int, 1>;
+        block(std::integral_constant<int, 0>{}, ahead, beside);
+        if constexpr (blocks == 2)
+          block(Second{}, __ldg(turns + 16), __ldg(turns + 17));
+        else if (a.q_bias.data || a.k_bias.data)
+          block(Second{}, {}, {});
       }
     };
     if (a.size.halves)

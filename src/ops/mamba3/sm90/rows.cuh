@@ -306,17 +306,14 @@ __device__ __forceinline__ float4 turned(uint2 words, const float4& bias, const 
     return {a * by.cos0 - b * by.sin0, a * by.sin0 + b * by.cos0, c * by.cos1 - d * by.sin1,
             c * by.sin1 + d * by.cos1};
 }
-template <bool halves>
-__device__ __forceinline__ void turn_words(char* at, const float4& bias, const TwoTurns& by) {
-  const float4 x = turned<halves>(take_words<halves>(at), bias, by);
-  put_words<halves>(at, {two_rounded(x.x, x.y), two_rounded(x.z, x.w)});
+// Or biased alone.
+template <bool halves, bool turns>
+__device__ __forceinline__ float4 turned_words(uint2 words, const float4& bias,
+                                               const TwoTurns& by) {
+  if constexpr (turns) return turned<halves>(words, bias, by);
+  return {low_of(words.x) + bias.x, high_of(words.x) + bias.y, low_of(words.y) + bias.z,
+          high_of(words.y) + bias.w};
 }
-template <bool halves>
-__device__ __forceinline__ void turn_row(char* tile, int row, int pp, const float4& bias,
-                                         const TwoTurns& by) {
-  turn_words<halves>(words_at<halves>(tile, row, pp), bias, by);
-}
-
 // Rows r of a token, whose first row has its words at `at`: r is below R, a power of two, and the
 // first row a multiple of it, so that r swaps its own pieces alone.
 __device__ __forceinline__ int row_behind(int at, int r) { return (at ^ (r << 4)) + r * 128; }
@@ -331,9 +328,7 @@ __device__ __forceinline__ void turn_all(char* const (&at)[count], const bool (&
   for (int i = 0; i < count; ++i) words[i] = take_words<halves>(at[i]);
 #pragma unroll
   for (int i = 0; i < count; ++i) {
-    float4 x = {low_of(words[i].x) + bias[i].x, high_of(words[i].x) + bias[i].y,
-                low_of(words[i].y) + bias[i].z, high_of(words[i].y) + bias[i].w};
-    if constexpr (turns) x = turned<halves>(words[i], bias[i], by[i]);
+    const float4 x = turned_words<halves, turns>(words[i], bias[i], by[i]);
     words[i] = {two_rounded(x.x, x.y), two_rounded(x.z, x.w)};
   }
 #pragma unroll

@@ -70,13 +70,12 @@ __device__ __forceinline__ void store_values(const View& to, int64_t home, int n
 // Nothing is left behind a reset, not 0 * Inf.
 template <int count>
 __device__ __forceinline__ void scale_state(float (&h)[count], float by) {
-  if (by != 0) {
-#pragma unroll
-    for (float& x : h) x *= by;
-  } else {
+  if (by == 0) {
 #pragma unroll
     for (float& x : h) x = 0;
   }
+#pragma unroll
+  for (float& x : h) x *= by;
 }
 
 // Rows of v of R = 1 as they are, the first at `home`.

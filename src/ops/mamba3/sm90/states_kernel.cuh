@@ -10,7 +10,6 @@
 namespace talea::mamba3::sm90::states {
 
 constexpr int size = columns * values;
-constexpr int turning = 104, adding = 152;  // registers
 
 // What a block walks: chunks [first, end) of a sequence, of a segment that begins at `segment`,
 // where its unit keeps them from `slot` on. Of a pack, a stretch of a round.
@@ -58,30 +57,23 @@ __device__ __forceinline__ void states_of(const Args& a, const Cut& cut, const U
   }
   Chain<R, blocks, halves> chain(a, cut, sh, w.segment);
   chain.read_parameters(b.head_parameters, false);
-  if (warpgroup() == 1) {
-    hopper::lower_registers<turning>();
-    return chain.template turn<false>(first, end);
-  }
-  hopper::raise_registers<adding>();
-  float h[64];
+  float h[32];
   const float* const saved = saved_states(a, cut, sh.unit);
   if (handed && w.starts && starts_with_state(a)) {
-    take_state(b.first_states + int64_t{w.place} * size, h);
+    chain.own.take(b.first_states + int64_t{w.place} * size, h);
   } else if (w.starts) {
 #pragma unroll
     for (float& x : h) x = 0;
   } else {
-    take_state(saved ? saved + w.first / a.size.kept_every * size
-                     : state_before(a, b, wave, number, wave.segment),
-               h);
+    chain.own.take(saved ? saved + w.first / a.size.kept_every * size
+                         : state_before(a, b, wave, number, wave.segment),
+                   h);
   }
-  chain.template add<false>(h, first, end, [&](int i, float(&own)[64]) {
-    if (!ahead) put_rounded(sh.to + int64_t{i} * size, own);
-  });
+  chain.template walk<false>(h, first, end, ahead ? nullptr : sh.to);
   if (ahead)
-    put_state(state_before(a, b, wave, number, wave.segment + 1), h);
+    chain.own.put(state_before(a, b, wave, number, wave.segment + 1), h);
   else if (w.is_alone)
-    put_rounded(sh.to + int64_t{end - first} * size, h);
+    chain.put_last(h, sh.to + int64_t{end - first} * size);
 }
 
 // E behind each chunk of the slice at work.
@@ -106,22 +98,15 @@ __device__ __forceinline__ void upstream_of(const Args& a, const Cut& cut, const
   }
   Chain<R, blocks, halves> chain(a, cut, sh, w.segment);
   chain.read_parameters(b.head_parameters, true);
-  if (warpgroup() == 1) {
-    hopper::lower_registers<turning>();
-    return chain.template turn<true>(first, end);
-  }
-  hopper::raise_registers<adding>();
-  float e[64];
+  float e[32];
   if (!handed && w.starts) {
 #pragma unroll
     for (float& x : e) x = 0;
   } else {
-    take_state(b.upstream + behind * size, e);
+    chain.own.take(b.upstream + behind * size, e);
   }
-  chain.template add<true>(e, first, end, [&](int i, float(&own)[64]) {
-    put_rounded(sh.to + int64_t{end - 1 - i - first} * size, own);
-  });
-  if (handed || w.crosses) put_state(sh.home, e);
+  chain.template walk<true>(e, first, end, sh.to);
+  if (handed || w.crosses) chain.own.put(sh.home, e);
 }
 
 // Of a round: its stretches, the longest first, each by all heads, h before E; where h alone is

@@ -8,8 +8,6 @@
 namespace talea::mamba3::sm90 {
 namespace {
 
-constexpr int turning = 104, adding = 152;  // registers
-
 // A block a stretch, those of a unit beside each other. Nothing follows the last of a sequence.
 template <int R, int blocks, bool halves>
 __global__ void __launch_bounds__(chain_threads, 2)
@@ -33,16 +31,11 @@ __global__ void __launch_bounds__(chain_threads, 2)
   const Cut whole;
   Chain<R, blocks, halves> chain(a, whole, sh, run);
   chain.read_parameters(b.head_parameters, false);
-  if (warpgroup() == 1) {
-    hopper::lower_registers<turning>();
-    return chain.template turn<false>(first, end);
-  }
-  hopper::raise_registers<adding>();
-  float h[64];
+  float h[32];
 #pragma unroll
   for (float& x : h) x = 0;
-  chain.template add<false>(h, first, end, [](int, float(&)[64]) {});
-  put_state(b.stretches + int64_t{blockIdx.x} * (columns * values), h);
+  chain.template walk<false>(h, first, end, nullptr);
+  chain.own.put(b.stretches + int64_t{blockIdx.x} * (columns * values), h);
 }
 
 }  // namespace

@@ -132,11 +132,16 @@ __device__ __forceinline__ void each_two(float (&d)[count], F f) {
   }
 }
 
+// Four matrices of eight rows at once: two of columns 8 j and on, two of the next eight.
 template <int count>
-__device__ __forceinline__ void put_tile(char* tile, float (&d)[count]) {
-  each_two(d, [&](int i, int j, float x, float y) {
-    *reinterpret_cast<uint32_t*>(tile + place_of(i, j)) = two_rounded(x, y);
-  });
+__device__ __forceinline__ void put_tile(char* tile, const float (&d)[count]) {
+  const int lane = threadIdx.x & 31, row = (threadIdx.x & 127) / 32 * 16 + lane % 16;
+#pragma unroll
+  for (int j = 0; j < count / 4; j += 2)
+    hopper::store_matrix_x4(
+        tile + place_of(row, 8 * j + lane / 16 * 8), two_rounded(d[4 * j], d[4 * j + 1]),
+        two_rounded(d[4 * j + 2], d[4 * j + 3]), two_rounded(d[4 * j + 4], d[4 * j + 5]),
+        two_rounded(d[4 * j + 6], d[4 * j + 7]));
 }
 
 }  // namespace talea::mamba3::sm90

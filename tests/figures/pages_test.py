@@ -1,4 +1,4 @@
-"""What: tools/attention_page, scan_page and peer_page over receipts in which no two figures are equal.
+"""What: tools/attention_page, scan_page, h200_page and peer_page over receipts in which no two figures are equal.
 Why: a page that is drawn wrong is what its program says, so the check of figures passes it: a row left out, two
 columns that change places.
 Never: reads the real receipts.
@@ -258,6 +258,31 @@ class ScanPage(unittest.TestCase):
                 with self.assertRaisesRegex(ValueError, strange["case"]):
                     self.tables()
                 runs.pop()
+
+
+class H200Page(unittest.TestCase):
+    def test_suites_by_lane_and_by_way_that_was_forced(self):
+        def case(name, ran, failed=0, skipped=0):
+            return {"name": name, "ran": ran, "passed": True, "failed": failed, "skipped": skipped}
+
+        said = {"passed": 7, "failed": 1, "skipped": 2, "sanitizers": [], "failed_cases": [],
+                "skipped_cases": [{"case": "Edges.A", "run": "case", "why": "no device"}],
+                "cases": [case("Edges/cuda", 3), case("Edges/sm90", 4, 1, 2), case("Plans/", 5),
+                          case("Edges/sm90/wide", 6), case("Options/cuda/one", 8)]}  # fmt: skip
+        page = tool("h200_page")
+        at = {"git_revision": "d" * 40, "device": {"name": "chip", "driver": "1"}}
+        page.counted = lambda _: (said, at)
+        text = "\n".join(page.test_lines())
+        own, forced = rows_of(text)
+        self.assertEqual([list(row.values()) for row in own],
+                         [["Edges", "3", "4 (1 failed, 2 skipped)", ""], ["Plans", "", "", "5"]])  # fmt: skip
+        self.assertEqual(list(own[0]), ["cases that passed", "`cuda`", "`sm90`", "of no lane"])
+        self.assertEqual(forced, [
+            {"way that was forced": "`sm90/wide`", "Edges": "6", "Options": ""},
+            {"way that was forced": "`cuda/one`", "Edges": "", "Options": "8"},
+        ])  # fmt: skip
+        self.assertIn("7 passed, 1 failed, 2 skipped.", text)
+        self.assertIn("skipped: `Edges.A` (case): no device", text)
 
 
 class PeerPage(unittest.TestCase):

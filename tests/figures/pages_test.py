@@ -1,4 +1,4 @@
-"""What: tools/attention_page, scan_page and peer_page over receipts in which no two figures are equal.
+"""What: tools/attention_page, scan_page, h200_page and peer_page over receipts in which no two figures are equal.
 Why: a page that is drawn wrong is what its program says, so the check of figures passes it: a row left out, two
 columns that change places.
 Never: reads the real receipts.
@@ -138,84 +138,151 @@ class ScanPage(unittest.TestCase):
         def of(which, name, ms, **more):
             return timed(f"S1, {which}", name, ms, **more)
 
-        limit, errors = {"limit_ms": 1}, {"errors": {"out": 1.5e-3, "d_q": 2.5e-3}}
-        self.runs = [
+        def limit(ratio):
+            return {"limit_ms": 1, "ratio": ratio}
+
+        errors = {"errors": {"out": 1.5e-3, "d_q": 2.5e-3, "d_k": 3.5e-3}}
+        self.older = [
             of("limit", "a plain product", 9.0),
-            of("forward", "Talea", 1.5, ratio=2.5, extra_bytes=300 << 20, **limit, **errors),
+            of("forward", "Talea", 1.5, **limit(2.5), **errors),
             of("forward", "Talea, save_states", 1.75, **errors),
             of("forward", "Talea, dense", 0.75),
-            of("forward", self.PEER, 4.5, errors={"out": 7e-3}),
+            of("forward", self.PEER, 4.5, **limit(8.25), errors={"out": 7e-3}),
             of("forward", self.SSD, 5.5),
-            of("backward", "Talea", 6.5, ratio=7.5, extra_bytes_of_both=800 << 20, **limit),
+            of("backward", "Talea", 0.95, extra_bytes_of_both=800 << 20, **limit(7.5)),
             of("backward", "Talea, save_states", 9.5),
             of("backward", self.PEER, 10.5, extra_bytes_of_both=1100 << 20),
             of("backward", self.SSD, 12.5),
             of("forward and backward", "Talea", 13.5),
+            of("forward and backward", self.SSD, 14.5, extra_bytes=1300 << 20),
+            timed("M4 R2, forward", "Talea", 2.5, **limit(4.0)),
+            timed("M4 R2, backward", "Talea", 3.5, **limit(6.1)),
             timed("D1, step", "Talea", 0.5, relative_l2=4e-3),
             timed("D1, step", "a copy of the states", 0.25),
             timed("T, first call, S1 with S 3003", "Talea", 14.5, again_ms=15.5),
         ]
         self.newer = [
-            of("forward", "Talea", 1.25, errors={"out": 8.5e-3}),
+            of("forward", "Talea", 0.25, errors={"out": 8.5e-3}),
+            timed("S2, forward", "Talea", 0.05),
             timed("D1, step", "Talea", 0.625, relative_l2=4e-3),
             timed("D1, step", "a copy of the states", 0.5),
         ]
-        self.notes = ["two rounds", "rows before D1: beside others"]
         of_size = {"errors": {"out": 1.5e-3, "d_k": 3.5e-3, "d_q": 2.5e-3}}
-        self.sweep = {
-            "bench": {"runs": [timed("length 16", "SISO, forward", 0.5, **of_size),
-                               timed("length 16", "SISO, backward", 1.5)]},
-            "notes": ["largest growth of all: 2 x"],
-            "provenance": {"argv": ["bench", "--note", "processes ran beside it"]},
-        }  # fmt: skip
+        self.sweep = self.receipt(
+            "c" * 40,
+            [timed("length 16", "SISO, forward", 0.5, **of_size),
+             timed("length 16", "SISO, backward", 1.5)],
+            notes=["largest growth of all: 2 x"], argv=["bench", "--note", "processes ran beside it"],
+        )  # fmt: skip
 
-    def tables(self):
-        bench = {"runs": self.runs, "not_run": {"S2: ours": "no time", "S3: ours": "no time"}}
-        peers = {"bench": bench, "notes": self.notes, "provenance": {"argv": ["bench"]}}
-        newer = peers | {"bench": {"runs": self.newer, "not_run": {}}}
-        used = Used({"scan_peers": newer}, scan_peers=peers, scan_sweep=self.sweep)
-        return tool("scan_page").tables(used)
+    @staticmethod
+    def receipt(revision, runs, notes=(), not_run=(), argv=("bench",)):
+        return {"bench": {"runs": runs, "not_run": dict(not_run)}, "notes": list(notes),
+                "provenance": {"git_revision": revision, "argv": list(argv)}}  # fmt: skip
+
+    def tables(self, newer_first=False):
+        refused = {
+            "S1: theirs": "no room",
+            "S3: ours": "no time",
+            "V: ours": "no time",
+            "all": "away",
+        }
+        older = self.receipt(
+            "a" * 40, self.older, ["two rounds", "rows before D1: beside others"], refused
+        )
+        newer = self.receipt("b" * 40, self.newer)
+        page = tool("scan_page")
+        page.SWEEP = "receipts/h200/sweep.json"
+        listed = [("receipts/h200/older.json", ""), ("receipts/h200/newer.json", "of few rows")]
+        alone = [("receipts/h100/older.json", "")]
+        page.CARDS = {"H200": listed[::-1] if newer_first else listed, "H100": alone}
+        used = Used({"older": older}, older=older, newer=newer, sweep=self.sweep)
+        return page.tables(used)
 
     def test_each_cell_stands_under_its_head(self):
         made = self.tables()
-        (row,) = rows_of(made["scan_h200"])[0]
+        rank_2, row, peer, ssd = rows_of(made["scan_h100"])[0]
         self.assertTrue(row.pop("problem").startswith("S1: SISO"))
         self.assertEqual(row, {
-            "forward, ms": "1.50 (2.5 x)", "backward, ms": "6.50 (7.5 x)", "backward with `save_states`, ms": "9.50",
-            "extra MiB of both passes": "800", "mamba_ssm: forward, ms": "4.50", "its backward, ms": "10.50",
-            "its MiB": "1100", "SSD: forward, ms": "5.50", "its backward, ms 9": "12.50",
+            "who": "Talea", "forward, ms": "**1.50 (2.5 x; 2.00 dense)**", "backward, ms": "0.950 (7.5 x)",
+            "backward with `save_states`, ms": "9.50", "extra MiB": "800", "out, error": "1.5e-3",
+            "largest other error": "3.5e-3 (d_k)", "goal: forward; backward": "0.45; 1.0 ms", "at": "aaaaaaa",
         })  # fmt: skip
+        self.assertEqual(
+            list(peer.values())[:6], ["S1", self.PEER, "4.50 (8.2 x)", "10.50", "", "1100"]
+        )
+        self.assertEqual(list(peer.values())[6:], ["7.0e-3", "", "", "aaaaaaa"])
+        self.assertEqual(list(ssd.values())[:6], ["S1", self.SSD, "5.50", "12.50", "", "1300"])
+        self.assertEqual(list(rank_2.values())[2:4], ["2.50 (4.0 x)", "**3.50 (6.1 x)**"])
         for said in (
-            "S1, forward: 2.00 of the dense time.",
-            "Not run, ours, S2, S3: no time.",
-            "Note: rows before D1: beside others (measured in the order S1, D1, T).",
+            "- Not run at aaaaaaa: theirs, S1: no room.",
+            "- Not run at aaaaaaa: ours, S3, V: no time.",
+            "- Not run at aaaaaaa: all, all rows: away.",
+            "- Note, aaaaaaa: rows before D1: beside others (measured in the order S1, M4 R2, D1, T).",
         ):
-            self.assertIn(said, made["scan_h200"])
-        steps, first = rows_of(made["scan_steps"])
-        self.assertEqual([list(row.values())[1:] for row in steps],
-                         [["0.500", "2.00", "4.0e-3"], ["0.250", "1.00", ""]])  # fmt: skip
-        self.assertEqual(list(first[0].values()), ["S1 with S 3003, Talea", "14.5", "15.5"])
-        errors = [(r["by"], r["out"], r["d_q"], r["d_k"]) for r in rows_of(made["scan_errors"])[0]]
-        self.assertEqual(errors, [("Talea", "1.5e-3", "2.5e-3", ""), (self.PEER, "7.0e-3", "", "")])
-        (row,) = rows_of(made["scan_h100"])[0]
-        self.assertEqual((row["forward, ms"], row["backward, ms"]), ("1.25", ""))
-        self.assertEqual(rows_of(made["scan_h100_steps"])[0][0]["x the copy of the states"], "1.25")
-        self.assertEqual(rows_of(made["scan_h100_errors"])[0][0]["out"], "8.5e-3")
+            self.assertIn(said, made["scan_h100"])
+        first = rows_of(made["scan_first"])[0][0]
+        self.assertEqual(
+            list(first.values()), ["S1 with S 3003, Talea", "H200", "14.5", "15.5", "aaaaaaa"]
+        )
         (row,) = rows_of(made["scan_sizes"])[0]
         self.assertEqual(
             list(row.values()), ["length 16", "0.500", "1.50", "1.5e-3", "3.5e-3 (d_k)"]
         )
         self.assertEqual(list(row)[1:4], ["SISO: forward, ms", "backward, ms", "out"])
-        self.assertIn("Largest growth of all: 2 x.", made["scan_sizes"])
-        self.assertIn("Note: processes ran beside it.", made["scan_sizes"])
+        self.assertIn("- Largest growth of all: 2 x.", made["scan_sizes"])
+        self.assertIn("- Note, ccccccc: processes ran beside it.", made["scan_sizes"])
+
+    def test_a_row_is_of_the_newest_receipt_that_has_it(self):
+        made = self.tables()
+        rank_2, row, second = rows_of(made["scan_h200"])[0]
+        self.assertEqual((row["forward, ms"], row["backward, ms"]), ("0.250", ""))
+        self.assertEqual((row["at"], second["at"], rank_2["at"]), ("bbbbbbb", "bbbbbbb", "aaaaaaa"))
+        # An eighth of S1's tokens times heads, and 1.5 times its time at most for each.
+        self.assertEqual(second["forward, ms"], "**0.050**")
+        self.assertNotIn("theirs", made["scan_h200"])
+        self.assertIn("- Not run at aaaaaaa: ours, S3, V: no time.", made["scan_h200"])
+        self.assertIn("- Note, bbbbbbb: of few rows.", made["scan_h200"])
+        steps = [list(row.values())[1:] for row in rows_of(made["scan_steps"])[0]]
+        self.assertEqual(steps, [
+            ["H200", "0.625", "1.25", "4.0e-3", "bbbbbbb"], ["H200", "0.500", "1.00", "", "bbbbbbb"],
+            ["H100", "0.500", "**2.00**", "4.0e-3", "aaaaaaa"], ["H100", "0.250", "1.00", "", "aaaaaaa"],
+        ])  # fmt: skip
+        _, row, *_ = rows_of(self.tables(newer_first=True)["scan_h200"])[0]
+        self.assertEqual(row["at"], "aaaaaaa")
 
     def test_a_run_that_no_table_has(self):
-        for strange in (timed("S9, forward", "Talea", 1.0), timed("S1, forward", "another", 1.0)):
-            for runs in (self.runs, self.newer):
+        for strange in (timed("S9, forward", "Talea", 1.0), timed("S1, sideways", "Talea", 1.0)):
+            for runs in (self.older, self.newer):
                 runs.append(strange)
                 with self.assertRaisesRegex(ValueError, strange["case"]):
                     self.tables()
                 runs.pop()
+
+
+class H200Page(unittest.TestCase):
+    def test_suites_by_lane_and_by_way_that_was_forced(self):
+        def case(name, ran, failed=0, skipped=0):
+            return {"name": name, "ran": ran, "passed": True, "failed": failed, "skipped": skipped}
+
+        said = {"passed": 7, "failed": 1, "skipped": 2, "sanitizers": [], "failed_cases": [],
+                "skipped_cases": [{"case": "Edges.A", "run": "case", "why": "no device"}],
+                "cases": [case("Edges/cuda", 3), case("Edges/sm90", 4, 1, 2), case("Plans/", 5),
+                          case("Edges/sm90/wide", 6), case("Options/cuda/one", 8)]}  # fmt: skip
+        page = tool("h200_page")
+        at = {"git_revision": "d" * 40, "device": {"name": "chip", "driver": "1"}}
+        page.counted = lambda _: (said, at)
+        text = "\n".join(page.test_lines())
+        own, forced = rows_of(text)
+        self.assertEqual([list(row.values()) for row in own],
+                         [["Edges", "3", "4 (1 failed, 2 skipped)", ""], ["Plans", "", "", "5"]])  # fmt: skip
+        self.assertEqual(list(own[0]), ["cases that passed", "`cuda`", "`sm90`", "of no lane"])
+        self.assertEqual(forced, [
+            {"way that was forced": "`sm90/wide`", "Edges": "6", "Options": ""},
+            {"way that was forced": "`cuda/one`", "Edges": "", "Options": "8"},
+        ])  # fmt: skip
+        self.assertIn("7 passed, 1 failed, 2 skipped.", text)
+        self.assertIn("skipped: `Edges.A` (case): no device", text)
 
 
 class PeerPage(unittest.TestCase):

@@ -155,8 +155,12 @@ class ScanPage(unittest.TestCase):
             timed("D1, step", "a copy of the states", 0.25),
             timed("T, first call, S1 with S 3003", "Talea", 14.5, again_ms=15.5),
         ]
+        mimo = "mamba_ssm at 1, MIMO in TileLang"
         self.newer = [
             of("forward", "Talea", 1.25, errors={"out": 8.5e-3}),
+            timed("M1, forward", "Talea", 2.25),
+            timed("M1, forward", mimo, 16.5, errors={"out": 9.5e-3}),
+            timed("M1, backward", mimo, 17.5, extra_bytes_of_both=1200 << 20),
             timed("D1, step", "Talea", 0.625, relative_l2=4e-3),
             timed("D1, step", "a copy of the states", 0.5),
         ]
@@ -197,8 +201,11 @@ class ScanPage(unittest.TestCase):
         self.assertEqual(list(first[0].values()), ["S1 with S 3003, Talea", "14.5", "15.5"])
         errors = [(r["by"], r["out"], r["d_q"], r["d_k"]) for r in rows_of(made["scan_errors"])[0]]
         self.assertEqual(errors, [("Talea", "1.5e-3", "2.5e-3", ""), (self.PEER, "7.0e-3", "", "")])
-        (row,) = rows_of(made["scan_h100"])[0]
+        mimo, row = rows_of(made["scan_h100"])[0]
         self.assertEqual((row["forward, ms"], row["backward, ms"]), ("1.25", ""))
+        self.assertTrue(mimo["problem"].startswith("M1: MIMO"))
+        self.assertEqual([mimo[n] for n in ("mamba_ssm: forward, ms", "its backward, ms", "its MiB")],
+                         ["16.50", "17.50", "1200"])  # fmt: skip
         self.assertEqual(rows_of(made["scan_h100_steps"])[0][0]["x the copy of the states"], "1.25")
         self.assertEqual(rows_of(made["scan_h100_errors"])[0][0]["out"], "8.5e-3")
         (row,) = rows_of(made["scan_sizes"])[0]

@@ -6,9 +6,12 @@ Never: times anything; changes a kernel of a peer; needs a device to say which k
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
+import subprocess
 import sys
+import time
 
 import scan_contenders as who
 import torch
@@ -153,7 +156,7 @@ def tilelang_kernels(problem, as_pack):
     with Asked(FORWARD) as first:
         getattr(forward, f"mamba_mimo_forward{behind}")(**given)
     with Asked(BACKWARD) as then:
-        getattr(backward, f"mamba_mimo_bwd_combined{behind}")(dout=t["v"], **given)
+        getattr(backward, f"mamba_mimo_bwd_combined{behind}")(t["v"], **given)
     return [*first, *then]
 
 
@@ -225,3 +228,27 @@ def wanted_of(problems):
     """Which of the peers' modules the rows need besides those of SISO."""
     found = {"mimo" for problem, *_ in problems if problem[4] > 1}
     return found | {"ssd" for *_, with_ssd in problems if with_ssd}
+
+
+def started(script, o):
+    """Processes that fill the caches of Triton and TileLang."""
+    words = [sys.executable, script, o.receipt, "--source", o.source, "--configs", o.configs,
+             "--rows", ",".join(o.rows), "--processes", str(o.processes),
+             *(["--ssd", ",".join(o.ssd)] if o.ssd else []), "--part"]  # fmt: skip
+    return [subprocess.Popen([*words, str(i)]) for i in range(o.processes)]
+
+
+def waited(parts, limit):
+    """The worst exit status; behind the limit those that still compile are ended: a row does it itself."""
+    until = time.monotonic() + limit
+    for part in parts:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            part.wait(max(until - time.monotonic(), 0.0))
+    late = [part for part in parts if part.poll() is None]
+    for part in late:
+        part.kill()
+    if late:
+        print(
+            f"{len(late)} of {len(parts)} processes still compiled after {limit:.0f} s", flush=True
+        )
+    return max((abs(part.wait()) for part in parts), default=0)

@@ -5,7 +5,7 @@ Why: a time is worth something beside what else runs the same problem, on the sa
 Never: hides a peer that refuses: its words are a row; takes a time without every output's error beside fp64.
 
 usage: scan_peers.py RECEIPT [--source mamba_ssm-2.3.2.post1] [--rows S1,M3,V,D1,T] [--brief M3,V]
-       [--seconds S] [--configs all|few] [--ssd S1]
+       [--seconds S] [--configs all|few] [--ssd S1] [--limit S]
 
 --source: the unpacked source distribution, or the package of a checkout beside a file REVISION; the package asks for
 a compiled extension at import, its kernels of Mamba-3 do not. Those of MIMO want tilelang, the step of MIMO
@@ -22,7 +22,6 @@ from __future__ import annotations
 import argparse
 import functools
 import os
-import subprocess
 import sys
 import time
 
@@ -312,14 +311,6 @@ def wanted_of(o):
     return found | ({"mimo_step"} if "D1" in o.rows else set())
 
 
-def compiled_beside(o):
-    """Processes that fill the caches of Triton and TileLang."""
-    words = [sys.executable, __file__, o.receipt, "--source", o.source, "--configs", o.configs,
-             "--rows", ",".join(o.rows), "--processes", str(o.processes),
-             *(["--ssd", ",".join(o.ssd)] if o.ssd else []), "--part"]  # fmt: skip
-    return [subprocess.Popen([*words, str(i)]) for i in range(o.processes)]
-
-
 def parsed():
     many = lambda words: [n for w in words.split(",") if w for n in names_in(w)]  # noqa: E731
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -331,6 +322,7 @@ def parsed():
     parser.add_argument("--configs", choices=("all", "few"), default="all")
     parser.add_argument("--ssd", default="", type=many, help="rows that Mamba-2's SSD runs, too")
     parser.add_argument("--processes", type=int, default=os.cpu_count())
+    parser.add_argument("--limit", type=float, default=300, help="s, of the compiling processes")
     parser.add_argument("--part", type=int, help="one of the compiling processes")
     parser.add_argument("--only-compile", action="store_true", help="fills the caches and ends")
     parser.add_argument(
@@ -348,8 +340,8 @@ def main():
         compile_part(o)
         return 0
     start, began, not_run, runs = _receipt.now(), time.monotonic(), {}, []
-    parts = compiled_beside(o) if o.processes > 1 else []
-    ended = max([p.wait() for p in parts], default=0)
+    parts = scan_compile.started(__file__, o) if o.processes > 1 else []
+    ended = scan_compile.waited(parts, o.limit)
     print(f"compiled in {time.monotonic() - began:.0f} s", flush=True)
     if o.only_compile:
         return ended

@@ -4,6 +4,7 @@ Why: it runs for minutes on a device; a wrong order of arguments must be seen be
 Never: needs a device, mamba_ssm, Triton or TileLang; times anything."""
 
 import contextlib
+import subprocess
 import sys
 import types
 from pathlib import Path
@@ -37,7 +38,7 @@ def mamba_mimo_forward{end}(q, k, v, q_bias, k_bias, mimo_v, mimo_o, z, D, mimo_
     fwd(*q.shape, v.shape[2], chunk_size=chunk_size)(q)
     raise AssertionError("launched")
 
-def mamba_mimo_bwd_combined{end}(dout, q, k, v, q_bias, k_bias, mimo_v, mimo_o, z, mimo_z, angles, dA_cs, dA_cs_rev,
+def mamba_mimo_bwd_combined{end}(up, q, k, v, q_bias, k_bias, mimo_v, mimo_o, z, mimo_z, angles, dA_cs, dA_cs_rev,
                                  dt, trap, D, segsum, chunk_size, rotary_dim_divisor, dtype{ends}):
     bwd_fwd(*q.shape, v.shape[2], chunk_size=chunk_size)(q)
     bwd_bwd(*q.shape, v.shape[2], chunk_size=chunk_size)(q)
@@ -212,3 +213,19 @@ def test_a_step_of_mimo_is_called_as_upstream_s_module_calls_it():
     right = scan_truth.step_truth(one, next_state)
     found = {"out": step()} | behind
     assert max(scan_truth.relative(x, right[n]) for n, x in found.items()) <= 1e-5
+
+
+def test_a_process_that_compiles_for_too_long_is_ended(capsys):
+    code = "import sys, time; time.sleep(float(sys.argv[1])); sys.exit(int(sys.argv[2]))"
+
+    def started(*of):
+        return [
+            subprocess.Popen([sys.executable, "-c", code, str(s), str(status)]) for s, status in of
+        ]
+
+    assert scan_compile.waited([], 0) == 0
+    assert scan_compile.waited(started((0, 0), (0, 3)), 60) == 3
+    parts = started((0, 0), (60, 0))
+    parts[0].wait()
+    assert scan_compile.waited(parts, 0.1) != 0
+    assert "1 of 2 processes" in capsys.readouterr().out

@@ -56,12 +56,16 @@ class Kernel:
         self.compiled.append((args, more))
 
 
+def taken_out():
+    names = [n for n in sys.modules if n.partition(".")[0] in ("mamba_ssm", "tilelang")]
+    return {n: sys.modules.pop(n) for n in names}
+
+
 @pytest.fixture
-def source(tmp_path, monkeypatch):
+def source(tmp_path):
     """A checkout with SISO and, where `tilelang` can be imported, MIMO; without CuTe."""
-    before = dict(sys.modules)
-    for name in [n for n in sys.modules if n.partition(".")[0] in ("mamba_ssm", "tilelang")]:
-        del sys.modules[name]
+    before = taken_out()
+    sys.modules["tilelang"] = None  # where it is installed, too
     root = tmp_path / "mamba"
     for path, text in {
         "triton/mamba3/mamba3_siso_combined": "def mamba3_siso_combined(): pass",
@@ -84,7 +88,7 @@ def source(tmp_path, monkeypatch):
         file.write_text(text)
     (root / "REVISION").write_text("0123456789abcdef\n")
     yield root
-    sys.modules.clear()
+    taken_out()
     sys.modules.update(before)
 
 
@@ -142,7 +146,7 @@ def test_each_kernel_of_a_row_is_asked_for_as_upstream_asks_and_none_is_launched
         assert not any(k.compiled for k, *_ in asked)
 
 
-def test_the_processes_compile_each_kernel_once(source, monkeypatch):
+def test_the_processes_compile_each_kernel_once(source):
     with_tilelang()
     imported(source, "mimo")
     rows = scan_peers.problems_of(["M1", "V M2", "M4 R8", "S1", "D1"], ["S1"])

@@ -1,11 +1,12 @@
-"""What: the ways to run the scan that are timed beside each other: ours, mamba_ssm's kernels in Triton for SISO
-and its step, Mamba-2's SSD; and the compiling of the peers' kernels by many processes.
-Why: a peer is called as its page says, with the kernels that its own tuning picks.
+"""What: the ways to run the scan and its step that are timed beside each other: ours, mamba_ssm's kernels in Triton
+for SISO, in TileLang for MIMO and in CuTe for a step of MIMO, Mamba-2's SSD.
+Why: a peer is called as its page and its module say, with the kernels that its own tuning picks.
 Never: times anything; changes a kernel of a peer.
 """
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import os
 import sys
@@ -14,10 +15,11 @@ import types
 import talea
 import torch
 from attention_peers import reason
-from peer_contenders import median_of_calls
-from scan_truth import ORDER, names_of
+from scan_truth import ORDER
 
-CHUNK, SHORT, SSD_CONFIGS = 64, 1024, 4
+CHUNK, SSD_CONFIGS = 64, 4
+TESTED = 128 * 64  # N times P of which upstream's tests take the whole chunk
+MIMO_ORDER = (*ORDER[:8], "mimo_v", "mimo_z", "mimo_out", *ORDER[8:])
 SSD_NAMES = ("q", "k", "v", "dt", "d", "z")
 
 
@@ -39,12 +41,30 @@ def lane_of(t):
     return "sm90"
 
 
+def of_heads(t):
+    """Angles of all heads, as upstream's module gives them."""
+    return t["angles"].expand(-1, -1, t["v"].shape[2], -1)
+
+
+def ends_of(t):
+    return {"cu_seqlens": t["cu_seqlens"]} if "cu_seqlens" in t else {}
+
+
 def siso(peer, t):
-    """Angles of all heads at once, as upstream's module gives them."""
-    angles = t["angles"].expand(-1, -1, t["v"].shape[2], -1)
-    packed = {"cu_seqlens": t["cu_seqlens"]} if "cu_seqlens" in t else {}
-    given = (angles if n == "angles" else t[n] for n in ORDER)
-    return peer(*given, chunk_size=CHUNK, **packed)
+    given = (of_heads(t) if n == "angles" else t[n] for n in ORDER)
+    return peer(*given, chunk_size=CHUNK, **ends_of(t))
+
+
+def mimo_options(t):
+    """A chunk of 64 rows, as upstream's page says; of larger heads half of it, as its tests have them."""
+    rank, cols = t["q"].shape[2], t["q"].shape[-1]
+    chunk = CHUNK // rank // (2 if cols * t["v"].shape[-1] > TESTED else 1)
+    return {"chunk_size": chunk, "rotary_dim_divisor": cols // t["angles"].shape[-1], "dtype": t["q"].dtype}  # fmt: skip
+
+
+def mimo(peer, t):
+    given = (of_heads(t) if n == "angles" else t[n] for n in MIMO_ORDER)
+    return peer(*given, **mimo_options(t), **ends_of(t))
 
 
 def siso_step(peer, one, state):
@@ -54,124 +74,89 @@ def siso_step(peer, one, state):
     return lambda: peer(*rows, Input_States=states)
 
 
+def mimo_step(rotate, peer, one, state):
+    """The calls of upstream's module for a token, its states of before written over; made ready ahead: what does not
+    change from token to token. Returns that call and the states, whose keys have the token's type."""
+    heads = one["v"].shape[1]
+    wide = [one[n].expand(-1, -1, heads, -1) for n in ("q", "k")]
+    q_bias, k_bias, into, gate, onto = (
+        one[n].transpose(0, 1).contiguous()
+        for n in ("q_bias", "k_bias", "mimo_v", "mimo_z", "mimo_out")
+    )
+    angles = one["angles"].expand(-1, heads, -1)
+    a = one["adt"] / one["dt"]
+    angle, ssm, k, v = (x.clone() for x in (state.angle, state.ssm, state.k, state.v))
+    k, v = k.to(one["k"].dtype), v.to(one["v"].dtype)
+    out = torch.empty_like(one["v"])
+
+    def step():
+        q_now, k_now, turned = rotate(
+            q=wide[0], k=wide[1], angle_state=angle, angle_proj=angles, dt=one["dt"], bias_q=q_bias, bias_k=k_bias,
+            conjugate=False, inplace=False, rotate_pairwise=False,
+        )  # fmt: skip
+        peer(ssm, k, v, a, k_now, q_now, one["d"], one["v"], one["dt"], one["trap"].sigmoid(), into, outproj=onto,
+             state_out=None, out=out, z=one["z"], zproj=gate, tile_D=64, num_warps=4)  # fmt: skip
+        for held, new in ((angle, turned), (k, k_now), (v, one["v"])):
+            held.copy_(new)
+        return out
+
+    return step, {"ssm": ssm, "k": k}
+
+
 def ssd(peer, t):
     """Another recurrence, without turns and trapezoids; x, dt, A, B, C of the same sizes."""
     a = -torch.ones(t["v"].shape[2], device="cuda")
     return peer(t["v"], t["dt"].mT.contiguous(), a, t["k"], t["q"], 256, D=t["d"], z=t["z"])
 
 
-class Tuning:
-    """triton.autotune while a peer is imported: over its own configurations, or `few` of them: those that
-    leave the number of registers free; of SSD, whose lists are longer, the first. Of `parts` processes each
-    only compiles its share, and launches nothing that is tuned."""
-
-    def __init__(self, mode, part=None, parts=1):
-        self.mode, self.part, self.parts = mode, part, parts
-        self.wanted = self.listed = self.number = 0
-        self.most = None
-
-    def __call__(self, configs=(), key=(), **more):
-        kept = [c for c in configs if self.mode == "all" or not getattr(c, "maxnreg", None)]
-        if self.mode == "few" and self.most:
-            kept = kept[: self.most]
-        self.wanted, self.listed = self.wanted + len(kept), self.listed + len(configs)
-        more.pop("do_bench", None)
-        if self.part is None:
-            return self.tuned(configs=kept, key=key, do_bench=median_of_calls, **more)
-        first, self.number = self.number, self.number + len(kept)
-        mine = [c for i, c in enumerate(kept, first) if i % self.parts == self.part]
-        return lambda kernel: CompiledOnly(kernel, kept, mine)
-
-    def __enter__(self):
-        import triton
-
-        self.tuned, triton.autotune = triton.autotune, self
-        return self
-
-    def __exit__(self, *_):
-        import triton
-
-        triton.autotune = self.tuned
-
-
-class CompiledOnly:
-    """A kernel whose launch compiles it under some of its configurations, which the cache keeps."""
-
-    def __init__(self, kernel, configs, mine):
-        self.kernel, self.configs, self.mine = kernel, configs, mine
-        self.best_config = configs[0]  # what sizes of scratch are taken from
-
-    def __getitem__(self, grid):
-        return lambda *args, **more: self.compile(*args, **more)
-
-    def compile(self, *args, **more):
-        for config in self.mine:
-            try:
-                self.kernel.warmup(*args, grid=(1,), **{**more, **config.all_kwargs()})
-            except Exception as error:
-                print(f"{self.kernel}: {config}: {reason(error)}", file=sys.stderr)
-
-
-def import_peers(source, tuning, with_ssd):
-    """mamba_ssm without its __init__, whose compiled extension its kernels of Mamba-3 do not need."""
+def import_peers(source, tuning, wanted):
+    """mamba_ssm without its __init__, whose compiled extension its kernels of Mamba-3 do not need. wanted: of mimo,
+    mimo_step, ssd. What does not import leaves its words behind as NAME_missing."""
     package = types.ModuleType("mamba_ssm")
     package.__path__ = [os.path.join(source, "mamba_ssm")]
     sys.modules["mamba_ssm"] = package
-    found = {"version": os.path.basename(os.path.normpath(source)).replace("-", " ")}
-    init = os.path.join(source, "mamba_ssm", "__init__.py")
-    if os.path.exists(init):
-        with open(init) as f:
-            words = [line.split('"')[1] for line in f if line.startswith("__version__")]
-        found["version"] = f"mamba_ssm {words[0]}" if words else found["version"]
+    found, ops = {"version": version_of(source)}, "mamba_ssm.ops"
     with tuning:
-        from mamba_ssm.ops.triton.mamba3.mamba3_siso_combined import mamba3_siso_combined
+        found["siso"] = member(f"{ops}.triton.mamba3.mamba3_siso_combined")
 
-        found["siso"] = mamba3_siso_combined
-        try:
-            from mamba_ssm.ops.triton.mamba3.mamba3_siso_step import mamba3_siso_step
+        def take(name, *path):
+            try:
+                found[name] = member(*path)
+            except Exception as error:
+                found[f"{name}_missing"] = reason(error)
 
-            found["step"] = mamba3_siso_step
-        except Exception as error:
-            found["step_missing"] = reason(error)
-        if not with_ssd:
-            return found
-        try:
+        take("step", f"{ops}.triton.mamba3.mamba3_siso_step")
+        if "mimo" in wanted:
+            take("mimo", f"{ops}.tilelang.mamba3.mamba3_mimo")
+        if "mimo_step" in wanted:
+            rotary = f"{ops}.triton.mamba3.mamba3_mimo_rotary_step"
+            take("rotate", rotary, "apply_rotary_qk_inference_fwd")
+            take("mimo_step", f"{ops}.cute.mamba3.mamba3_step_fn")
+        if "ssd" in wanted:
             tuning.most = SSD_CONFIGS
-            from mamba_ssm.ops.triton.ssd_combined import mamba_chunk_scan_combined
-
-            found["ssd"] = mamba_chunk_scan_combined
-        except Exception as error:
-            found["ssd_missing"] = reason(error)
+            take("ssd", f"{ops}.triton.ssd_combined", "mamba_chunk_scan_combined")
         tuning.most = None
     return found
 
 
-def shortened(problem):
-    """Compiles what the problem needs: what sizes divide by stays."""
-    batch, tokens, *others = problem
-    return (min(batch, 2), min(tokens, SHORT), *others)
+def member(module, name=None):
+    """Of a module; without a name the function that it is called after."""
+    return getattr(importlib.import_module(module), name or module.rpartition(".")[2])
 
 
-def compile_for(problems, peers, draw, step):
-    """problems: of SISO, and whether SSD runs them; step: (token, state) or None."""
-    jobs = []
-    for problem, with_ssd in problems:
-        jobs.append((problem, lambda t: siso(peers["siso"], t), names_of))
-        if with_ssd and "ssd" in peers:
-            jobs.append((problem, lambda t: ssd(peers["ssd"], t), lambda _: SSD_NAMES))
-    for problem, call, names in jobs:
-        t = draw(shortened(problem), torch.bfloat16)
-        try:
-            with torch.no_grad():
-                call(t)
-            leaves = {n: x.detach().requires_grad_() for n, x in t.items()}
-            wanted = [leaves[n] for n in names(t)]
-            out = call(leaves)
-            torch.autograd.grad(out, wanted, torch.randn_like(out))
-        except Exception as error:
-            print(f"{problem}: {reason(error)}", file=sys.stderr)
-    if step and "step" in peers:
-        siso_step(peers["step"], *step)()
+def version_of(source):
+    """Of main by its revision, which a file of that name holds: its version is the last release's."""
+    revision = os.path.join(source, "REVISION")
+    if os.path.exists(revision):
+        with open(revision) as f:
+            return f"mamba_ssm at {f.read().strip()[:8]}"
+    init = os.path.join(source, "mamba_ssm", "__init__.py")
+    if os.path.exists(init):
+        with open(init) as f:
+            words = [line.split('"')[1] for line in f if line.startswith("__version__")]
+        if words:
+            return f"mamba_ssm {words[0]}"
+    return os.path.basename(os.path.normpath(source)).replace("-", " ")
 
 
 def packed_ends(sequences, tokens, device):

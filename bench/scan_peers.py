@@ -1,15 +1,18 @@
-"""What: the scan of Mamba-3 on a GPU beside the libraries people use there: mamba_ssm's SISO kernels in Triton
-and, as a second mark, Mamba-2's SSD; forward, backward and both, packed, steps, first calls; as a receipt.
+"""What: the scan of Mamba-3 on a GPU beside the libraries people use there: mamba_ssm's kernels, of SISO in Triton,
+of MIMO in TileLang, of a step of MIMO in CuTe, and, as a second mark, Mamba-2's SSD; forward, backward and both,
+packed, steps, first calls; as a receipt.
 Why: a time is worth something beside what else runs the same problem, on the same chip, sustained.
 Never: hides a peer that refuses: its words are a row; takes a time without every output's error beside fp64.
 
 usage: scan_peers.py RECEIPT [--source mamba_ssm-2.3.2.post1] [--rows S1,M3,V,D1,T] [--brief M3,V]
-       [--seconds S] [--configs all|few] [--ssd S1]
+       [--seconds S] [--configs all|few] [--ssd S1] [--limit S]
 
---source: the unpacked source distribution; its package asks for a compiled extension at import, its kernels of
-Mamba-3 do not. Each Triton kernel is tuned over its own list, compiled by many processes at once; `few` keeps
-those configurations that leave the number of registers free, and the receipt says so. M3 and M4 stand for all
-their sizes, V for M2's and S1's tokens as packed sequences, T for first calls of lengths not seen before.
+--source: the unpacked source distribution, or the package of a checkout beside a file REVISION; the package asks for
+a compiled extension at import, its kernels of Mamba-3 do not. Those of MIMO want tilelang, the step of MIMO
+nvidia-cutlass-dsl and quack-kernels. Many processes compile at once, before the first row: each kernel of TileLang
+for each size, each of Triton under its own list, over which it is tuned; `few` keeps those configurations that leave
+the number of registers free, and the receipt says so. M3 and M4 stand for all their sizes, V for M2's and S1's tokens
+as packed sequences, T for first calls of lengths not seen before.
 --brief: of these rows the default call and the peer's alone, forward and backward without both in one.
 The receipt is written anew behind each row: a run that is cut has those before.
 """
@@ -17,12 +20,13 @@ The receipt is written anew behind each row: a run that is cut has those before.
 from __future__ import annotations
 
 import argparse
+import functools
 import os
-import subprocess
 import sys
 import time
 
 import public
+import scan_compile
 import scan_contenders as who
 import torch
 from attention_peers import reason, stepping
@@ -31,13 +35,13 @@ from public import Meter, sustained
 from scan_truth import errors_of, few_of, kept_of, names_of, relative, ssd_truth, step_truth, truth
 from talea import _receipt, mamba3_step
 
-SEQUENCES, SIDE = 64, 8192
+SIDE = 8192
 PACKED = {"V M2": "M2", "V S1": "S1"}
 STEPS = {"D1": STEP, "D1 SISO": (*STEP[:4], 1, *STEP[5:])}
 FIRST = ("T ours", "T peer")
 LENGTHS = (3003, 3001)  # of row T: no length that another row has
+WHOLE_CHUNKS = (3008,)  # what backward in TileLang needs
 SSD = "Mamba-2's SSD, another recurrence"
-MIMO_MISSING = "MIMO: its kernels are in TileLang, which is not here"
 PASSES = ("forward", "backward", "forward and backward")
 
 
@@ -112,15 +116,16 @@ def shown(run):
     return run
 
 
-def contenders(row, peers, brief, with_ssd, rank):
+def contenders(peers, brief, with_ssd, rank):
     calls = {"Talea": (who.ours, names_of)}
     if not brief:
         calls["Talea, save_states"] = (who.ours_with_states, names_of)
-    if rank == 1 and "siso" in peers:
-        siso = lambda t: who.siso(peers["siso"], t)  # noqa: E731
-        calls[f"{peers['version']}, SISO in Triton"] = (siso, names_of)
+    kind, words = ("siso", "SISO in Triton") if rank == 1 else ("mimo", "MIMO in TileLang")
+    if kind in peers:
+        call = functools.partial(getattr(who, kind), peers[kind])
+        calls[f"{peers['version']}, {words}"] = (call, names_of)
     if with_ssd and "ssd" in peers:
-        second = lambda t: who.ssd(peers["ssd"], t)  # noqa: E731
+        second = functools.partial(who.ssd, peers["ssd"])
         calls[SSD] = (second, lambda _: who.SSD_NAMES)
     return calls
 
@@ -130,23 +135,19 @@ def drawn(row):
     dense = PROBLEMS[PACKED.get(row, row)]
     if row not in PACKED:
         return draw(dense, torch.bfloat16)
-    tokens = dense[0] * dense[1]
-    t = draw((1, tokens, *dense[2:]), torch.bfloat16)
-    return t | {"cu_seqlens": who.packed_ends(SEQUENCES, tokens, "cuda")}
+    problem, ends = scan_compile.packed(dense, "cuda")
+    return draw(problem, torch.bfloat16) | {"cu_seqlens": ends}
 
 
 def row_runs(row, peers, o, limit, not_run):
     problem = PROBLEMS[PACKED.get(row, row)]
     brief, packed = row in o.brief or row in PACKED, row in PACKED
     wanted = PASSES[:2] if brief else PASSES
-    if problem[4] != 1:
-        not_run[f"{row}: mamba_ssm"] = MIMO_MISSING
-    if packed:
-        not_run[f"{row}: mamba_ssm"] = "packed sequences: not asked of it"
+    if problem[4] != 1 and "mimo_missing" in peers:
+        not_run[f"{row}: mamba_ssm"] = peers["mimo_missing"]
     t = drawn(row)
     up = torch.randn_like(t["v"])
-    with_peers = {} if packed else peers
-    calls = contenders(row, with_peers, brief, row in o.ssd, problem[4])
+    calls = contenders(peers, brief, row in o.ssd and not packed, problem[4])
     right, lane = truth(t, up), who.lane_of(few_of(t, kept_of(t)))
     of_ssd = ssd_truth(t, up) if SSD in calls else None
     there, facts = {}, {}
@@ -199,38 +200,58 @@ def timed_rounds(row, problem, there, facts, wanted, o, limit):
         yield shown(run)
 
 
+def peers_step(row, peers, one, state):
+    """(name, call, what it leaves behind) of mamba_ssm's; raises what it says where it does not run."""
+    if STEPS[row][4] == 1:
+        kind, words = "step", "step in Triton"
+    else:
+        kind, words = "mimo_step", "step in CuTe"
+    if kind not in peers:
+        raise ImportError(peers.get(f"{kind}_missing", "no mamba_ssm"))
+    if kind == "step":
+        step = who.siso_step(peers["step"], one, state)
+        out, (_, ssm, k, _) = step()
+        behind = {"ssm": ssm, "k": k[:, None]}
+    else:
+        step, behind = who.mimo_step(peers["rotate"], peers["mimo_step"], one, state)
+        out = step()
+    return f"{peers['version']}, {words}", step, {"out": out} | behind
+
+
+def captured(call):
+    """A graph of the call, which is warm, and what it returns there."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        made = call()
+    return graph, made
+
+
 def step_runs(row, peers, o, not_run):
     """One token of every sequence beside a copy of the states, the least that it has to move twice."""
     one, state = step_of(draw(STEPS[row], torch.bfloat16))
     for tensor in (state.angle, state.ssm, state.k, state.v):
         tensor.normal_()
-    siso = STEPS[row][4] == 1
-    right, errors = step_truth(one, state), {}
-    name = f"{peers.get('version')}, step in Triton"
-    if siso and "step" in peers:
-        try:
-            step = who.siso_step(peers["step"], one, state)
-            out, (_, ssm, k, _) = step()
-            found = {"out": out, "ssm": ssm, "k": k[:, None]}
-            errors[name] = {n: relative(x, right[n]) for n, x in found.items()}
-        except Exception as error:
-            not_run[f"{row}: mamba_ssm"] = reason(error)
-    else:
-        not_run[f"{row}: mamba_ssm"] = peers.get(
-            "step_missing", "its step of MIMO is CuTe's, which is not here"
-        )
-    copy, graph = torch.empty_like(state.ssm), torch.cuda.CUDAGraph()
+    for tensor in (state.k, state.v):  # which mamba_ssm keeps in bf16
+        tensor.copy_(tensor.bfloat16())
+    right, errors, calls = step_truth(one, state), {}, {}
+    try:
+        name, step, found = peers_step(row, peers, one, state)
+        errors[name] = {n: relative(x, right[n]) for n, x in found.items()}
+        calls[name] = step
+        step_in_graph, _ = captured(step)
+        calls[f"{name}, in a graph"] = step_in_graph.replay
+    except Exception as error:
+        not_run[f"{row}: mamba_ssm{', in a graph' if calls else ''}"] = reason(error)
+        print(f"{row}: mamba_ssm: {reason(error)}", flush=True)
+    copy = torch.empty_like(state.ssm)
     found = {"out": mamba3_step(state, **one), "ssm": state.ssm, "k": state.k}
     errors["Talea"] = {n: relative(x, right[n]) for n, x in found.items()}
-    with torch.cuda.graph(graph):
-        found["out"] = mamba3_step(state, **one)
+    graph, found["out"] = captured(lambda: mamba3_step(state, **one))
     right = step_truth(one, state)
     graph.replay()
     errors["Talea, in a graph"] = {n: relative(x, right[n]) for n, x in found.items()}
     calls = {"Talea": lambda: mamba3_step(state, **one), "Talea, in a graph": graph.replay,
-             "a copy of the states": lambda: copy.copy_(state.ssm)}  # fmt: skip
-    if name in errors:
-        calls[name] = step
+             "a copy of the states": lambda: copy.copy_(state.ssm), **calls}  # fmt: skip
     each = {name: [] for name in calls}
     for order in (list(calls), list(calls)[::-1]):
         for name in order:
@@ -240,7 +261,7 @@ def step_runs(row, peers, o, not_run):
         of = errors.get(name)
         facts = {"errors": of, "relative_l2": max(of.values())} if of else {}
         run = described(f"{row}, step", name, rounds, facts)
-        if of:
+        if name != "a copy of the states":
             run |= {"limit_ms": copied, "ratio": run["time"]["median_ms"] / copied}
         yield shown(run)
 
@@ -249,8 +270,10 @@ def first_calls(row, peers, not_run):
     """Forward and backward of a length that this process has not seen, and the same once more."""
     for of in ("M1", "S1"):
         problem = PROBLEMS[of]
-        for name, (call, names) in contenders(of, peers, True, False, problem[4]).items():
-            for tokens in LENGTHS if name.startswith("Talea") == (row == FIRST[0]) else ():
+        for name, (call, names) in contenders(peers, True, False, problem[4]).items():
+            if name.startswith("Talea") != (row == FIRST[0]):
+                continue
+            for tokens in WHOLE_CHUNKS if "TileLang" in name else LENGTHS:
                 t = draw((problem[0], tokens, *problem[2:]), torch.bfloat16)
                 run = passes_of(call, t, torch.randn_like(t["v"]), names(t))[PASSES[2]]
                 times = []
@@ -271,22 +294,21 @@ def first_calls(row, peers, not_run):
                        "again_ms": times[1]}  # fmt: skip
 
 
+def problems_of(rows, with_ssd):
+    """Sizes, whether as a pack, whether SSD runs them."""
+    found = [r for r in rows if PACKED.get(r, r) in PROBLEMS]
+    return [(PROBLEMS[PACKED.get(r, r)], r in PACKED, r in with_ssd) for r in found]
+
+
 def compile_part(o):
-    """One of many processes: compiles its share of the configurations, which the cache keeps."""
-    os.nice(19)
-    tuning = who.Tuning(o.configs, o.part, o.processes)
-    peers = who.import_peers(o.source, tuning, bool(o.ssd))
-    rows = [r for r in o.rows if r in PROBLEMS and PROBLEMS[r][4] == 1]
     step = step_of(draw(STEPS["D1 SISO"], torch.bfloat16)) if "D1 SISO" in o.rows else None
-    who.compile_for([(PROBLEMS[r], r in o.ssd) for r in rows], peers, draw, step)
+    scan_compile.compile_part(problems_of(o.rows, o.ssd), o, step)
 
 
-def compiled_beside(o):
-    """Processes that fill Triton's cache while rows without a peer are measured."""
-    words = [sys.executable, __file__, o.receipt, "--source", o.source, "--configs", o.configs,
-             "--rows", ",".join(o.rows), "--processes", str(o.processes),
-             *(["--ssd", ",".join(o.ssd)] if o.ssd else []), "--part"]  # fmt: skip
-    return [subprocess.Popen([*words, str(i)]) for i in range(o.processes)]
+def wanted_of(o):
+    found = scan_compile.wanted_of(problems_of(o.rows, o.ssd))
+    found |= {"mimo"} if FIRST[1] in o.rows else set()
+    return found | ({"mimo_step"} if "D1" in o.rows else set())
 
 
 def parsed():
@@ -300,8 +322,9 @@ def parsed():
     parser.add_argument("--configs", choices=("all", "few"), default="all")
     parser.add_argument("--ssd", default="", type=many, help="rows that Mamba-2's SSD runs, too")
     parser.add_argument("--processes", type=int, default=os.cpu_count())
+    parser.add_argument("--limit", type=float, default=300, help="s, of the compiling processes")
     parser.add_argument("--part", type=int, help="one of the compiling processes")
-    parser.add_argument("--only-compile", action="store_true", help="fills Triton's cache and ends")
+    parser.add_argument("--only-compile", action="store_true", help="fills the caches and ends")
     parser.add_argument(
         "--note", action="append", default=[], help="what else the receipt must say"
     )
@@ -317,13 +340,15 @@ def main():
         compile_part(o)
         return 0
     start, began, not_run, runs = _receipt.now(), time.monotonic(), {}, []
-    parts = compiled_beside(o) if o.processes > 1 else []
+    parts = scan_compile.started(__file__, o) if o.processes > 1 else []
+    ended = scan_compile.waited(parts, o.limit)
+    print(f"compiled in {time.monotonic() - began:.0f} s", flush=True)
     if o.only_compile:
-        return max([p.wait() for p in parts], default=0)
+        return ended
     public.WARM_SECONDS, o.meter = o.seconds / 2, Meter()
-    tuning, peers = who.Tuning(o.configs), {}
+    tuning, peers = scan_compile.Tuning(o.configs), {}
     try:
-        peers = who.import_peers(o.source, tuning, bool(o.ssd))
+        peers = who.import_peers(o.source, tuning, wanted_of(o))
     except Exception as error:
         not_run["mamba_ssm"] = reason(error)
     if "ssd_missing" in peers:
@@ -333,16 +358,7 @@ def main():
              "and after each round, or useful bytes at that of a plain copy, whichever is more")  # fmt: skip
     notes = ["two rounds, the second in reverse; errors of the full call, of one sequence or pack and some heads, beside fp64",
              f"peers' kernels tuned over {tuning.wanted} of their {tuning.listed} configurations, few calls each", *o.note]  # fmt: skip
-    if parts:
-        notes.append(
-            "rows of MIMO before the first SISO row: beside processes that compile on the CPU"
-        )
     for row in o.rows:
-        if parts and (row not in PROBLEMS or PROBLEMS[row][4] == 1):
-            for one in parts:
-                one.wait()
-            print(f"compiled in {time.monotonic() - began:.0f} s", flush=True)
-            parts = []
         try:
             if row in STEPS:
                 found = step_runs(row, peers, o, not_run)

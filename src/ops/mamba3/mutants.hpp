@@ -31,7 +31,19 @@ namespace talea::mamba3 {
   X(m3_divided_by_its_decay, "what is left of a key comes from a quotient of decays")        \
   X(m3_state_of_another_slot, "a step updates the row of its number, not of its slot")       \
   X(m3_padding_not_cleared, "gradients of padding are left as they were")                    \
-  X(m3_turns_of_other_ranks, "a rank's angles begin anew with its piece")
+  X(m3_turns_of_other_ranks, "a rank's angles begin anew with its piece")                    \
+  X(m3_2_bias_after_group_sum_siso, "device: heads of a group share one, kernel of R 1")     \
+  X(m3_anchor_dropped_siso, "device: what lies behind a chunk is left out, kernel of R 1")   \
+  X(m3_turned_back_forward_siso, "device: turned rows are turned once more, kernel of R 1")  \
+  X(m3_gate_slope_dropped, "device: the slope of the gate is its sigmoid alone")             \
+  X(m3_gate_slope_dropped_siso, "device: the same in the kernel of R 1, no projections")     \
+  X(m3_gate_slope_dropped_projected, "device: the same in the kernel of R 1, projections")   \
+  X(m3_round_not_reset, "device: a sequence begins with the state that crosses")             \
+  X(m3_state_over_the_next_sequence, "device: a last state is the next one's first")         \
+  X(m3_edge_of_the_sequence_before, "device: a first token has the last key before it")      \
+  X(m3_tail_stored, "device: rows behind a sequence's end are stored")                       \
+  X(m3_head_of_the_next_group, "device: a part has the first head of the next group")        \
+  X(m3_part_of_the_next_group, "device: a sum has the first part of the next group")
 
 TALEA_PLANTED(TALEA_MAMBA3_MUTANT_LIST, ScanMutant)
 // Beside the switches of the common list.

@@ -191,6 +191,40 @@ TEST_P(ScanTraining, HeadsOfABlockInTurn) {
     }
 }
 
+// Parts of a group that have not as many heads each, beside another group; of one row a token
+// without projections, whose gate is formed elsewhere.
+TEST_P(ScanTraining, GroupsInUnevenParts) {
+  for (const int64_t R : {1, 4}) {
+    Sizes s{1, R == 1 ? 130 : 34, 50, 2, 128, 64, R, 32};
+    s.rank_axis = R > 1;
+    Case c = full_case(s, DType::bf16, 9);
+    leave_states_out(c);
+    if (R == 1) std::erase_if(c.in, [](const auto& x) { return x.first.starts_with("mimo_"); });
+    EXPECT_EQ(verify(lane(), c, of_training(c)), "") << "R = " << R;
+  }
+}
+
+// Sequences that begin within a round of forward, and end within a chunk whose other rows are the
+// next one's; of one row a token without a gate, which would hide those.
+TEST_P(ScanTraining, APackOfSeveralRounds) {
+  for (const int64_t R : {1, 4}) {
+    const int64_t C = 64 / R;
+    Sizes s{1, 30 * C, 8, 2, 128, 64, R, 32};
+    s.rank_axis = R > 1;
+    Case c = full_case(s, DType::bf16, 13);
+    leave_states_out(c);
+    if (R == 1) std::erase_if(c.in, [](const auto& x) { return x.first.ends_with("z"); });
+    pack(c, {2, 5 * C, 12 * C + 5, 12 * C + 5, 14 * C, 27 * C + 1, 30 * C - 3});
+    EXPECT_EQ(verify(lane(), c, of_training(c)), "") << "R = " << R;
+    const How forward{.backward = false, .only = {"out"}};
+    const Outcome whole = run(lane(), c, forward);
+    c.options.workspace_limit_bytes = whole.forward.workspace_bytes / 2;
+    const Outcome less = run(lane(), c, forward);
+    EXPECT_LT(less.forward.workspace_bytes, whole.forward.workspace_bytes) << "R = " << R;
+    EXPECT_EQ(same_bits(whole.out, less.out), "") << "R = " << R;
+  }
+}
+
 // So many heads that those of one row a token form their turns themselves.
 TEST_P(ScanTraining, StatesOfAPrefillOfManyHeads) {
   const char* const states[] = {"angle", "ssm", "k", "v"};

@@ -89,7 +89,8 @@ __device__ __forceinline__ void Backward<R, blocks, halves>::gates_of(int head,
         for (int i = 0; i < 2; ++i) {
           const float seen = from[i] * own[i];
           const float w = z_here[i] * bys[i], sg = gate_sigmoid(w), wsg = w * sg;
-          const float du = seen * outs[i] * fmaf(wsg, 1 - sg, sg);
+          float du = seen * outs[i] * fmaf(wsg, 1 - sg, sg);
+          if (mutant(ScanMutant::m3_gate_slope_dropped)) du = seen * outs[i] * sg;
           dz[second][i][k] = du * bys[i];
           to_z[2 * k + i] += du * z_here[i];
           to_out[2 * k + i] += gated ? seen * wsg : seen;

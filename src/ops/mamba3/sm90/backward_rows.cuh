@@ -160,6 +160,10 @@ __device__ __forceinline__ void Backward<R, blocks, halves>::rows_back(int head,
     for (int i = 0; i < alike; ++i) {
       const int at = (slot + i) / 2 * 4 + (slot + i) % 2;
       x[i] = g[at] + g[at + 2];
+      if (mutant(Mutant::m3_2_bias_after_group_sum)) {
+        const float4 all = sums[at / 4 * 128];  // of the heads so far
+        x[i] = at % 2 ? all.y + all.w : all.x + all.z;
+      }
     }
     put_alike(by_bias, slot, x);
   }

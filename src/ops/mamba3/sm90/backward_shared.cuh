@@ -28,6 +28,8 @@ __device__ __forceinline__ void put_heads(const Args& a, const Cut& cut, const U
   const int first = begin + place.part * each, last = first + each < end ? first + each : end;
   place.first = (first > 0 ? first : 0) << cut.bits();
   place.last = (last < cut.heads_of(s) ? last : cut.heads_of(s)) << cut.bits();
+  if (mutant(ScanMutant::m3_head_of_the_next_group) && first + each <= cut.heads_of(s))
+    place.last = (first + each) << cut.bits();
 }
 
 // Unit and tokens of the chunk at `place`, which a round of a pack numbers among all of its pack.

@@ -328,7 +328,8 @@ __device__ __forceinline__ int64_t find_stretch(const Args& a, const Cut& cut, c
     return b.upstream + (place * heads + head) * (columns * values);
   };
   const bool last = is_last<tokens_of<R>>(x);
-  sh.home = x.first > 0 ? home(round & 1) : starts_with_state(a) ? home(2 + i) : nullptr;
+  const bool crossed = x.first > 0 || (mutant(ScanMutant::m3_round_not_reset) && round > 0);
+  sh.home = crossed ? home(round & 1) : starts_with_state(a) ? home(2 + i) : nullptr;
   sh.left = !last ? home(~round & 1) : a.last.ssm.data ? home(2 + i) : nullptr;
   return (head >> cut.slab_bits) * a.size.segment + x.number - at.first;
 }

@@ -160,7 +160,8 @@ __device__ __forceinline__ void multiply_chunks(const Args& a, const Cut& cut, c
           }
           const float x = shared_by_ranks<R>(low), w = shared_by_ranks<R>(high);
           const int t = second ? t1 : t0;
-          if (t < p.n) store_two(a.out, out0 + t * a.out.stride[1] + 8 * (first + r), x, w);
+          const bool more = mutant(ScanMutant::m3_tail_stored) && token + t < a.size.tokens;
+          if (t < p.n || more) store_two(a.out, out0 + t * a.out.stride[1] + 8 * (first + r), x, w);
         }
     } else {
       const int64_t at0 = out0 + t0 * a.out.stride[1] + r * a.out.stride[2];

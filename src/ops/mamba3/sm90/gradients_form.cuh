@@ -184,7 +184,10 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::begin_values(int h
     for (int i = 0; i < rows / 16; ++i) {
       const int row = thread / 8 + 16 * i, t = row / R;
       const int64_t at = t * a.d_out.stride[1] + (a.size.reduce ? 0 : row % R * a.d_out.stride[2]);
-      hopper::copy_16_bytes(tile + static_cast<uint32_t>(i * 2048), from + (t < n ? at : 0), t < n);
+      bool known = t < n;
+      if (mutant(ScanMutant::m3_21_rows_behind_the_end))
+        known = sh.unit.begin + sh.part.first + t < a.size.tokens;
+      hopper::copy_16_bytes(tile + static_cast<uint32_t>(i * 2048), from + (known ? at : 0), known);
     }
   }
   copy_bytes<(Shared::parameters - 2 * R * columns) * 4, 128>(
@@ -371,6 +374,7 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::gate_back(int head
     y[j] *= j & 1 ? high_of(own[j / 2]) : low_of(own[j / 2]);
     if constexpr (projected) w *= by[j], y[j] *= by[j];
     const float sg = gate_sigmoid(w);
+    if (mutant(ScanMutant::m3_gate_slope_dropped_siso)) w = 0;
     y[j] *= fmaf(w * sg, 1 - sg, sg);
   }
   if (t >= n) return;

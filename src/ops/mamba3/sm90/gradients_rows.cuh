@@ -113,7 +113,7 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::rows_back(int head
       dot = fmaf(w, gw, fmaf(x, gx, dot));
       if (!turned) return 0.0f;
       const float torque = x * gw - w * gx, before = gx;
-      const float sin = mutant(Mutant::m3_turned_back_forward) ? -by.y : by.y;
+      const float sin = mutant(ScanMutant::m3_turned_back_forward_siso) ? -by.y : by.y;
       gx = before * by.x + gw * sin;
       gw = gw * by.x - before * sin;
       return torque;
@@ -187,6 +187,7 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::rows_back(int head
     for (int i = 0; i < alike; ++i) {
       const int at = (slot + i) / 2 * 4 + (slot + i) % 2;
       x[i] = g[at] + g[at + 2];
+      if (mutant(ScanMutant::m3_2_bias_after_group_sum_siso)) x[i] = sums[at] + sums[at + 2];
     }
     put_alike(alike_to, slot, x);
   }

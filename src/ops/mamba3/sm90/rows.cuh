@@ -3,6 +3,7 @@
 // Never: reads a row that belongs to no token of the chunk, or stores turned rows.
 #pragma once
 
+#include "ops/mamba3/mutants.hpp"
 #include "ops/mamba3/rows/chunk.hpp"
 #include "ops/mamba3/rows/cut.hpp"
 #include "ops/mamba3/sm90/tile.cuh"
@@ -110,7 +111,9 @@ struct RawToken {
 };
 __device__ __forceinline__ RawToken raw_token(const Args& a, const Unit& u, const Part& p, int t) {
   RawToken x;
-  if (t > p.n || (t == p.n && !p.more)) return x;
+  const bool more = p.more || (mutant(Mutant::m3_b_of_the_next_sequence) &&
+                               u.begin + p.first + t < a.size.tokens);
+  if (t > p.n || (t == p.n && !more)) return x;
   const int64_t token = u.begin + p.first + t;
   x.dt = cuda::read(a.dt, cuda::at(a.dt, u.batch, u.head, token));
   x.trap = cuda::read(a.trap, cuda::at(a.trap, u.batch, u.head, token));
@@ -181,7 +184,8 @@ __device__ __forceinline__ void read_steps(const RawTokens<C>& raw, const Part& 
     if (t >= C) break;
     const float dt = raw.dt[t], trap = raw.trap[t];
     const float lambda = cuda::sigmoid(trap), other = cuda::sigmoid(-trap);
-    const bool known = t + 1 < p.n || (t + 1 == p.n && p.more);
+    const bool next = p.more || mutant(Mutant::m3_b_of_the_next_sequence);
+    const bool known = t + 1 < p.n || (t + 1 == p.n && next);
     const float b = known ? cuda::sigmoid(-raw.trap[t + 1]) * raw.dt[t + 1] : 0.0f;
     const float gamma = lambda * dt, s = t < p.n ? gamma + b : 0.0f;
     const float top = top_of(before), rest = rest_of(before, top);

@@ -133,7 +133,8 @@ __device__ __forceinline__ bool find_stretch(const Args& a, const Cut& cut, cons
   w.segment = x.first - w.slot;
   w.starts = upstream ? ends : x.first == 0;
   w.crosses = x.first > 0;
-  w.is_alone = handed || x.number + x.count == round.end;
+  w.is_alone = handed || x.number + x.count == round.end ||
+               mutant(ScanMutant::m3_state_over_the_next_sequence);
   if constexpr (handed) {
     w.place = static_cast<int>(i) * heads + head;
     if (!ahead) w.ordinal = b.ordinals[x.number];

@@ -40,8 +40,9 @@ __device__ __forceinline__ void add_rows(const Args& a, const Cut& cut, const Wa
   if (token.token < 0) return;
   const auto* at = reinterpret_cast<const float4*>(from + item * b.parts * s.columns) + piece;
   float4 sum = {0, 0, 0, 0};
+  const bool next = mutant(ScanMutant::m3_part_of_the_next_group) && g + 1 < s.groups;
 #pragma unroll 4
-  for (int part = 0; part < b.parts; ++part) {
+  for (int part = 0; part < b.parts + (next ? 1 : 0); ++part) {
     const float4 x = __ldcs(at + part * pieces);
     sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w;
   }
@@ -209,7 +210,9 @@ __global__ void __launch_bounds__(threads)
     u = cuda::unit_of(a, w.first + number / s.heads, head);
     if (chunk >= cuda::chunks_of(s, u.tokens)) return;
   }
-  store_token(a, u, b.edges[item].first, own * s.chunk, own > 0 ? b.edges[item - 1].last : 0.0);
+  const bool reset = !mutant(ScanMutant::m3_edge_of_the_sequence_before);
+  const bool behind = own > 0 || (!reset && a.pack.rounds && chunk > 0);
+  store_token(a, u, b.edges[item].first, own * s.chunk, behind ? b.edges[item - 1].last : 0.0);
 }
 
 // The same of a head that is cut: an item a chunk of a unit, of which the first has those of all.

@@ -31,6 +31,10 @@ AttentionSpec plain_decode() {
   return s;
 }
 
+// Many queries of few heads, which have a kernel of their own.
+constexpr AttentionSpec few_heads = {
+    .queries = 300, .keys = 1500, .heads = 16, .slots = 700, .dim = 576, .value_dim = 512};
+
 // Forward and backward with a sink and an upstream of lse, on a session of its own.
 class Attention {
  public:
@@ -121,7 +125,7 @@ class Attention {
 class AttentionOnDevice : public ::testing::TestWithParam<std::string> {};
 
 TEST_P(AttentionOnDevice, SameBitsAThousandTimes) {
-  for (const AttentionSpec& s : {AttentionSpec{}, decode, plain_decode()}) {
+  for (const AttentionSpec& s : {AttentionSpec{}, decode, plain_decode(), few_heads}) {
     SCOPED_TRACE(s.queries);
     Attention a(s, GetParam());
     same_bits_a_thousand_times(a);
@@ -129,8 +133,8 @@ TEST_P(AttentionOnDevice, SameBitsAThousandTimes) {
 }
 
 TEST_P(AttentionOnDevice, SameBitsBesideABusyStream) {
-  for (const AttentionSpec& s :
-       {AttentionSpec{}, AttentionSpec{.heads = 40}, AttentionSpec{.heads = 130}, decode}) {
+  for (const AttentionSpec& s : {AttentionSpec{}, AttentionSpec{.heads = 40},
+                                 AttentionSpec{.heads = 130}, decode, few_heads}) {
     SCOPED_TRACE(s.heads);
     Attention a(s, GetParam());
     Attention noise({.queries = 600, .seed = 9}, GetParam());
@@ -140,7 +144,7 @@ TEST_P(AttentionOnDevice, SameBitsBesideABusyStream) {
 
 TEST_P(AttentionOnDevice, ReplayedWithOtherLists) {
   for (const AttentionSpec& s :
-       {AttentionSpec{.dim = 576, .value_dim = 512}, decode, plain_decode()}) {
+       {AttentionSpec{.dim = 576, .value_dim = 512}, decode, plain_decode(), few_heads}) {
     Attention a(s, GetParam());
     same_bits_replayed(a, [&](uint64_t i) { a.new_lists(i + 1, 300 + static_cast<int64_t>(i)); });
   }

@@ -31,6 +31,17 @@ __device__ __forceinline__ void multiply_narrow(float (&d)[8], const uint32_t (&
   if constexpr (kF16) TALEA_WGMMA_N16("f16", "{%8, %9, %10, %11}, %12, 1, 1, 1, 1;", "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
   else TALEA_WGMMA_N16("bf16", "{%8, %9, %10, %11}, %12, 1, 1, 1, 1;", "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
+// Of two operands that operand_descriptor() describes; TA = 1: a is MN-major. d = a b, or d += a b.
+template <int TA, bool kF16>
+__device__ __forceinline__ void wgmma_first_n16(float (&d)[8], uint64_t a, uint64_t b) {
+  if constexpr (kF16) TALEA_WGMMA_N16("f16", "%8, %9, 0, 1, 1, %10, 0;", "l"(a), "l"(b), "n"(TA));
+  else TALEA_WGMMA_N16("bf16", "%8, %9, 0, 1, 1, %10, 0;", "l"(a), "l"(b), "n"(TA));
+}
+template <int TA, bool kF16>
+__device__ __forceinline__ void wgmma_add_n16(float (&d)[8], uint64_t a, uint64_t b) {
+  if constexpr (kF16) TALEA_WGMMA_N16("f16", "%8, %9, 1, 1, 1, %10, 0;", "l"(a), "l"(b), "n"(TA));
+  else TALEA_WGMMA_N16("bf16", "%8, %9, 1, 1, 1, %10, 0;", "l"(a), "l"(b), "n"(TA));
+}
 #undef TALEA_WGMMA_N16
 // clang-format on
 

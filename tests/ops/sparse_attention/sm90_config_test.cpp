@@ -94,6 +94,54 @@ TEST(AttentionSm90Config, NarrowRowsHaveABlockAWork) {
   EXPECT_FALSE(config(p, h200()).narrow);
 }
 
+TEST(AttentionSm90Config, FewHeadsHaveKeysAsRows) {
+  const auto few = [](const Problem& p) {
+    const Config c = config(p, h200());
+    EXPECT_EQ(c.shared_bytes == ring_shared_bytes(), c.few_heads);
+    EXPECT_FALSE(c.few_heads && (c.segments > 1 || c.narrow));
+    return c.few_heads;
+  };
+  EXPECT_LE(ring_shared_bytes(), 232448);
+  for (const int64_t heads : {1, 8, 11, 16}) EXPECT_TRUE(few(problem(576, 512, heads)));
+  EXPECT_FALSE(few(problem(576, 512, 17)));
+  EXPECT_TRUE(few(problem(512, 512, 16)));
+  EXPECT_TRUE(few(problem(288, 272, 16)));
+  EXPECT_FALSE(few(problem(576, 256, 16)));  // of narrower values fewer rows of weights are empty
+  EXPECT_FALSE(few(problem(128, 64, 16)));
+  EXPECT_EQ(config(problem(576, 512, 16), h200()).blocks, 132);
+  EXPECT_EQ(bytes_of(config(problem(576, 512, 16), h200())), 0);
+  Problem p = problem(576, 512, 48);
+  p.groups = 3;
+  EXPECT_TRUE(few(p));
+  p.heads = 20, p.head_begin = 8;  // of a rank: eight of a group, then twelve of the next
+  EXPECT_TRUE(few(p));
+  p = problem(576, 512, 16);
+  p.queries = 2;  // few queries of long lists: the three kernels, with the same bits
+  EXPECT_FALSE(few(p));
+  p.slots = 384;
+  EXPECT_TRUE(few(p));
+  p = problem(576, 512, 16);
+  p.options.kv_storage = KvStorage::fp8_656;
+  EXPECT_FALSE(few(p));
+}
+
+// Five parts in a row lie in chunks of their own, whichever is the first; the sixth may take those
+// of the first.
+TEST(AttentionSm90Config, PartsOfTheRing) {
+  int number[2][2];
+  for (const int t : {0, 1})
+    for (const int half : {0, 1}) number[t][half] = ring_part(t, half);
+  EXPECT_EQ(number[0][0], 0);
+  EXPECT_EQ(number[1][1], 1);
+  EXPECT_EQ(number[0][1], 2);
+  EXPECT_EQ(number[1][0], 3);
+  const auto begin = [](int part) { return part / 4 * pair_chunks + ring_first(part % 4); };
+  for (int part = 0; part < 40; ++part) {
+    EXPECT_EQ(begin(part + 1) - begin(part), part % 4 == 1 || part % 4 == 2 ? 5 : 4);
+    EXPECT_LE(begin(part + 5) - begin(part), ring_chunks);
+  }
+}
+
 TEST(AttentionSm90Config, MemoryOnlyToCount) {
   Problem p = problem(576, 512, 16);
   EXPECT_FALSE(config(p, h200()).counts);

@@ -128,6 +128,8 @@ Config config(const Problem& p, const DeviceFacts& d) {
     c.blocks = c.work;
     return c;
   }
+  c.few_heads = c.rows == Rows::plain && c.half == 256 && most_heads <= most_few_heads;
+  if (c.few_heads) c.shared_bytes = ring_shared_bytes();
   const int64_t together = c.rows == Rows::shared ? 2 : 1;
   c.blocks = std::min<int64_t>(c.work, std::max<int64_t>(d.sm_count / together, 1) * together);
   return c;

@@ -18,8 +18,9 @@ struct Config {
   int64_t work = 0;        // queries x groups x head tiles x segments
   int64_t blocks = 0;      // persistent; of few queries, of the kernel that weighs; or all of them
   int64_t shared_bytes = 0;
-  bool counts = false;  // foreign indices, in the workspace
-  bool narrow = false;  // rows of which a multiprocessor has several blocks, a warpgroup each
+  bool counts = false;     // foreign indices, in the workspace
+  bool narrow = false;     // rows of which a multiprocessor has several blocks, a warpgroup each
+  bool few_heads = false;  // keys as rows of the products: the same bits
   Rows rows = Rows::plain;
   // Few queries: of a list, a pair of tiles of keys each, whose weights lie in the workspace until
   // blocks of `slices` of the columns sum values by them. 1: a block has a whole list.

@@ -22,6 +22,8 @@ void launch(const sm90::Forward& f, const sm90::Config& c, bool f16, cudaStream_
   const auto blocks = static_cast<unsigned>(c.blocks);
   if (c.narrow)
     return (f16 ? sm90::launch_narrow_f16 : sm90::launch_narrow_bf16)(f, blocks, stream);
+  if (c.few_heads)
+    return (f16 ? sm90::launch_few_heads_f16 : sm90::launch_few_heads_bf16)(f, blocks, stream);
   if (c.segments == 1)
     return (f16 ? sm90::launch_f16 : sm90::launch_bf16)(f, c.half, blocks, stream);
   sm90::launch_unknown(f, stream);
@@ -60,6 +62,17 @@ struct Sm90 {
                           c.shared_bytes, sm90::narrow_columns(p.dim) * sm90::chunk_columns),
               fmt::format("blocks = {}, {} a multiprocessor", c.blocks, sm90::narrow_blocks(wide))};
     }
+    if (c.few_heads)
+      return {
+          fmt::format("tile = {} keys x {} heads, keys as the rows of the products, one query a "
+                      "block",
+                      sm90::tile_keys, sm90::most_few_heads),
+          lines[1],
+          fmt::format("shared memory = {} bytes: q of {} columns, a ring of {} chunks of {} keys "
+                      "x {} columns",
+                      c.shared_bytes, tiles.columns * sm90::chunk_columns, sm90::ring_chunks,
+                      sm90::tile_keys, sm90::chunk_columns),
+          fmt::format("blocks = {}, persistent", c.blocks)};
     const bool few = c.segments > 1, packed = few && c.rows == sm90::Rows::packed;
     lines.push_back(fmt::format("shared memory = {} bytes: q of {} columns{}, {} of keys",
                                 c.shared_bytes, tiles.columns * sm90::chunk_columns,
@@ -117,9 +130,9 @@ void Sm90::run(const Call& c, const Planned& planned) {
   if (a.status) cuda::write_status(f.counters, f.tables, a.status, stream);
   Result& r = c.result;
   r.scores_home = "registers of a warpgroup, fp32";
-  r.scores_tile_rows = sm90::tile_heads;
+  r.scores_tile_rows = config.few_heads ? sm90::most_few_heads : sm90::tile_heads;
   r.scores_tile_keys = sm90::tile_keys;
-  r.scores_tile_bytes = 4 * sm90::tile_heads * sm90::tile_keys;
+  r.scores_tile_bytes = 4 * r.scores_tile_rows * r.scores_tile_keys;
   if (config.segments > 1) r.decode_segments = config.segments;
   r.kv_path = f.rows != sm90::Rows::plain
                   ? "selected rows dequantised in fp32 and rounded once, in shared memory, a "

@@ -73,19 +73,11 @@ __device__ inline void copy_queries(const Forward& f, const Work& w, const Copie
   copier.chunks<0, most_columns / chunk_columns>(tile, rows, chunks, f.q.data);
 }
 
-// Parts of tiles are filled in the order in which the consumers release them: of each tile first
-// the columns of the warpgroup that forms its weights.
-template <int kHalf>
-struct Producer {
-  static constexpr int half_chunks = kHalf / chunk_columns;
-  static constexpr int all_chunks = most_columns / chunk_columns;
-
+// How a warp walks through the list of a work: lane l has slot slot_of_lane() of every pair.
+struct ListWalk {
   const Forward& f;
-  const Tiles& tiles;
-  Beside& beside;
+  QueryRule& query;  // of this warp, in shared memory
   const int thread;
-  const Copier copier;
-  const uint32_t shared;
   // Of the list at hand.
   KeyRange range;
   int64_t slots, slot, index;  // slot: this lane's of the next pair; index: what stands there
@@ -105,9 +97,8 @@ struct Producer {
   __device__ int open(const Work& w, int64_t number) {
     const cuda::Tables& t = f.tables;
     __syncwarp();
-    if (lane() == 0) beside.query[warp()] = cuda::query_rule(t, w.b, w.s);
+    if (lane() == 0) query = cuda::query_rule(t, w.b, w.s);
     __syncwarp();
-    const QueryRule& query = beside.query[warp()];
     const bool counts = f.counters && w.tile == 0;
     range = key_range(t.rule, query);
     if (counts) range.known = false;
@@ -123,7 +114,7 @@ struct Producer {
   // The row of a slot as the rule finds it; foreign indices are counted where asked.
   __device__ const char* find_row(int64_t number) const {
     const Work w = work_of(f, number);
-    const KeyRow found = find_key(f.tables.rule, beside.query[warp()], slot, index);
+    const KeyRow found = find_key(f.tables.rule, query, slot, index);
     if (f.counters && w.tile == 0 && slot < slots && found.kind == SlotKind::foreign)
       cuda::count(f.tables, f.counters, w.b, w.s, w.g, slot);
     if (found.kind != SlotKind::valid) return nullptr;
@@ -141,15 +132,32 @@ struct Producer {
     index = read_index();
     return row;
   }
+  // The four rows of tile t that this thread copies a piece of, from the lanes that found them.
+  __device__ void share(const char* row, int t, const char* (&rows)[4]) const {
+#pragma unroll
+    for (int j = 0; j < 4; ++j)
+      rows[j] = reinterpret_cast<const char*>(
+          __shfl_sync(~0u, reinterpret_cast<unsigned long long>(row), t * 16 + j * 4 + lane() / 8));
+  }
+};
+
+// Parts of tiles are filled in the order in which the consumers release them: of each tile first
+// the columns of the warpgroup that forms its weights.
+template <int kHalf>
+struct Producer : ListWalk {
+  static constexpr int half_chunks = kHalf / chunk_columns;
+  static constexpr int all_chunks = most_columns / chunk_columns;
+
+  const Tiles& tiles;
+  Beside& beside;
+  const Copier copier;
+  const uint32_t shared;
 
   template <int kPart>
   __device__ void fill(int t, const char* row, uint32_t phase) {
     namespace ptx = talea::sm90;
     const char* rows[4];
-#pragma unroll
-    for (int j = 0; j < 4; ++j)
-      rows[j] = reinterpret_cast<const char*>(
-          __shfl_sync(~0u, reinterpret_cast<unsigned long long>(row), t * 16 + j * 4 + lane() / 8));
+    share(row, t, rows);
     ptx::barrier_wait(&beside.keys_free[t][kPart], phase);
     const uint32_t to = shared + tiles.keys_at(t);
     if constexpr (kPart == 0)
@@ -195,8 +203,11 @@ struct Producer {
 
 template <int kHalf>
 __device__ void produce(const Forward& f, const Tiles& tiles, Beside& beside, int thread) {
-  Producer<kHalf>{
-      f, tiles, beside, thread, Copier(thread, f.dim), talea::sm90::smem_address(tiles.base)}
+  Producer<kHalf>{{f, beside.query[thread / 32], thread},
+                  tiles,
+                  beside,
+                  Copier(thread, f.dim),
+                  talea::sm90::smem_address(tiles.base)}
       .run();
 }
 

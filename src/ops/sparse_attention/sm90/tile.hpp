@@ -90,6 +90,41 @@ constexpr int64_t narrow_shared_bytes(int64_t dim) {
   return int64_t{chunk_bytes} * 3 * narrow_columns(dim) + int64_t{sizeof(NarrowBeside)};
 }
 
+// Up to this many heads of a group have a kernel in which keys are the rows of the products: tiles
+// of 64 keys x 16 heads. What q leaves of shared memory is a ring of chunks of keys, in which a
+// pair of tiles has its place whatever its columns: parts of four chunks and of five, as they are
+// filled.
+inline constexpr int most_few_heads = 16;
+inline constexpr int ring_chunks = 24, pair_chunks = 18;
+inline constexpr int ring_q_chunk_bytes = most_few_heads * 128;
+inline constexpr int ring_q_at = ring_chunks * chunk_bytes;
+inline constexpr int ring_weights_at =
+    ring_q_at + static_cast<int>(most_columns) / chunk_columns * ring_q_chunk_bytes;
+inline constexpr int ring_weights_bytes = 2 * most_few_heads * tile_keys;  // of a tile, 16 bits
+inline constexpr int ring_exact_at = ring_weights_at + 2 * ring_weights_bytes;  // in fp32
+inline constexpr int ring_beside_at = ring_exact_at + 4 * ring_weights_bytes;
+// Number of the part of tile t that holds half `half` of the columns, and its first chunk: the
+// order in which the consumers release them. Five parts in a row fit into the ring, whichever they
+// are.
+constexpr int ring_part(int t, int half) { return t == half ? t : 3 - half; }
+constexpr int ring_first(int part) { return part == 0 ? 0 : 5 * part - 1; }
+static_assert(ring_chunks >= pair_chunks + 5);
+
+struct RingBeside {
+  uint64_t q_ready, q_free;
+  // Of every second pair: [pair % 2][part].
+  uint64_t keys_ready[2][4], keys_free[2][4];
+  uint64_t weights_ready[2], sums_ready[2];
+  uint32_t valid[2][2][4];  // [pair % 2][tile][warp that fills]: a bit a slot, 16 of them
+  uint32_t moved[2][2];     // as in Beside
+  int pairs, seen[2];
+  QueryRule query[4];
+  float reference[2][2][most_few_heads];                    // [pair % 2][warpgroup]
+  alignas(16) float most[2][most_few_heads][4];             // [warpgroup][head][warp]
+  float sum[2][4][most_few_heads], top[2][most_few_heads];  // [warpgroup][warp]
+};
+constexpr int64_t ring_shared_bytes() { return ring_beside_at + int64_t{sizeof(RingBeside)}; }
+
 // Where a block finds its keys: rows that it gathers; packed rows; packed rows of which each of the
 // two blocks of a cluster, which have one query's heads, dequantises half for both; or weights and
 // values that other blocks left in the workspace.
@@ -161,6 +196,9 @@ void launch_f16(const Forward& f, int half, unsigned blocks, cudaStream_t stream
 
 void launch_narrow_bf16(const Forward& f, unsigned blocks, cudaStream_t stream);
 void launch_narrow_f16(const Forward& f, unsigned blocks, cudaStream_t stream);
+
+void launch_few_heads_bf16(const Forward& f, unsigned blocks, cudaStream_t stream);
+void launch_few_heads_f16(const Forward& f, unsigned blocks, cudaStream_t stream);
 
 // Nothing known, weights into the workspace, then values: `f.segments` and `f.stored` say how.
 void launch_unknown(const Forward& f, cudaStream_t stream);

@@ -43,7 +43,9 @@ namespace talea::mamba3 {
   X(m3_edge_of_the_sequence_before, "device: a first token has the last key before it")      \
   X(m3_tail_stored, "device: rows behind a sequence's end are stored")                       \
   X(m3_head_of_the_next_group, "device: a part has the first head of the next group")        \
-  X(m3_part_of_the_next_group, "device: a sum has the first part of the next group")
+  X(m3_part_of_the_next_group, "device: a sum has the first part of the next group")         \
+  X(m3_state_turned_by_two_rows, "device: two rows of the state turn alike, kernel of R 1")  \
+  X(m3_state_weighed_by_halves, "device: the state's later rows weigh as its first ones")
 
 TALEA_PLANTED(TALEA_MAMBA3_MUTANT_LIST, ScanMutant)
 // Beside the switches of the common list.

@@ -332,7 +332,8 @@ class Chain {
         }
         if constexpr (turns) {
           const float2* const at = turns_at + (16 * k + 8 * i) / R * pairs;
-          const float2 by[2] = {at[0], at[R == 1 ? pairs : 0]};
+          const bool apart = R == 1 && !mutant(ScanMutant::m3_state_turned_by_two_rows);
+          const float2 by[2] = {at[0], at[apart ? pairs : 0]};
 #pragma unroll
           for (int e = 0; e < 2; ++e) {
             const float first = x[e], second = y[e];
@@ -382,7 +383,8 @@ class Chain {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         own[i] = *reinterpret_cast<const uint4*>(to.weighed + at + i * 4096);
-        by[i] = (upstream ? to.steps.left : to.steps.key)[row0 / R + i * (32 / R)];
+        const int behind = mutant(ScanMutant::m3_state_weighed_by_halves) ? 0 : i * (32 / R);
+        by[i] = (upstream ? to.steps.left : to.steps.key)[row0 / R + behind];
         if (upstream && c.a.z.data) z[i] = to.z[z_at + i * (32 / R) * 8];
       }
 #pragma unroll

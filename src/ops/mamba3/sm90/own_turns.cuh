@@ -142,8 +142,8 @@ class TurnReader {
               lost[e] = lost[e] || none;
               sum[e] += none ? uint64_t{0} : whole;
             }
-            turn_sine_cosine(sum[0], by[i].sin0, by[i].cos0);
-            turn_sine_cosine(sum[1], by[i].sin1, by[i].cos1);
+            turn_sine_cosine_fast(sum[0], by[i].sin0, by[i].cos0);
+            turn_sine_cosine_fast(sum[1], by[i].sin1, by[i].cos1);
             if (lost[0]) by[i].cos0 = by[i].sin0 = NAN;
             if (lost[1]) by[i].cos1 = by[i].sin1 = NAN;
           }

@@ -366,7 +366,7 @@ __global__ void __launch_bounds__(threads, R > 1 ? 5 : 4)
           if constexpr (!whole()) lost = lost || turn == no_turn;
           sum += turn;
           float2 by;
-          turn_sine_cosine(sum, by.y, by.x);
+          turn_sine_cosine_fast(sum, by.y, by.x);
           if (whole() || j < left) to[j * pairs] = !whole() && lost ? float2{NAN, NAN} : by;
         }
       };

@@ -1,5 +1,6 @@
 // What: cosine and sine of a turn.
-// Why: a turn is an integer, whose octant costs no rounding.
+// Why: a turn is an integer, whose octant costs no rounding; what turns rows that are rounded to 16 bits
+//      needs no more digits than the special function unit has.
 // Never: sums turns.
 #pragma once
 
@@ -23,6 +24,12 @@ __device__ __forceinline__ void turn_sine_cosine(uint64_t turn, float& sine, flo
   const bool swaps = quadrant & 1;
   sine = __uint_as_float(__float_as_uint(swaps ? c : s) ^ (quadrant & 2) << 30);
   cosine = __uint_as_float(__float_as_uint(swaps ? s : c) ^ ((quadrant + 1) & 2) << 30);
+}
+
+// Of rows that are rounded to bf16: off by at most 2^-20, a two thousandth of what that rounds.
+__device__ __forceinline__ void turn_sine_cosine_fast(uint64_t turn, float& sine, float& cosine) {
+  const float x = static_cast<float>(static_cast<int32_t>(turn >> 32)) * 1.4629180792671596e-9f;
+  sine = __sinf(x), cosine = __cosf(x);
 }
 
 // A sum that is a number is not the mark of one that is none.

@@ -8,8 +8,9 @@
 
 namespace talea::mamba3::sm90 {
 
-// Barriers by number: chunks full and empty by stage, the state read, the first group's own.
-enum Barrier { full = 1, empty = 3, state_read = 5, reading = 6 };
+// Barriers by number: chunks full and empty by stage, the state read, each group's own; and steps
+// that the multiplying half has formed.
+enum Barrier { full = 1, empty = 3, state_read = 5, reading = 6, multiplying = 7, stepped = 8 };
 
 // The state before the chunk for the other half, then the chunk's own share of it, whose products
 // are under way on return.
@@ -26,12 +27,19 @@ __device__ __forceinline__ void join_chunk(Shared& sh, int stage, float (&h)[64]
   hopper::warpgroup_commit();
 }
 
+// Where steps are formed ahead of the kernel: nothing is left to do before a chunk.
+struct Nothing {
+  __device__ __forceinline__ void operator()(int) const {}
+};
+
 // Where no output is asked for but states: chunks [from, end) go by. A loop of its own, since a
 // branch in the other costs it registers that it has not.
-__device__ __forceinline__ void pass_chunks(int from, int end) {
+template <class Before>
+__device__ __forceinline__ void pass_chunks(int from, int end, Before& before) {
 #pragma unroll 1
   for (int chunk = from; chunk < end; ++chunk) {
     const int stage = (chunk - from) & 1;
+    before(chunk);
     hopper::named_barrier_sync(full + stage, 256);
     if (chunk + 1 < end) hopper::named_barrier_arrive(state_read, 256);
     if (chunk + 2 < end) hopper::named_barrier_arrive(empty + stage, 256);
@@ -39,19 +47,20 @@ __device__ __forceinline__ void pass_chunks(int from, int end) {
 }
 
 // Chunks [from, end), which come through `sh` one after the other. parts: of N, of which the last
-// has y of all.
-template <int R, bool parts = false, class Shared>
+// has y of all. before(chunk): while the other half reads it.
+template <int R, bool parts = false, class Shared, class Before = Nothing>
 __device__ __forceinline__ void multiply_chunks(const Args& a, const Cut& cut, const Unit& u,
-                                                Shared& sh, int from, int end) {
+                                                Shared& sh, int from, int end, Before before = {}) {
   const int row = own_row(), column = own_column();
   const int t0 = row / R, t1 = (row + 8) / R, r = row % R;  // 8 rows on, the same r
   const float skip = cuda::read_or(0, a.d, cuda::at(a.d, u.head));
   const bool gated = a.z.data != nullptr;
-  if (!a.out.data) return pass_chunks(from, end);
+  if (!a.out.data) return pass_chunks(from, end, before);
 #pragma unroll 1
   for (int chunk = from; chunk < end; ++chunk) {
     const int stage = (chunk - from) & 1;
     const Part p = part_of<tokens_of<R>>(u, chunk);
+    before(chunk);
     uint32_t z[16];
     const int64_t token = u.begin + p.first;
     const auto load_z = [&] {

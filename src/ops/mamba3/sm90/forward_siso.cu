@@ -19,10 +19,31 @@ struct Shared {
   float4 q_bias[32], k_bias[32];
   float mimo_v[values], mimo_z[values], mimo_out[values];
   Steps<C> steps[2];
+  RawTokens<C> raw;
   Carried carried;
   // Read from here: registers that they would take are spilled.
   float* home = nullptr;      // the state before the first chunk and behind the last
   uint64_t* turns = nullptr;  // what lies behind the last chunk
+};
+
+// Steps of a chunk, by the half that multiplies: it waits for the other one.
+struct StepsOfChunk {
+  const Args& a;
+  const Unit& u;
+  Shared& sh;
+  const int thread = threadIdx.x & 127;
+  RawToken next = raw_token(a, u, part_of<C>(u, 0), thread <= C ? thread : C);
+
+  __device__ __forceinline__ void operator()(int chunk) {
+    sh.raw.put(thread, next);
+    hopper::named_barrier_sync(multiplying, 128);
+    if (thread < 32)
+      read_steps(sh.raw, part_of<C>(u, chunk), sh.steps[chunk & 1],
+                 [](int, float, float, float, float) {});
+    hopper::named_barrier_arrive(stepped, 256);
+    // Of no token behind the last chunk.
+    next = raw_token(a, u, part_of<C>(u, chunk + 1), thread <= C ? thread : C);
+  }
 };
 
 template <int blocks>
@@ -30,7 +51,7 @@ __device__ __forceinline__ void read_chunks(const Args& a, const Unit& u, Shared
   using Turns = TurnReader<C, blocks, 128>;
   struct Scratch {
     typename Turns::Scratch turns;
-    RawTokens<C> raw;
+    float dt[C];
   };
   static_assert(sizeof(Scratch) <= panel_bytes);
   auto& scratch = *reinterpret_cast<Scratch*>(sh.weighed);
@@ -61,14 +82,16 @@ __device__ __forceinline__ void read_chunks(const Args& a, const Unit& u, Shared
       put_state(saved + chunk / a.size.kept_every * (columns * values), h);
     // What is kept of them from chunk to chunk would be spilled, and wait for them there.
     turns.load(a, u, p);
-    scratch.raw.put(thread, thread <= C ? raw_token(a, u, p, thread) : RawToken{});
+    if (thread < C)
+      scratch.dt[thread] =
+          thread < p.n
+              ? cuda::read(a.dt, cuda::at(a.dt, u.batch, u.head, u.begin + p.first + thread))
+              : 0.0f;
     if (thread < 64) scratch.turns.lost[thread] = 0;
     const RawValues<1, 128> own(a, Cut{}, u, p, thread);
     copies_done();
     sync();
-    if (thread < 32)
-      read_steps(scratch.raw, p, sh.steps[stage], [](int, float, float, float, float) {});
-    turns.add(a, p, scratch.raw.dt, scratch.turns);
+    turns.add(a, p, scratch.dt, scratch.turns);
     sync();
     const auto turn = [&](auto halves) {
       const int first = turns.first_token();
@@ -107,6 +130,7 @@ __device__ __forceinline__ void read_chunks(const Args& a, const Unit& u, Shared
       turn(std::false_type{});
     sync();
     turns.finish(a, sh.carried);
+    hopper::named_barrier_sync(stepped, 256);
     own.put(p, sh.mimo_v, sh.steps[stage].key, sh.v[stage], sh.weighed);
     if (chunk > 0) hopper::named_barrier_sync(state_read, 256);
     join_chunk(sh, stage, h, sync);
@@ -158,7 +182,8 @@ __global__ void __launch_bounds__(256, 2)
   __syncthreads();
   if (warpgroup() == 0) {
     hopper::lower_registers<104>();
-    multiply_chunks<1>(a, Cut{}, u, sh, 0, static_cast<int>(cuda::chunks_of(a.size, u.tokens)));
+    multiply_chunks<1>(a, Cut{}, u, sh, 0, static_cast<int>(cuda::chunks_of(a.size, u.tokens)),
+                       StepsOfChunk{a, u, sh});
   } else {
     hopper::raise_registers<152>();
     read_chunks<blocks>(a, u, sh);

@@ -8,10 +8,9 @@
 #pragma once
 
 #include "device/common/cuda_check.hpp"
-#include "device/sm90/transpose.cuh"
 #include "device/sm90/wgmma_narrow.cuh"
 #include "ops/sparse_attention/sm90/few_heads_produce.cuh"
-#include "ops/sparse_attention/sm90/store.cuh"
+#include "ops/sparse_attention/sm90/few_heads_store.cuh"
 
 namespace talea::sparse_attention::sm90 {
 
@@ -344,49 +343,8 @@ struct FewHeads {
   }
 
   __device__ void store(const View& to, bool words, const Work& w) const {
-    const int left = static_cast<int>(f.value_dim) - kGroup * half;
-    if (words)
-      store_words(to, w, left);
-    else if (to.dtype == DType::f32)
-      store_elements<float>(to, w, left, [](float x) { return x; });
-    else
-      store_elements<uint16_t>(to, w, left, [](float x) { return bits_16<kF16>(x); });
-  }
-  // Eight columns and heads at a time change places in the warp; a quad of lanes then has 16 bytes
-  // of a head's row four times, and each lane writes one of them.
-  __device__ void store_words(const View& to, const Work& w, int left) const {
-    const int l = lane() % 4;
-#pragma unroll
-    for (int n = 0; n < 2; ++n)
-#pragma unroll
-      for (int i = 0; i < blocks; i += 2) {
-        uint32_t piece[4];
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          const int at = 4 * n + j % 2 * 2;
-          piece[j] = ptx::transpose_matrix(packed<kF16>(o[i + j / 2][at], o[i + j / 2][at + 1]));
-        }
-        exchange(piece, l);
-        const int h = 8 * n + lane() / 4, column = (i + l / 2) * 64 + warp() * 16 + l % 2 * 8;
-        if (h >= w.heads || column >= left) continue;
-        auto* row = static_cast<uint16_t*>(to.data) + cuda::offset(to, w.b, w.s, w.head + h);
-        *reinterpret_cast<uint4*>(row + kGroup * half + column) =
-            make_uint4(piece[0], piece[1], piece[2], piece[3]);
-      }
-  }
-  template <typename T, typename F>
-  __device__ void store_elements(const View& to, const Work& w, int left, F&& form) const {
-#pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      const int h = head(k / 2, k % 2);
-      if (h >= w.heads) continue;
-      T* row = static_cast<T*>(to.data) + cuda::offset(to, w.b, w.s, w.head + h) + kGroup * half;
-#pragma unroll
-      for (int j = 0; j < 2 * blocks; ++j) {
-        const int column = j / 2 * 64 + warp() * 16 + j % 2 * 8 + lane() / 4;
-        if (column < left) row[column] = form(o[j / 2][k / 2 * 4 + j % 2 * 2 + k % 2]);
-      }
-    }
+    store_heads<kF16>(to, words, w, kGroup * half, static_cast<int>(f.value_dim) - kGroup * half,
+                      thread, o);
   }
 
   __device__ void begin_rows() {
@@ -409,6 +367,7 @@ struct FewHeads {
   }
 };
 
+// How often a barrier is met.
 __device__ inline void begin_ring_barriers(RingBeside& b) {
   constexpr int warps = 4;
   ptx::barrier_init(&b.q_ready, producer_threads + 1);

@@ -312,7 +312,7 @@ def wanted_of(o):
 
 
 def parsed():
-    many = lambda words: [n for w in words.split(",") if w for n in names_in(w)]  # noqa: E731
+    many = lambda words: list(dict.fromkeys(n for w in words.split(",") if w for n in names_in(w)))  # noqa: E731
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("receipt")
     parser.add_argument("--source", default="mamba_ssm-2.3.2.post1")

@@ -4,7 +4,10 @@ import copy
 import sys
 
 import pytest
+import ranks
 import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
 
 transformers = pytest.importorskip("transformers")
 if not hasattr(transformers, "DeepseekV32Config"):
@@ -179,3 +182,42 @@ def test_a_wrong_layer_is_not_left_patched(monkeypatch, name, wrong):
     with pytest.raises(deepseek.ParityError, match="DeepseekV32ForCausalLM"):
         deepseek.patch(model)
     assert torch.equal(model(input_ids=ids).logits, plain)
+
+
+def test_checkpointing_has_the_same_bits():
+    model, ids = deepseek.patch(model_of()), ids_of()
+    right = step(model, ids)
+    model.train()  # only then layers are checkpointed
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    found = step(model, ids)
+    assert torch.equal(found[0], right[0])
+    assert all(torch.equal(g, right[1][n]) for n, g in found[1].items())
+
+
+def test_compiled():
+    model, ids = deepseek.patch(model_of(), indexer="model"), ids_of()
+    right = step(model, ids)
+    layer = model.model.layers[0].self_attn
+    layer.forward = torch.compile(layer.forward, backend="aot_eager", fullgraph=True)
+    assert_near(step(model, ids), right, 3e-6)
+
+
+def _sharded(rank):
+    model, ids = model_of(), ids_of(4, 30)
+    part = ids[2 * rank : 2 * rank + 2]
+    right = step(model, ids)
+    deepseek.patch(model)
+    mesh = dist.init_device_mesh("cpu", (2,))
+    for layer in model.model.layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    model.zero_grad()
+    model(input_ids=part, labels=part, use_cache=False).loss.backward()
+    for name, p in model.named_parameters():
+        if p.grad is not None and right[1][name].norm() > 0:
+            assert far(p.grad.full_tensor(), right[1][name]) <= 3e-6, name
+
+
+def test_sharded_parameters(tmp_path):
+    """FSDP2 over two ranks, each with half of the batch, has the gradients of one."""
+    ranks.spawn(_sharded, 2, tmp_path)

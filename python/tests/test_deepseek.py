@@ -32,6 +32,19 @@ def model_of(dtype=torch.float32, **more):
     return transformers.DeepseekV32ForCausalLM(config).to(dtype).eval()
 
 
+def glm():
+    """Its indexer turns neighbours, and every second layer takes the selection of the one before."""
+    torch.manual_seed(4)
+    config = transformers.GlmMoeDsaConfig(
+        vocab_size=VOCAB, hidden_size=64, intermediate_size=96, moe_intermediate_size=32, num_hidden_layers=4,
+        num_attention_heads=4, num_key_value_heads=4, q_lora_rank=32, kv_lora_rank=32, qk_rope_head_dim=16,
+        qk_nope_head_dim=24, v_head_dim=20, index_n_heads=16, index_head_dim=32, index_topk=12, n_routed_experts=4,
+        num_experts_per_tok=2, n_group=2, topk_group=1, n_shared_experts=1, max_position_embeddings=256,
+        indexer_types=["full", "shared", "full", "shared"],
+    )  # fmt: skip
+    return transformers.GlmMoeDsaForCausalLM(config).eval()
+
+
 def ids_of(batch=2, length=50):
     return torch.randint(0, VOCAB, (batch, length), generator=torch.Generator().manual_seed(5))
 
@@ -60,8 +73,9 @@ def assert_near(found, right, most):
 
 @pytest.mark.parametrize("indexer", ["talea", "model"])
 @pytest.mark.parametrize("length", [1, 12, 50, 131])
-def test_forward_and_every_gradient(indexer, length):
-    model, ids = model_of(), ids_of(length=length)
+@pytest.mark.parametrize("made", [model_of, glm])
+def test_forward_and_every_gradient(indexer, length, made):
+    model, ids = made(), ids_of(length=length)
     right = step(model, ids)
     deepseek.patch(model, indexer=indexer)
     assert_near(step(model, ids), right, 3e-6)
@@ -95,8 +109,9 @@ def test_padding_on_the_left(indexer, attention):
         assert far(made[row, seen], right[row, seen]) <= 3e-6
 
 
-def test_generation_with_its_cache():
-    model, ids = model_of(), ids_of(2, 20)
+@pytest.mark.parametrize("made", [model_of, glm])
+def test_generation_with_its_cache(made):
+    model, ids = made(), ids_of(2, 20)
     how = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
     right = model.generate(ids, **how)
     deepseek.patch(model)
@@ -139,7 +154,9 @@ class Adapter(torch.nn.Linear):
 
 
 def test_what_is_refused():
-    with pytest.raises(ValueError, match="Linear has no DeepseekV32Attention"):
+    with pytest.raises(
+        ValueError, match="Linear has no DeepseekV32Attention and no GlmMoeDsaAttention"
+    ):
         deepseek.patch(torch.nn.Linear(2, 2))
     with pytest.raises(ValueError, match="indexer='dense' is none of"):
         deepseek.patch(model_of(), indexer="dense")

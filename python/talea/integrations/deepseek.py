@@ -1,4 +1,4 @@
-"""DeepSeek V3.2 of Hugging Face transformers: `patch(model)` runs its sparse attention by Talea.
+"""DeepSeek V3.2 and GLM MoE DSA of transformers: `patch(model)` runs their sparse attention by Talea.
 
 The model multiplies every query with every key and masks what its indexer did not select. Here a query
 meets the selected latents alone, in the absorbed form: no scores [B, H, S, T], no expanded keys and values.
@@ -16,14 +16,15 @@ from .transformers import ParityError
 
 __all__ = ["ParityError", "check_parity", "patch", "unpatch"]
 
-_CLASS = "DeepseekV32Attention"
+# Attention layers, and whether their indexer turns neighbouring columns, as the attention does, or halves.
+_CLASSES = {"DeepseekV32Attention": False, "GlmMoeDsaAttention": True}
 _PLAIN = ("eager", "sdpa")  # whose masks say which keys a query may see
 
 
 def _layers(model) -> list[nn.Module]:
-    found = [m for m in model.modules() if type(m).__name__ == _CLASS]
+    found = [m for m in model.modules() if type(m).__name__ in _CLASSES]
     if not found:
-        raise ValueError(f"patch: {type(model).__name__} has no {_CLASS}")
+        raise ValueError(f"patch: {type(model).__name__} has no {' and no '.join(_CLASSES)}")
     return found
 
 
@@ -107,20 +108,28 @@ def _rotated(q, k, cos, sin):
     return turned(q, cos.unsqueeze(2), sin.unsqueeze(2)), turned(k, cos, sin)
 
 
-@torch.no_grad()
-def _selected(indexer, hidden, q_resid, cos, sin, seen, cache, with_scores: bool = False):
-    """The indexer's own projections and rotation, its selection by Talea: [B, S, K], -1 where there is no key."""
-    batch, length = hidden.shape[:2]
-    turns = indexer.qk_rope_head_dim
+def _halves(q, k, cos, sin):
+    """The same of columns i and i + D / 2."""
 
     def turned(x, c, s):
-        first, rest = x[..., :turns], x[..., turns:]
-        low, high = first.chunk(2, -1)
-        return torch.cat([first * c + torch.cat([-high, low], -1) * s, rest], -1)
+        low, high = x.chunk(2, -1)
+        return x * c + torch.cat([-high, low], -1) * s
 
+    return turned(q, cos.unsqueeze(2), sin.unsqueeze(2)), turned(k, cos, sin)
+
+
+@torch.no_grad()
+def _selected(layer, hidden, q_resid, cos, sin, seen, cache, with_scores: bool = False):
+    """The indexer's own projections and rotation, its selection by Talea: [B, S, K], -1 where there is no key."""
+    indexer = layer.indexer
+    batch, length = hidden.shape[:2]
+    turn = _rotated if _CLASSES[type(layer).__name__] else _halves
     q = indexer.wq_b(q_resid).view(batch, length, indexer.n_heads, indexer.head_dim)
-    q = turned(q, cos.unsqueeze(2), sin.unsqueeze(2))
-    k = turned(indexer.k_norm(indexer.wk(hidden)), cos, sin)
+    k = indexer.k_norm(indexer.wk(hidden))
+    at = [indexer.qk_rope_head_dim, indexer.head_dim - indexer.qk_rope_head_dim]
+    (q_turn, q_pass), (k_turn, k_pass) = q.split(at, -1), k.split(at, -1)
+    q_turn, k_turn = turn(q_turn, k_turn, cos, sin)
+    q, k = torch.cat([q_turn, q_pass], -1), torch.cat([k_turn, k_pass], -1)
     if cache is not None:
         k = cache.update_indexer(k, indexer.layer_idx)
     weights = indexer.weights_proj(hidden.to(indexer.weights_proj.weight.dtype)).float()
@@ -173,6 +182,7 @@ def _forward(
     attention_mask,
     past_key_values=None,
     position_ids=None,
+    prev_topk_indices=None,
     **kwargs,
 ):
     if self.training and self.attention_dropout:
@@ -195,18 +205,18 @@ def _forward(
         kept = past_key_values.update(latent.unsqueeze(1), k_turn.unsqueeze(1), self.layer_idx)
         latent, k_turn = (x.squeeze(1) for x in kept)
     seen = _seen(attention_mask)
-    if indexer == "talea":
-        chosen = _selected(self.indexer, hidden_states, q_resid, cos, sin, seen, past_key_values)
+    if self.indexer is None:  # a layer that takes the selection of the one before
+        chosen = prev_topk_indices
+    elif indexer == "talea":
+        chosen = _selected(self, hidden_states, q_resid, cos, sin, seen, past_key_values)
     else:
         chosen = self.indexer(
             hidden_states, q_resid, position_embeddings, attention_mask[:, 0], position_ids,
             past_key_values=past_key_values,
         )  # fmt: skip
     chosen = _known(chosen, seen)
-    if indexer == "both":
-        other = _selected(
-            self.indexer, hidden_states, q_resid, cos, sin, seen, None, with_scores=True
-        )
+    if indexer == "both" and self.indexer is not None:
+        other = _selected(self, hidden_states, q_resid, cos, sin, seen, None, with_scores=True)
         self._talea_selection = _selection_error(chosen, *other)
     # Keys and values are rows of kv_b_proj times a latent: it multiplies the query, and what comes out, instead.
     by_head = self.kv_b_proj.weight.view(
@@ -223,7 +233,8 @@ def _forward(
         **options,
     )
     out = torch.einsum("bshl,hvl->bshv", o, of_values)
-    return self.o_proj(out.reshape(batch, length, -1)), None
+    made = self.o_proj(out.reshape(batch, length, -1))
+    return (made, None, chosen) if _CLASSES[type(self).__name__] else (made, None)
 
 
 def check_parity(model, tolerance: float | None = None) -> dict:
@@ -263,7 +274,10 @@ def check_parity(model, tolerance: float | None = None) -> dict:
         for layer, forward, settings in zip(layers, ours, given, strict=True):
             layer.forward, layer._talea = forward, settings
         model.train(was_training)
-    errors = {"selection": max(layer.__dict__.pop("_talea_selection") for layer in layers)}
+    chosen = [
+        layer.__dict__.pop("_talea_selection") for layer in layers if layer.indexer is not None
+    ]
+    errors = {"selection": max(chosen)}
     if not errors["selection"] <= tolerance:
         raise ParityError(
             f"{type(model).__name__}: scores of selected keys differ by {errors['selection']:.2e} (relative)"

@@ -131,6 +131,18 @@ def test_nothing_meets_every_key(monkeypatch):
     step(model, ids_of())
 
 
+def test_the_host_waits_once_for_a_mask(monkeypatch):
+    asked = []
+    right = deepseek._span_of
+    monkeypatch.setattr(deepseek, "_span_of", lambda seen: asked.append(1) or right(seen))
+    model, ids = deepseek.patch(model_of(), check=False), ids_of()
+    with torch.inference_mode():
+        model(input_ids=ids)
+    assert len(asked) == 1
+    step(model, ids)
+    assert len(asked) == 2  # of three layers
+
+
 def test_a_copy_has_its_own_weights():
     model, ids = deepseek.patch(model_of()), ids_of()
     other = copy.deepcopy(model)

@@ -10,6 +10,7 @@ import types
 
 import torch
 from torch import nn
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from .._sparse_attention.functional import sparse_attention, sparse_select
 from .transformers import ParityError
@@ -96,6 +97,29 @@ def _seen(mask: torch.Tensor) -> torch.Tensor:
     return mask if mask.dtype == torch.bool else mask == 0
 
 
+_spans = WeakTensorKeyDictionary()  # of masks, which the layers of a model share
+
+
+def _span(mask: torch.Tensor, seen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys [begin, end) of every query, [B, S] each. The host waits for a mask's, once."""
+    version = 0 if mask.is_inference() else mask._version
+    kept = _spans.get(mask)
+    if kept is None or kept[0] != version:
+        kept = _spans[mask] = (version, *_span_of(seen))
+    return kept[1:]
+
+
+def _span_of(seen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    bits = seen.to(torch.uint8)
+    count, begin = seen.sum(-1, dtype=torch.int32), bits.argmax(-1).to(torch.int32)
+    behind = bits.flip(-1).argmax(-1).to(torch.int32)
+    if not bool(((seen.shape[-1] - behind - begin == count) | (count == 0)).all()):
+        raise ValueError(
+            "the mask leaves out keys between others: patch(model, indexer='model') takes such masks"
+        )
+    return begin, begin + count
+
+
 def _rotated(q, k, cos, sin):
     """Columns 2 i and 2 i + 1 turn together and come back as halves; queries [B, S, H, D], keys [B, S, D]."""
     half = cos.shape[-1] // 2
@@ -119,7 +143,7 @@ def _halves(q, k, cos, sin):
 
 
 @torch.no_grad()
-def _selected(layer, hidden, q_resid, cos, sin, seen, cache, with_scores: bool = False):
+def _selected(layer, hidden, q_resid, cos, sin, span, cache, with_scores: bool = False):
     """The indexer's own projections and rotation, its selection by Talea: [B, S, K], -1 where there is no key."""
     indexer = layer.indexer
     batch, length = hidden.shape[:2]
@@ -134,16 +158,10 @@ def _selected(layer, hidden, q_resid, cos, sin, seen, cache, with_scores: bool =
         k = cache.update_indexer(k, indexer.layer_idx)
     weights = indexer.weights_proj(hidden.to(indexer.weights_proj.weight.dtype)).float()
     weights = weights * (indexer.n_heads**-0.5 * indexer.softmax_scale)
-    count, begin = seen.sum(-1, dtype=torch.int32), seen.to(torch.uint8).argmax(-1).to(torch.int32)
-    spans = seen.shape[-1] - seen.to(torch.uint8).flip(-1).argmax(-1).to(torch.int32) - begin
-    if not bool(((spans == count) | (count == 0)).all()):
-        raise ValueError(
-            "the mask leaves out keys between others: patch(model, indexer='model') takes such masks"
-        )
-    tensors, bounds = (q.contiguous(), k.to(q.dtype).contiguous(), weights), (begin, begin + count)
+    tensors = q.contiguous(), k.to(q.dtype).contiguous(), weights
 
     def best(top_k, **more):
-        return sparse_select(*tensors, top_k=top_k, begin=bounds[0], end=bounds[1], **more)
+        return sparse_select(*tensors, top_k=top_k, begin=span[0], end=span[1], **more)
 
     indices, _ = best(min(indexer.index_topk, k.shape[1]))
     if not with_scores:
@@ -208,7 +226,8 @@ def _forward(
     if self.indexer is None:  # a layer that takes the selection of the one before
         chosen = prev_topk_indices
     elif indexer == "talea":
-        chosen = _selected(self, hidden_states, q_resid, cos, sin, seen, past_key_values)
+        span = _span(attention_mask, seen)
+        chosen = _selected(self, hidden_states, q_resid, cos, sin, span, past_key_values)
     else:
         chosen = self.indexer(
             hidden_states, q_resid, position_embeddings, attention_mask[:, 0], position_ids,
@@ -216,7 +235,8 @@ def _forward(
         )  # fmt: skip
     chosen = _known(chosen, seen)
     if indexer == "both" and self.indexer is not None:
-        other = _selected(self, hidden_states, q_resid, cos, sin, seen, None, with_scores=True)
+        span = _span(attention_mask, seen)
+        other = _selected(self, hidden_states, q_resid, cos, sin, span, None, with_scores=True)
         self._talea_selection = _selection_error(chosen, *other)
     # Keys and values are rows of kv_b_proj times a latent: it multiplies the query, and what comes out, instead.
     by_head = self.kv_b_proj.weight.view(

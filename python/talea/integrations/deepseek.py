@@ -159,9 +159,10 @@ def _selected(layer, hidden, q_resid, cos, sin, span, cache, with_scores: bool =
     weights = indexer.weights_proj(hidden.to(indexer.weights_proj.weight.dtype)).float()
     weights = weights * (indexer.n_heads**-0.5 * indexer.softmax_scale)
     tensors = q.contiguous(), k.to(q.dtype).contiguous(), weights
+    begin, end = (x.expand(batch, -1) for x in span)  # a mask may serve the whole batch
 
     def best(top_k, **more):
-        return sparse_select(*tensors, top_k=top_k, begin=span[0], end=span[1], **more)
+        return sparse_select(*tensors, top_k=top_k, begin=begin, end=end, **more)
 
     indices, _ = best(min(indexer.index_topk, k.shape[1]))
     if not with_scores:

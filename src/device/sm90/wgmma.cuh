@@ -29,15 +29,6 @@ __device__ __forceinline__ uint64_t operand_descriptor(const void* shared) {
       "{%" #A ", %" #B ", %" #C ", %" #D "}, %" #E ", 1, 1, 1, %" #F ";"
 #define TALEA_WGMMA_REGISTERS_INPUTS "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(TB)
 
-// Sixteen columns, of two operands in shared memory: d += a * b, or d = a * b.
-template <bool adds>
-__device__ __forceinline__ void wgmma_n16(float (&d)[8], uint64_t a, uint64_t b) {
-  asm volatile("wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {"
-               "%0, %1, %2, %3, %4, %5, %6, %7}, %8, %9, %10, 1, 1, 0, 0;"
-               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7])
-               : "l"(a), "l"(b), "n"(adds ? 1 : 0));
-}
-
 #define TALEA_WGMMA_N64(TYPE, REST, INPUTS) asm volatile( \
       "wgmma.mma_async.sync.aligned.m64n64k16.f32." TYPE "." TYPE " {" \
       "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \

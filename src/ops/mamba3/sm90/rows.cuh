@@ -318,8 +318,8 @@ __device__ __forceinline__ float4 turned_words(uint2 words, const float4& bias,
   return {low_of(words.x) + bias.x, high_of(words.x) + bias.y, low_of(words.y) + bias.z,
           high_of(words.y) + bias.w};
 }
-// Rows r of a token, whose first row has its words at `at`: r is below R, a power of two, and the
-// first row a multiple of it, so that r swaps its own pieces alone.
+// Where the row r behind has the words that a row has at `at`: r is below a power of two of which
+// that row is a multiple, so that r swaps its own pieces alone.
 __device__ __forceinline__ int row_behind(int at, int r) { return (at ^ (r << 4)) + r * 128; }
 
 // Words at several places, turned or biased alone: all are taken before the first is put back,

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "device/sm90/ptx.cuh"
-#include "device/sm90/wgmma.cuh"
+#include "device/sm90/wgmma_narrow.cuh"
 
 namespace talea::mamba3::sm90 {
 
@@ -66,9 +66,9 @@ __device__ __forceinline__ void rows_by_some_rows(float (&d)[8], Operand a, Oper
 #pragma unroll
   for (int k = 0; k < depth / 16; ++k) {
     if (k == 0)
-      hopper::wgmma_n16<false>(d, a.columns_at(k), b.columns_at(k) + from);
+      hopper::wgmma_first_n16<0, false>(d, a.columns_at(k), b.columns_at(k) + from);
     else
-      hopper::wgmma_n16<true>(d, a.columns_at(k), b.columns_at(k) + from);
+      hopper::wgmma_add_n16<0, false>(d, a.columns_at(k), b.columns_at(k) + from);
   }
 }
 // d_ij += sum over 64 rows r of a_ri b_rj.

@@ -133,7 +133,7 @@ class Chain {
     const Bias bias(sh);
     const Values<upstream> own_values(*this);
     const char* const tile = sh.stages[0].rows + place_of(threadIdx.x / 16, threadIdx.x % 16 * 8);
-    if (to) to += (chunk - first) * (columns * values) + threadIdx.x * 8;
+    if (to) to += int64_t{chunk - first} * (columns * values) + threadIdx.x * 8;
     source.copy(sh.stages[0], known(chunk));
 #pragma unroll 1
     for (int i = 0; i < end - first; ++i, chunk += step) {

@@ -15,6 +15,7 @@ if not hasattr(transformers, "DeepseekV32Config"):
         f"transformers {transformers.__version__} has no DeepSeek V3.2", allow_module_level=True
     )
 
+import talea  # noqa: E402
 from talea.integrations import deepseek  # noqa: E402
 
 VOCAB = 97
@@ -97,10 +98,12 @@ def test_sixteen_bits():
 
 @pytest.mark.parametrize("indexer", ["talea", "model"])
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
-def test_padding_on_the_left(indexer, attention):
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding(indexer, attention, side):
     model, ids = model_of(attn_implementation=attention), ids_of(3, 40)
     mask = torch.ones_like(ids)
     mask[1, :17], mask[2, :39] = 0, 0
+    mask = mask if side == "left" else mask.flip(1)
     right = model(input_ids=ids, attention_mask=mask).logits
     deepseek.patch(model, indexer=indexer)
     made = model(input_ids=ids, attention_mask=mask).logits
@@ -112,10 +115,13 @@ def test_padding_on_the_left(indexer, attention):
 @pytest.mark.parametrize("made", [model_of, glm])
 def test_generation_with_its_cache(made):
     model, ids = made(), ids_of(2, 20)
-    how = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
+    how = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0, "output_logits": True,
+           "return_dict_in_generate": True}  # fmt: skip
     right = model.generate(ids, **how)
     deepseek.patch(model)
-    assert torch.equal(model.generate(ids, **how), right)
+    found = model.generate(ids, **how)
+    assert torch.equal(found.sequences, right.sequences) and len(found.logits) == 12
+    assert all(far(a, b) <= 3e-6 for a, b in zip(found.logits, right.logits, strict=True))
 
 
 def test_nothing_meets_every_key(monkeypatch):
@@ -152,12 +158,28 @@ def test_a_copy_has_its_own_weights():
 
 
 def test_options_reach_the_operator():
-    model, ids = deepseek.patch(model_of(), lane="unfused", check=False), ids_of()
-    made = model(input_ids=ids).logits
+    model, ids = model_of(), ids_of()
     with pytest.raises(TypeError, match="workspace: no keyword"):
         deepseek.patch(model, workspace=3)
-    deepseek.patch(model, lane="cpu")
-    assert far(model(input_ids=ids).logits, made) <= 3e-6
+    with pytest.raises(talea.UnavailableError, match="sm90"):  # no host lane: the check says so
+        deepseek.patch(model, lane="sm90")
+    plain = model(input_ids=ids).logits
+    deepseek.patch(deepseek.patch(model, lane="unfused"), workspace_limit=1, check=False)
+    with pytest.raises(talea.UsageError, match="workspace_limit"):
+        model(input_ids=ids)
+    assert torch.equal(deepseek.unpatch(model)(input_ids=ids).logits, plain)
+
+
+def test_a_mask_that_changes_is_asked_again():
+    model, ids = model_of(), ids_of()
+    mask = torch.ones(50, 50, dtype=torch.bool).tril().expand(2, 1, -1, -1).clone()
+    given = {"indexed_attention": mask}
+    deepseek.patch(model)
+    model(input_ids=ids, attention_mask=given)
+    mask[1, :, :, :9] = False
+    made = model(input_ids=ids, attention_mask=given).logits
+    right = deepseek.unpatch(model)(input_ids=ids, attention_mask=given).logits
+    assert far(made[0], right[0]) <= 3e-6 and far(made[1, 9:], right[1, 9:]) <= 3e-6
 
 
 class Adapter(torch.nn.Linear):
@@ -176,7 +198,7 @@ def test_what_is_refused():
     model.model.layers[1].self_attn.kv_b_proj = Adapter(32, 4 * 44, bias=False)
     with pytest.raises(ValueError, match="kv_b_proj is Adapter"):
         deepseek.patch(model)
-    assert "_talea" not in model.model.layers[0].self_attn.__dict__  # nothing half done
+    assert "forward" not in model.model.layers[0].self_attn.__dict__  # nothing half done
     model = deepseek.patch(model_of())
     model.config._attn_implementation = "flash-mla"
     with pytest.raises(ValueError, match="attn_implementation='flash-mla'"):

@@ -217,7 +217,7 @@ class ScanPage(unittest.TestCase):
         for said in (
             "- Not run at aaaaaaa: theirs, S1: no room.",
             "- Not run at aaaaaaa: ours, S3, V: no time.",
-            "- Not run at aaaaaaa: all, all rows: away.",
+            "- Not run at aaaaaaa: all, M4 R2, S1: away.",
             "- Note, aaaaaaa: rows before D1: beside others (measured in the order S1, M4 R2, D1, T).",
         ):
             self.assertIn(said, made["scan_h100"])

@@ -6,13 +6,12 @@ meets the selected latents alone, in the absorbed form: no scores [B, H, S, T], 
 
 from __future__ import annotations
 
-import types
-
 import torch
 from torch import nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from .._sparse_attention.functional import sparse_attention, sparse_select
+from ._forward import replace, replaced, restore
 from .transformers import ParityError
 
 __all__ = ["ParityError", "check_parity", "patch", "unpatch"]
@@ -62,11 +61,7 @@ def patch(
     for layer in layers:
         _refuse(layer)
     for layer in layers:
-        if "_talea_original_forward" in layer.__dict__:
-            _restore(layer)
-        # They belong to the layer, so that a deep copy of the model finds its own.
-        layer._talea_original_forward, layer._talea = layer.forward, (indexer, options)
-        layer.forward = types.MethodType(_forward, layer)
+        replace(layer, _forward, (indexer, options))
     if check:
         try:
             check_parity(model, tolerance)
@@ -76,18 +71,11 @@ def patch(
     return model
 
 
-def _restore(layer) -> None:
-    original = layer.__dict__.pop("_talea_original_forward")
-    del layer.__dict__["_talea"], layer.__dict__["forward"]
-    if original.__func__ is not type(layer).forward:  # somebody's own, put there before
-        layer.forward = original
-
-
 def unpatch(model):
     """Undoes patch()."""
     for layer in _layers(model):
-        if "_talea_original_forward" in layer.__dict__:
-            _restore(layer)
+        if replaced(layer):
+            restore(layer)
     return model
 
 
@@ -209,7 +197,7 @@ def _forward(
             f"attention_dropout = {self.attention_dropout}: dropout of weights that are never formed"
         )
     _refuse(self)
-    indexer, options = self._talea
+    indexer, options = self._talea_options
     batch, length = hidden_states.shape[:2]
     cos, sin = position_embeddings
     q_resid = self.q_a_layernorm(self.q_a_proj(hidden_states))
@@ -267,13 +255,13 @@ def check_parity(model, tolerance: float | None = None) -> dict:
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(0, model.config.vocab_size, (2, 24), generator=generator).to(weight.device)
     leaf = weight if weight.requires_grad else None
-    ours, given = [layer.forward for layer in layers], [layer._talea for layer in layers]
+    ours, given = [layer.forward for layer in layers], [layer._talea_options for layer in layers]
     was_training = model.training
     model.eval()
     found = {}
     try:
         for layer, (_, options) in zip(layers, given, strict=True):
-            layer._talea = (
+            layer._talea_options = (
                 "both",
                 options,
             )  # one selection both ways; Talea's is compared by its scores
@@ -293,7 +281,7 @@ def check_parity(model, tolerance: float | None = None) -> dict:
             found[name] = (made.detach().double(), gradient.detach().double())
     finally:
         for layer, forward, settings in zip(layers, ours, given, strict=True):
-            layer.forward, layer._talea = forward, settings
+            layer.forward, layer._talea_options = forward, settings
         model.train(was_training)
     chosen = [
         layer.__dict__.pop("_talea_selection") for layer in layers if layer.indexer is not None

@@ -7,12 +7,12 @@ unchanged. At patch time one batch runs both ways on the user's own model, and a
 from __future__ import annotations
 
 import functools
-import types
 
 import torch
 import torch.nn.functional as F
 
 from ..functional import linear_cross_entropy
+from ._forward import replace, restore
 from ._head import head_options, head_tensors, scaled_bias
 
 
@@ -65,16 +65,12 @@ def patch(model, *, check=True, tolerance: float | None = None, **options):
     unknown = set(options) - set(linear_cross_entropy.__kwdefaults__)
     if unknown:
         raise TypeError(f"patch: {', '.join(sorted(unknown))}: no keyword of linear_cross_entropy")
-    if "_talea_original_forward" in base.__dict__:
-        unpatch(base)
-    # Both belong to the model, so that a deep copy of it finds its own.
-    base._talea_original_forward, base._talea_options = base.forward, options
 
     @functools.wraps(type(base).forward)  # the signature is read by trainers
     def forward(self, *args, **kwargs):
         return _forward(self, *args, **kwargs)
 
-    base.forward = types.MethodType(forward, base)
+    replace(base, forward, options)
     if check:
         try:
             check_parity(base, tolerance)
@@ -126,10 +122,7 @@ def _language_model(model):
 def unpatch(model):
     """Undoes patch()."""
     base = _language_model(model)
-    original = base.__dict__.pop("_talea_original_forward")
-    del base.__dict__["_talea_options"], base.__dict__["forward"]
-    if original.__func__ is not type(base).forward:  # somebody's own, put there before
-        base.forward = original
+    restore(base)
     return model
 
 

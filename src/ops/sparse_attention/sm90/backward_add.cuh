@@ -21,7 +21,7 @@ struct BackwardSums : BackwardConsumer<kFirst, kSecond, kF16, kAdds, 1> {
     for (int tile = 0; tile < count; ++tile, ++tiles_done) {
       ptx::named_barrier_sync(keys_measured, consumer_threads);
       this->release_all_keys();
-      this->arrive_warp(&beside.weights_free);  // a phase a tile, as everywhere
+      arrive_warp(&beside.weights_free);  // a phase a tile, as everywhere
     }
   }
 
@@ -47,13 +47,13 @@ struct BackwardSums : BackwardConsumer<kFirst, kSecond, kF16, kAdds, 1> {
     ptx::hold_registers(x);
     this->add_dkv(lines, x, lent);
     this->template end_dq<0>();
-    if (last == lent) this->arrive_warp(&beside.weights_free);
+    if (last == lent) arrive_warp(&beside.weights_free);
 #pragma unroll 1
     for (int c = lent + 1; c <= last; ++c) {
       this->begin_dkv(x, c);
       ptx::warpgroup_wait<0>();
       ptx::hold_registers(x);
-      if (c == last) this->arrive_warp(&beside.weights_free);
+      if (c == last) arrive_warp(&beside.weights_free);
       this->add_dkv(lines, x, c);
     }
   }
@@ -67,7 +67,7 @@ struct BackwardSums : BackwardConsumer<kFirst, kSecond, kF16, kAdds, 1> {
     this->begin_dq(nullptr);
     this->template end_dq<0>();
     if (stores) ptx::store_wait_read<0>();
-    this->arrive_warp(&beside.weights_free);
+    arrive_warp(&beside.weights_free);
   }
 };
 

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "device/sm90/wgmma.cuh"
+#include "ops/sparse_attention/sm90/arrive.cuh"
 #include "ops/sparse_attention/sm90/backward_give.cuh"
 #include "ops/sparse_attention/sm90/backward_work.cuh"
 #include "ops/sparse_attention/sm90/store.cuh"
@@ -32,10 +33,6 @@ struct BackwardConsumer {
   uint32_t works = 0, tiles_done = 0;
   float dq[own][32];
 
-  __device__ static void arrive_warp(uint64_t* barrier) {
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) ptx::barrier_arrive(barrier);
-  }
   __device__ int row() const { return thread / 32 * 16 + thread % 32 / 4; }
 
   __device__ void wait_keys(int part) const {

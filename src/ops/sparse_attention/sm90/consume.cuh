@@ -8,6 +8,7 @@
 #pragma once
 
 #include "device/sm90/wgmma_narrow.cuh"
+#include "ops/sparse_attention/sm90/arrive.cuh"
 #include "ops/sparse_attention/sm90/store.cuh"
 
 namespace talea::sparse_attention::sm90 {
@@ -52,10 +53,6 @@ struct Consumer {
   float pending[2];  // what the output is still to be multiplied by
 
   __device__ int row() const { return thread / 32 * 16 + thread % 32 / 4; }
-  __device__ static void arrive_warp(uint64_t* barrier) {
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) ptx::barrier_arrive(barrier);
-  }
   __device__ void hold() {
 #pragma unroll
     for (int i = 0; i < parts; ++i) ptx::hold_registers(o[i]);

@@ -9,6 +9,7 @@
 
 #include "device/common/cuda_check.hpp"
 #include "device/sm90/wgmma_narrow.cuh"
+#include "ops/sparse_attention/sm90/arrive.cuh"
 #include "ops/sparse_attention/sm90/few_heads_produce.cuh"
 #include "ops/sparse_attention/sm90/few_heads_store.cuh"
 
@@ -35,10 +36,6 @@ struct FewHeads {
   __device__ int warp() const { return thread / 32; }
   __device__ int lane() const { return thread % 32; }
   __device__ int head(int n, int e) const { return 8 * n + thread % 4 * 2 + e; }
-  __device__ static void arrive_warp(uint64_t* barrier) {
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) ptx::barrier_arrive(barrier);
-  }
   __device__ void hold() {
 #pragma unroll
     for (int b = 0; b < blocks; ++b) ptx::hold_registers(o[b]);

@@ -53,7 +53,7 @@ struct WeightWriter : Consumer<kHalf, kF16, kGroup, kRows> {
         this->free_part(kGroup, 0);
         this->free_part(kGroup, 1);
       }
-      this->arrive_warp(&beside.q_free);
+      arrive_warp(&beside.q_free);
     }
   }
 };

@@ -9,6 +9,7 @@
 
 #include "device/common/cuda_check.hpp"
 #include "device/sm90/wgmma.cuh"
+#include "ops/sparse_attention/sm90/arrive.cuh"
 #include "ops/sparse_attention/sm90/backward_give.cuh"
 #include "ops/sparse_attention/sm90/backward_produce.cuh"
 
@@ -113,11 +114,6 @@ struct SumConsumer {
   const SumTiles<kTiles> tiles;
   SumBeside& beside;
   const int group, thread;
-
-  __device__ static void arrive_warp(uint64_t* barrier) {
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) ptx::barrier_arrive(barrier);
-  }
 
   // The columns of 64 x 64 weights as a left factor: 16 keys of a warp, 64 heads.
   __device__ void load_left(uint32_t (&x)[4][4], const char* tile) const {

@@ -24,12 +24,13 @@ VOCAB = 97
 def model_of(dtype=torch.float32, **more):
     """Small random weights; heads enough that no two scores of an indexer are equal."""
     torch.manual_seed(3)
-    config = transformers.DeepseekV32Config(
+    sizes = dict(
         vocab_size=VOCAB, hidden_size=64, intermediate_size=96, moe_intermediate_size=32, num_hidden_layers=3,
         num_attention_heads=4, num_key_value_heads=4, q_lora_rank=32, kv_lora_rank=32, qk_rope_head_dim=16,
         qk_nope_head_dim=24, v_head_dim=20, index_n_heads=16, index_head_dim=32, index_topk=12, n_routed_experts=4,
-        num_experts_per_tok=2, n_group=2, topk_group=1, n_shared_experts=1, max_position_embeddings=256, **more,
+        num_experts_per_tok=2, n_group=2, topk_group=1, n_shared_experts=1, max_position_embeddings=256,
     )  # fmt: skip
+    config = transformers.DeepseekV32Config(**(sizes | more))
     return transformers.DeepseekV32ForCausalLM(config).to(dtype).eval()
 
 

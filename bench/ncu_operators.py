@@ -52,7 +52,10 @@ def attention_call(row):
     if row in ("i1", "i1_e4m3", "i2"):
         q, k, w = serve.indexer(4096 if row == "i2" else serve.QUERIES)
         if row == "i1_e4m3":
-            q, k = q.to(torch.float8_e4m3fn), k.to(torch.float8_e4m3fn)
+            ones = (torch.ones(len(q), device="cuda"), torch.ones((), device="cuda"))
+            q, k = (
+                talea.Fp8(x.to(torch.float8_e4m3fn), s) for x, s in zip((q, k), ones, strict=True)
+            )
         causal = row != "i2"
         return lambda: talea.sparse_select(q, k, w, top_k=2048, causal=causal, lane="sm90")
     name, dkv_sum, mebibytes = of.BACKWARD.get(row, (row, "deterministic", 256))

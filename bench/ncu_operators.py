@@ -52,7 +52,7 @@ def attention_call(row):
     if row in ("i1", "i1_e4m3", "i2"):
         q, k, w = serve.indexer(4096 if row == "i2" else serve.QUERIES)
         if row == "i1_e4m3":
-            ones = (torch.ones(len(q), device="cuda"), torch.ones((), device="cuda"))
+            ones = torch.ones(q.shape[:2], device="cuda"), torch.ones(len(k), device="cuda")
             q, k = (
                 talea.Fp8(x.to(torch.float8_e4m3fn), s) for x, s in zip((q, k), ones, strict=True)
             )

@@ -50,7 +50,10 @@ COLUMNS = {
 
 def name_of(kernel):
     epilogue = re.search(r"(\w*Epilogue)(<[^>]*>)?", kernel)
-    return epilogue.group(0) if epilogue else re.search(r"(\w+_kernel)", kernel).group(1)
+    if epilogue:
+        return epilogue.group(0)
+    own = re.search(r"(\w+_kernel)", kernel)
+    return own.group(1) if own else re.sub(r"[<(].*", "", kernel)  # a library's
 
 
 def read(path):

@@ -133,10 +133,10 @@ def main():
     o = parser.parse_args()
     start, rows = _receipt.now(), OPERATORS[o.operator]
     with tempfile.TemporaryDirectory() as folder:
-        cases = [
-            counters(o.operator, row, *rows[row], folder)
-            for row in (o.rows.split(",") if o.rows else rows)
-        ]
+        cases = []
+        for row in o.rows.split(",") if o.rows else rows:
+            cases.append(counters(o.operator, row, *rows[row], folder))
+            print(f"{row}: {len(cases[-1]['kernels'])} kernels", flush=True)
     check = {"preset": "counters", "passed": len(cases), "failed": 0, "cases": cases}
     _receipt.write_receipt(
         o.receipt, "check", f"hardware counters of {o.operator}, kernel by kernel", None,

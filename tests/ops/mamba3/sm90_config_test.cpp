@@ -276,14 +276,35 @@ TEST(ScanSm90Config, ForwardFormsTokensAheadWithinTheCache) {
   const cuda::Plan usual = make_plan(p, h200());
   EXPECT_EQ(usual.wave, 2);
   EXPECT_GE(usual.ahead, 8);
-  EXPECT_LE(cuda::workspace_of(p, usual), int64_t{48} << 20);
+  EXPECT_LE(cuda::workspace_of(p, usual), int64_t{64} << 20);
   p.options.workspace_limit_bytes = cuda::workspace_of(p, usual) - 1;
   const cuda::Plan less = make_plan(p, h200());
   EXPECT_LT(less.wave * less.ahead, usual.wave * usual.ahead);
   EXPECT_LE(cuda::workspace_of(p, less), p.options.workspace_limit_bytes);
   const Problem many = problem(Pass::forward, 8, 4096, 128, 8, 4);
   EXPECT_LT(make_plan(many, h200()).wave, 8);
+  EXPECT_EQ(make_plan(many, h200()).ahead, 16);  // as of the fewer sequences that then go
   EXPECT_GE(make_plan(problem(Pass::forward, 1, 0, 4, 1, 4), h200()).ahead, 1);
+}
+
+// The tokens of the next chunks have room of their own, beside those at work, where there are any.
+TEST(ScanSm90Config, TokensOfTheNextRunHaveRoom) {
+  Problem p = problem(Pass::forward, 2, 4096, 112, 8, 4);
+  const auto made = [&] { return make_plan(p, h200()); };
+  EXPECT_TRUE(made().beside);
+  std::vector<char> room(static_cast<size_t>(cuda::workspace_of(p, made())));
+  Arena arena(Workspace{room.data(), static_cast<int64_t>(room.size())});
+  const cuda::UnitBuffers b = cuda::lay_out(arena, p, made()).units;
+  const int64_t chunks = 2 * 112 * made().ahead, turns = chunks * 16 * 32 * 2;
+  EXPECT_GE(reinterpret_cast<float*>(b.token_steps) - b.token_turns, turns);
+  EXPECT_GE(b.token_turns_beside - reinterpret_cast<float*>(b.token_steps),
+            chunks * cuda::chunk_step_bytes(16) / 4);
+  EXPECT_GE(reinterpret_cast<float*>(b.token_steps_beside) - b.token_turns_beside, turns);
+  EXPECT_GE(room.data() + room.size() - b.token_steps_beside, chunks * cuda::chunk_step_bytes(16));
+  p.options.workspace_limit_bytes = int64_t{12} << 20;
+  EXPECT_FALSE(made().beside);
+  EXPECT_LE(cuda::workspace_of(p, made()), p.options.workspace_limit_bytes);
+  EXPECT_FALSE(make_plan(problem(Pass::forward, 2, 100, 112, 8, 4), h200()).beside);
 }
 
 // Few heads leave multiprocessors idle: stretches of their sequences go side by side, as many as a
@@ -301,7 +322,7 @@ TEST(ScanSm90Config, StretchesOfFewHeadsGoSideBySide) {
   EXPECT_EQ(made(1, 16384, 64, 4, usual).stretch, 16);
   EXPECT_EQ(made(1, 16384, 64, 4, usual).abreast, 4);
   EXPECT_EQ(made(1, 4096, 32, 1, usual).stretch, 8);
-  EXPECT_EQ(made(1, 4096, 32, 1, usual).abreast, 7);  // within the cache
+  EXPECT_EQ(made(1, 4096, 32, 1, usual).abreast, 8);
   EXPECT_EQ(made(1, 1008, 64, 4, usual).stretch, 0);  // too short
   EXPECT_EQ(made(2, 4096, 64, 4, usual).stretch, 0);  // heads enough
   EXPECT_EQ(made(1, 4096, 64, 4, [](Problem& p) { p.total_heads = 128; }).stretch, 0);  // by ranks

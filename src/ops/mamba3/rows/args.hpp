@@ -153,11 +153,14 @@ struct UnitBuffers {
   uint64_t* segment_turns = nullptr;  // [units, segments, A]: piece_turns are of one segment
   float* token_turns = nullptr;       // [units, J, C, 32 or 64, 2] cosine and sine of each token
   char* token_steps = nullptr;        // [units, J] of chunk_step_bytes
-  float* head_parameters = nullptr;   // [H] of head_parameter_count, as blocks read them
-  Edge* edges = nullptr;              // [units, segments J]
-  float* partial = nullptr;           // [units, slice, parameter_count]
-  int parts = 0;                      // of the heads of a group; 0: chunks are taken in turn
-  int64_t slice = 0;                  // chunks side by side
+  // The same, where those of the chunks behind are formed beside the chunks at work.
+  float* token_turns_beside = nullptr;
+  char* token_steps_beside = nullptr;
+  float* head_parameters = nullptr;  // [H] of head_parameter_count, as blocks read them
+  Edge* edges = nullptr;             // [units, segments J]
+  float* partial = nullptr;          // [units, slice, parameter_count]
+  int parts = 0;                     // of the heads of a group; 0: chunks are taken in turn
+  int64_t slice = 0;                 // chunks side by side
   // Forward, where stretches of a sequence go side by side.
   float* stretches = nullptr;  // [units, abreast, Pp, Np]: what each adds to a state
   int stretch = 0;             // chunks of each

@@ -111,6 +111,9 @@ void take_tokens(Arena& arena, const Problem& p, const Plan& plan, const Cut& cu
       arena.take<uint64_t>(units * most * (plan.chunk / turn_tokens(plan.chunk)) * p.pairs);
   u.token_turns = arena.take<float>(units * count * plan.chunk * turned_pairs(p.pairs) * 2);
   u.token_steps = arena.take<char>(units * count * chunk_step_bytes(plan.chunk));
+  if (!plan.beside) return;
+  u.token_turns_beside = arena.take<float>(units * count * plan.chunk * turned_pairs(p.pairs) * 2);
+  u.token_steps_beside = arena.take<char>(units * count * chunk_step_bytes(plan.chunk));
 }
 
 // Backward of states: before each sequence of a round, `homes` numbers; and what lies behind each.

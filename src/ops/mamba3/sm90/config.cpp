@@ -13,14 +13,13 @@ namespace talea::mamba3::sm90 {
 namespace {
 
 constexpr int64_t rows = 64, columns = 128, values = 64;
-constexpr int64_t usual_bytes = int64_t{160} << 20;  // of backward, unless more is much faster
-constexpr int64_t forward_bytes = int64_t{48}
-                                  << 20;             // what forward writes ahead stays in the cache
-constexpr int64_t most_ahead = 32, usual_ahead = 8;  // chunks
-constexpr int64_t pack_bytes = int64_t{160} << 20;   // of a pack, whose rounds are even where long
-constexpr int64_t handed_homes = int64_t{24} << 20;  // states handed to and by a round of a pack
-constexpr int64_t most_in_order = 4096;              // sequences
-constexpr int64_t most_room = 1 << 16;               // chunks of a round
+constexpr int64_t usual_bytes = int64_t{160} << 20;   // of backward, unless more is much faster
+constexpr int64_t forward_bytes = int64_t{64} << 20;  // what forward reads stays in the cache
+constexpr int64_t most_ahead = 32, usual_ahead = 8;   // chunks
+constexpr int64_t pack_bytes = int64_t{160} << 20;    // of a pack, whose rounds are even where long
+constexpr int64_t handed_homes = int64_t{24} << 20;   // states handed to and by a round of a pack
+constexpr int64_t most_in_order = 4096;               // sequences
+constexpr int64_t most_room = 1 << 16;                // chunks of a round
 constexpr int64_t usual_slice = 8;    // chunks of a round are not fewer but for the limit
 constexpr int64_t most_abreast = 16;  // stretches of a sequence side by side
 constexpr int64_t processors = 132;   // of the chips that the lane is for
@@ -224,9 +223,9 @@ int64_t stretch_of(const Problem& p, const cuda::Plan& plan) {
   return asked && whole && !p.packed && !p.out.saved && plan.chunks >= 4 * chunks ? chunks : 0;
 }
 
-// Forward forms the tokens of some chunks ahead of each launch: as many as the cache holds, of as
-// many sequences as then fit. Not for one row a token (SISO), as long as every multiprocessor has
-// heads: its turns are as many numbers as the rows that they turn.
+// Forward forms the tokens of some chunks ahead of each launch, those of the next launch beside it:
+// as many as the cache holds, of as many sequences as then fit. Not for one row a token (SISO), as
+// long as every multiprocessor has heads: its turns are as many numbers as the rows that they turn.
 void fit_forward(const Problem& p, int64_t limit, cuda::Plan& plan) {
   const int64_t n = std::max<int64_t>(p.sequences, 1);
   // Turns before each piece of all tokens, which a sequence alone reads once, come on top.
@@ -246,23 +245,41 @@ void fit_forward(const Problem& p, int64_t limit, cuda::Plan& plan) {
       return;
     }
   }
-  plan.wave = n, plan.ahead = std::clamp<int64_t>(plan.chunks, 1, most_ahead);
+  plan.wave = n;
   const auto is_large = [&] { return cuda::workspace_of(p, plan) > most; };
+  const auto set_ahead = [&](int64_t ahead) {
+    plan.ahead = ahead, plan.beside = plan.chunks > ahead;
+  };
   plan.stretch = stretch_of(p, plan);
   if (plan.stretch > 0) {
     const auto set = [&](int64_t abreast) {
-      plan.abreast = abreast, plan.ahead = abreast * plan.stretch;
+      plan.abreast = abreast;
+      set_ahead(abreast * plan.stretch);
+      if (is_large()) plan.beside = false;
     };
     const int64_t room = 2 * processors / (n * std::max<int64_t>(p.heads, 1));
-    set(std::clamp<int64_t>(room, 1, std::min(most_abreast, pieces(plan.chunks, plan.stretch))));
+    const int64_t stretches = pieces(plan.chunks, plan.stretch);
+    set(std::clamp<int64_t>(room, 1, std::min(most_abreast, stretches)));
     while (plan.abreast > 1 && is_large()) set(plan.abreast - 1);
     while (plan.wave > 1 && is_large()) plan.wave = (plan.wave + 1) / 2;
     return;
   }
-  const int64_t least = std::min<int64_t>(plan.ahead, usual_ahead);
-  while (plan.ahead > least && is_large()) plan.ahead = (plan.ahead + 1) / 2;
+  const int64_t top = std::clamp<int64_t>(plan.chunks, 1, most_ahead);
+  const int64_t least = std::min<int64_t>(top, usual_ahead);
+  set_ahead(top);
+  while (plan.ahead > least && is_large()) set_ahead((plan.ahead + 1) / 2);
   while (plan.wave > 1 && is_large()) plan.wave = (plan.wave + 1) / 2;
-  while (plan.ahead > 1 && cuda::workspace_of(p, plan) > limit) plan.ahead /= 2;
+  // Where fewer sequences go, more of their chunks may.
+  for (cuda::Plan fits = plan; plan.ahead < top && !is_large(); fits = plan) {
+    set_ahead(std::min(2 * plan.ahead, top));
+    if (is_large()) {
+      plan = fits;
+      break;
+    }
+  }
+  const auto is_beyond = [&] { return cuda::workspace_of(p, plan) > limit; };
+  if (is_beyond()) plan.beside = false;
+  while (plan.ahead > 1 && is_beyond()) plan.ahead /= 2;
 }
 
 // The largest share of the multiprocessors that `each` blocks a chunk keep busy, of a power of two

@@ -1,6 +1,8 @@
 // What: forward as launches: of runs of chunks after one another, or of the rounds of a pack.
 // Why: the tokens of a run are formed ahead of it.
 // Never: launches a run before what it reads.
+#include <utility>
+
 #include "ops/mamba3/sm90/forward_kernel.cuh"
 #include "ops/mamba3/sm90/units.hpp"
 
@@ -25,12 +27,21 @@ void launch_forward(const Args& args, const Cut& cut, const Wave& wave, const Un
   launch_start(args, cut, wave, b, stream);
   const bool abreast = b.stretch > 0;
   if (abreast) launch_parameters(args, cut, b, stream);
-  UnitBuffers behind = b;
+  UnitBuffers behind = b, now = b;
+  const int64_t blocks = abreast ? units * b.abreast : units;
+  const bool beside = b.token_turns_beside != nullptr;
   for (int64_t first = 0; first < chunks; first += ahead) {
-    launch_tokens(args, cut, wave, b, first, ahead, chunks, stream);
-    if (abreast) launch_stretches(args, wave, b, first, ahead, stream);
-    launch_chunks(args, cut, wave, b, abreast ? units * b.abreast : units, first, ahead, stream);
+    if (first == 0 || !beside) launch_tokens(args, cut, wave, now, {first, ahead, chunks}, stream);
+    if (abreast) launch_stretches(args, wave, now, first, ahead, stream);
+    launch_chunks(args, cut, wave, now, blocks, first, ahead, stream);
     if (abreast) behind.upstream = b.upstream + forward::home_behind(first / ahead) * units * size;
+    if (!beside || first + ahead >= chunks) continue;
+    // The tokens of the next run, where the one before this had its own.
+    std::swap(now.token_turns, now.token_turns_beside);
+    std::swap(now.token_steps, now.token_steps_beside);
+    TokenRun next{first + ahead, ahead, chunks};
+    next.beside = true, next.crowds = blocks <= processors;
+    launch_tokens(args, cut, wave, now, next, stream);
   }
   launch_end(args, cut, wave, behind, chunks, stream);
 }
@@ -44,7 +55,7 @@ void launch_forward_pack(const Args& args, const Cut& cut, const UnitBuffers& b,
   launch_pass_through(args, cut, stream);
   for (wave.segment = 0; wave.segment < pack.most_rounds; ++wave.segment) {
     launch_start(args, cut, wave, b, stream);
-    launch_tokens(args, cut, wave, b, wave.segment, pack.room, pack.most_chunks, stream);
+    launch_tokens(args, cut, wave, b, {wave.segment, pack.room, pack.most_chunks}, stream);
     launch_chunks(args, cut, wave, b, int64_t{pack.abreast} * args.size.heads, wave.segment,
                   pack.room, stream);
     launch_end(args, cut, wave, b, pack.most_chunks, stream);

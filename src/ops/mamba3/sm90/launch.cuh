@@ -38,8 +38,29 @@ void with_turns(const cuda::Sizes& s, F f) {
 template <class... Arguments>
 using KernelOf = void (*)(Arguments...);
 
+// The first line of a kernel that may run beside the one before it in the stream: it neither reads
+// what that one writes nor writes what that one reads, and that one has waited for all earlier
+// ones. It ends behind it, so that the next kernel comes after both. crowds: blocks of the next
+// one, which would wait beside both, might lie where some hinder each other once they run: none is
+// launched.
+class BesideEarlierKernel {
+ public:
+  __device__ __forceinline__ BesideEarlierKernel(bool beside, bool crowds) : beside_(beside) {
+    if (!beside) talea::sm90::wait_for_earlier_kernels();
+    if (!beside || !crowds) talea::sm90::let_later_kernels_start();
+  }
+  __device__ __forceinline__ ~BesideEarlierKernel() {
+    if (beside_ && blockIdx.x == 0) talea::sm90::wait_for_earlier_kernels();
+  }
+  BesideEarlierKernel(const BesideEarlierKernel&) = delete;
+  BesideEarlierKernel& operator=(const BesideEarlierKernel&) = delete;
+
+ private:
+  const bool beside_;
+};
+
 // The kernel may start while the one before it in the stream ends: it begins with
-// hopper::begin_after_earlier_kernels().
+// hopper::begin_after_earlier_kernels(), or is one that may run beside it.
 template <class Kernel, class... Rest>
 void launch(const char* name, Kernel* kernel, dim3 blocks, int threads, size_t shared_bytes,
             cudaStream_t stream, const Rest&... rest) {

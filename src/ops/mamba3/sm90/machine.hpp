@@ -14,6 +14,8 @@ using cuda::Cut;
 using cuda::UnitBuffers;
 using cuda::Wave;
 
+inline constexpr int64_t processors = 132;  // of the chips that the lane is for
+
 // A run of `ahead` chunks after another, whose tokens are formed ahead of it.
 void launch_forward(const Args& args, const Cut& cut, const Wave& wave, const UnitBuffers& b,
                     int64_t ahead, cudaStream_t stream);
@@ -30,11 +32,18 @@ void launch_forward_siso(const Args& args, const Wave& wave, const UnitBuffers& 
 // `most` chunks.
 void launch_turns(const Args& args, const Cut& cut, const Wave& wave, const UnitBuffers& b,
                   int64_t most, cudaStream_t stream);
-// Turns and steps of the tokens of chunks [first, first + count) of each unit; of a pack, of those
-// of round `first`, or, crossing, of the part of it whose sequence goes on behind it.
+// Chunks [first, first + count) of each unit, of which it has room for `most`; of a pack, those of
+// round `first`, or, crossing, of the part of it whose sequence goes on behind it. beside: none is
+// at work in the kernel before in the stream, which waits for all others: they are formed beside
+// it.
+struct TokenRun {
+  int64_t first = 0, count = 0, most = 0;
+  bool crossing = false, beside = false;
+  bool crowds = false;  // beside: the next kernel has few blocks, each to lie by itself
+};
+// Turns and steps of the tokens of a run.
 void launch_tokens(const Args& args, const Cut& cut, const Wave& wave, const UnitBuffers& b,
-                   int64_t first, int64_t count, int64_t most, cudaStream_t stream,
-                   bool crossing = false);
+                   const TokenRun& run, cudaStream_t stream);
 // Parameters of heads as the gradients read them.
 void launch_parameters(const Args& args, const Cut& cut, const UnitBuffers& b, cudaStream_t stream);
 void launch_begin(const Args& args, const Cut& cut, const Wave& wave, const UnitBuffers& b,

@@ -34,11 +34,9 @@ void launch_chains(const Args& args, const Cut& cut, const Wave& wave, const Uni
 void tokens_of_segment(const Args& args, const Cut& cut, const Wave& wave, const UnitBuffers& b,
                        bool crossing, cudaStream_t stream) {
   const int64_t J = args.size.segment;
-  if (args.pack.rounds)
-    return launch_tokens(args, cut, wave, b, wave.segment, J, args.pack.most_chunks, stream,
-                         crossing);
-  launch_tokens(args, cut, wave, b, wave.segment * J, J, b.segment_turns ? J : wave.segments * J,
-                stream);
+  TokenRun run{wave.segment * J, J, b.segment_turns ? J : wave.segments * J};
+  if (args.pack.rounds) run = {wave.segment, J, args.pack.most_chunks, crossing};
+  launch_tokens(args, cut, wave, b, run, stream);
 }
 
 int64_t units_of(const Args& args, const Wave& wave) {

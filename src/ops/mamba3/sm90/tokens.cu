@@ -19,10 +19,9 @@ void launch_parameters(const Args& args, const Cut& cut, const UnitBuffers& b,
 }
 
 void launch_tokens(const Args& args, const Cut& cut, const Wave& wave, const UnitBuffers& b,
-                   int64_t first, int64_t count, int64_t most, cudaStream_t stream, bool crossing) {
-  if (!cut.whole)
-    return units::launch_tokens(args, cut, wave, b, first, count, most, stream, crossing);
-  tokens::launch_tokens(args, wave, b, first, count, most, stream, crossing);
+                   const TokenRun& run, cudaStream_t stream) {
+  if (!cut.whole) return units::launch_tokens(args, cut, wave, b, run, stream);
+  tokens::launch_tokens(args, wave, b, run, stream);
 }
 
 }  // namespace talea::mamba3::sm90

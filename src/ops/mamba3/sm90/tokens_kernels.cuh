@@ -6,6 +6,7 @@
 #pragma once
 
 #include "ops/mamba3/sm90/handed.cuh"
+#include "ops/mamba3/sm90/launch.cuh"
 #include "ops/mamba3/sm90/turns.cuh"
 
 namespace talea::mamba3::sm90::tokens {
@@ -298,16 +299,17 @@ __global__ void __launch_bounds__(256)
 template <int R, int blocks, class... Units>
 __global__ void __launch_bounds__(threads, R > 1 ? 5 : 4)
     tokens_kernel(const __grid_constant__ Args a, const __grid_constant__ UnitBuffers b,
-                  const __grid_constant__ Wave w, int64_t first, int64_t count, int64_t most,
-                  bool crossing, const __grid_constant__ Units... units) {
-  hopper::begin_after_earlier_kernels();
+                  const __grid_constant__ Wave w, const __grid_constant__ TokenRun run,
+                  const __grid_constant__ Units... units) {
+  const BesideEarlierKernel beside(run.beside, run.crowds);
   const Cut cut = cuda::cut_of(units...);
+  const int64_t count = run.count, most = run.most;
   constexpr int C = tokens_of<R>, pairs = 32 * blocks, together = formed_together;
   constexpr int piece = piece_of<C>;
   static_assert(sizeof(ChunkSteps<C>) == cuda::chunk_step_bytes(C));
   __shared__ RawTokens<C> raws[warps];
   __shared__ float all_steps[warps][together][piece];
-  const Item<C, together> x(a, cut, w, first, count, crossing);
+  const Item<C, together> x(a, cut, w, run.first, count, run.crossing);
   if (!x.live) return;
   const int lane = threadIdx.x & 31, alive = (x.part.n + piece - 1) / piece;
   RawTokens<C>& raw = raws[threadIdx.x / 32];

@@ -50,18 +50,17 @@ void launch_parameters(const Args& args, const UnitBuffers& b, cudaStream_t stre
 }
 
 template <class... Units>
-void launch_tokens(const Args& args, const Wave& wave, const UnitBuffers& b, int64_t first,
-                   int64_t count, int64_t most, cudaStream_t stream, bool crossing,
-                   const Units&... units) {
+void launch_tokens(const Args& args, const Wave& wave, const UnitBuffers& b, const TokenRun& run,
+                   cudaStream_t stream, const Units&... units) {
   const int64_t groups = groups_of(args, cuda::cut_of(units...), wave, formed_together);
   if (groups == 0) return;
   const int64_t pieces = args.size.chunk / cuda::turn_tokens(args.size.chunk);
   with_shape<(sizeof...(Units) > 0)>(args.size, [&](auto rank, auto blocks) {
     launch("mamba3: tokens of chunks",
-           KernelOf<Args, UnitBuffers, Wave, int64_t, int64_t, int64_t, bool, Units...>(
+           KernelOf<Args, UnitBuffers, Wave, TokenRun, Units...>(
                tokens_kernel<rank(), blocks(), Units...>),
-           blocks_of(groups * count * pieces), threads, 0, stream, args, b, wave, first, count,
-           most, crossing, units...);
+           blocks_of(groups * run.count * pieces), threads, 0, stream, args, b, wave, run,
+           units...);
   });
 }
 

@@ -15,8 +15,8 @@ void launch_parameters(const Args& args, const Cut& cut, const UnitBuffers& b,
   tokens::launch_parameters(args, b, stream, cut);
 }
 void launch_tokens(const Args& args, const Cut& cut, const Wave& wave, const UnitBuffers& b,
-                   int64_t first, int64_t count, int64_t most, cudaStream_t stream, bool crossing) {
-  tokens::launch_tokens(args, wave, b, first, count, most, stream, crossing, cut);
+                   const TokenRun& run, cudaStream_t stream) {
+  tokens::launch_tokens(args, wave, b, run, stream, cut);
 }
 
 }  // namespace talea::mamba3::sm90::units

@@ -11,7 +11,7 @@ namespace talea::mamba3::sm90::units {
 void launch_turns(const Args& args, const Cut& cut, const Wave& wave, const UnitBuffers& b,
                   int64_t most, cudaStream_t stream);
 void launch_tokens(const Args& args, const Cut& cut, const Wave& wave, const UnitBuffers& b,
-                   int64_t first, int64_t count, int64_t most, cudaStream_t stream, bool crossing);
+                   const TokenRun& run, cudaStream_t stream);
 void launch_parameters(const Args& args, const Cut& cut, const UnitBuffers& b, cudaStream_t stream);
 void launch_back(const Args& args, const Cut& cut, const Wave& wave, const UnitBuffers& b,
                  cudaStream_t stream);

@@ -323,6 +323,7 @@ TEST(ScanSm90Config, StretchesOfFewHeadsGoSideBySide) {
   EXPECT_EQ(made(1, 16384, 64, 4, usual).abreast, 4);
   EXPECT_EQ(made(1, 4096, 32, 1, usual).stretch, 8);
   EXPECT_EQ(made(1, 4096, 32, 1, usual).abreast, 8);
+  EXPECT_EQ(made(1, 4608, 32, 1, usual).abreast, 5);  // of nine, of which eight would fit: even
   EXPECT_EQ(made(1, 1008, 64, 4, usual).stretch, 0);  // too short
   EXPECT_EQ(made(2, 4096, 64, 4, usual).stretch, 0);  // heads enough
   EXPECT_EQ(made(1, 4096, 64, 4, [](Problem& p) { p.total_heads = 128; }).stretch, 0);  // by ranks

@@ -261,6 +261,8 @@ void fit_forward(const Problem& p, int64_t limit, cuda::Plan& plan) {
     const int64_t stretches = pieces(plan.chunks, plan.stretch);
     set(std::clamp<int64_t>(room, 1, std::min(most_abreast, stretches)));
     while (plan.abreast > 1 && is_large()) set(plan.abreast - 1);
+    // The last run is not left with what the others have no room for.
+    set(pieces(stretches, pieces(stretches, plan.abreast)));
     while (plan.wave > 1 && is_large()) plan.wave = (plan.wave + 1) / 2;
     return;
   }

@@ -307,6 +307,29 @@ TEST(ScanSm90Config, TokensOfTheNextRunHaveRoom) {
   EXPECT_FALSE(make_plan(problem(Pass::forward, 2, 100, 112, 8, 4), h200()).beside);
 }
 
+// On the way to the last segment of backward they lie where operands will, if those are as large.
+TEST(ScanSm90Config, TokensOfTheNextSegmentTakeThePlaceOfOperands) {
+  for (const int64_t R : {1, 4})
+    for (const int64_t pairs : {32, 64}) {
+      Problem p = problem(Pass::backward, 2, 4096, 112, 8, R);
+      p.pairs = pairs;
+      const cuda::Plan plan = make_plan(p, h200());
+      std::vector<char> room(static_cast<size_t>(cuda::workspace_of(p, plan)));
+      Arena arena(Workspace{room.data(), static_cast<int64_t>(room.size())});
+      const cuda::UnitBuffers b = cuda::lay_out(arena, p, plan).units;
+      const bool fits = R > 1 || pairs == 32;
+      EXPECT_EQ(b.token_turns_beside != nullptr, fits) << R << " " << pairs;
+      if (!fits) continue;
+      const int64_t chunks = plan.wave * 112 * plan.segment;
+      EXPECT_EQ(static_cast<void*>(b.token_turns_beside), b.inner);
+      EXPECT_GE(reinterpret_cast<char*>(b.upstream) - static_cast<char*>(b.inner),
+                chunks * plan.chunk * cuda::turned_pairs(pairs) * 8);
+      EXPECT_EQ(static_cast<void*>(b.token_steps_beside), b.inner_upstream);
+      EXPECT_GE(reinterpret_cast<char*>(b.piece_turns) - static_cast<char*>(b.inner_upstream),
+                chunks * cuda::chunk_step_bytes(plan.chunk));
+    }
+}
+
 // Few heads leave multiprocessors idle: stretches of their sequences go side by side, as many as a
 // limit has room for; where one ends is of the length alone.
 TEST(ScanSm90Config, StretchesOfFewHeadsGoSideBySide) {

@@ -231,6 +231,15 @@ Buffers lay_out(Arena& arena, const Problem& real, const Plan& plan) {
       arena.take<float>(p.heads * head_parameter_count(p.rank, p.state_dim, p.head_dim));
   u.edges = arena.take<Edge>(units * segments * J);
   u.partial = arena.take<float>(units * plan.slice * count);
+  // On the way to the last segment operands lie nowhere yet: tokens of every second one take their
+  // place, where that is large enough.
+  const int64_t turns = int64_t{2} * sizeof(float) * plan.chunk * turned_pairs(A);
+  const bool has_room = J * turns <= (J + 1) * size * operand &&
+                        J * chunk_step_bytes(plan.chunk) <= plan.slice * size * operand;
+  if (!rounds && !plan.by_segment && has_room) {
+    u.token_turns_beside = static_cast<float*>(u.inner);
+    u.token_steps_beside = static_cast<char*>(u.inner_upstream);
+  }
   if (plan.hands) take_handed(arena, p, plan, stretches * units * size, u);
   if (cut.bits() == 0) return b;
   // Of a head at a time, or with parts of all that a block has.

@@ -31,24 +31,34 @@ void launch_chains(const Args& args, const Cut& cut, const Wave& wave, const Uni
   states::launch_chains(args, wave, b, states, upstream, ahead, stream);
 }
 
+int64_t units_of(const Args& args, const Wave& wave) {
+  return (wave.last - wave.first) * args.size.heads;
+}
+
 void tokens_of_segment(const Args& args, const Cut& cut, const Wave& wave, const UnitBuffers& b,
-                       bool crossing, cudaStream_t stream) {
+                       bool crossing, bool beside, cudaStream_t stream) {
   const int64_t J = args.size.segment;
   TokenRun run{wave.segment * J, J, b.segment_turns ? J : wave.segments * J};
   if (args.pack.rounds) run = {wave.segment, J, args.pack.most_chunks, crossing};
+  run.beside = beside, run.crowds = units_of(args, wave) <= processors;
   launch_tokens(args, cut, wave, b, run, stream);
 }
 
-int64_t units_of(const Args& args, const Wave& wave) {
-  return (wave.last - wave.first) * args.size.heads;
+// On the way to the last segment the tokens of one are formed beside the chains of the one before,
+// by turns in two places.
+bool forms_beside(const Args& args, const Wave& wave, const UnitBuffers& b) {
+  return b.token_turns_beside && !args.saved && wants_rows(args) && wave.segment > 0;
 }
 
 // The states behind a segment, where there is one.
 void launch_ahead(const Args& args, const Cut& cut, const Wave& wave, const UnitBuffers& b,
                   cudaStream_t stream) {
-  tokens_of_segment(args, cut, wave, b, true, stream);
+  UnitBuffers now = b;
+  if (b.token_turns_beside && (wave.segments - wave.segment) % 2 == 0)
+    now.token_turns = b.token_turns_beside, now.token_steps = b.token_steps_beside;
+  tokens_of_segment(args, cut, wave, now, true, forms_beside(args, wave, b), stream);
   if (args.pack.rounds) launch_ends(args, wave, b, stream, true);
-  launch_chains(args, cut, wave, b, units_of(args, wave), 0, true, stream);
+  launch_chains(args, cut, wave, now, units_of(args, wave), 0, true, stream);
 }
 
 }  // namespace
@@ -88,7 +98,8 @@ void launch_segment(const Args& args, const Cut& cut, const Wave& wave, const Un
   last.slice_chunks = b.slice;
   last.slice = (args.size.segment - 1) / b.slice * b.slice;
   if (b.segment_turns) launch_turns(args, cut, last, b, args.size.segment, stream);
-  tokens_of_segment(args, cut, last, b, false, stream);
+  const bool is_last = behind == wave.segments;
+  tokens_of_segment(args, cut, last, b, false, is_last && forms_beside(args, wave, b), stream);
   const int64_t units =
       args.pack.rounds ? int64_t{args.pack.abreast} * args.size.heads : units_of(args, wave);
   if (args.pack.rounds) launch_ends(args, last, b, stream);

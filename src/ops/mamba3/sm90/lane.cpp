@@ -41,6 +41,7 @@ class HopperMachine final : public cuda::DeviceMachine {
   void slice_back(const cuda::Args& a, const cuda::Wave& w) override {
     const cuda::UnitBuffers& b = at_.buffers.units;
     sm90::launch_upstream(a, cut(), w, b, at_.stream);
+    sum_last_rows(a, true);
     if (sm90::wants_rows(a)) {
       sm90::launch_without_heads(a, cut(), w, b, at_.stream);
       if (cut().whole && sm90::has_two_heads(a.size.rank, a.size.pairs))
@@ -50,11 +51,12 @@ class HopperMachine final : public cuda::DeviceMachine {
     }
     sm90::launch_before(a, w, b, at_.stream);
   }
+  // Not before the chains of the slice that comes next are under way: they leave room beside them.
   void sum_rows(const cuda::Args& a, const cuda::Wave& w) override {
-    if (sm90::wants_rows(a))
-      sm90::launch_sums(a, cut(), w, at_.buffers.units, at_.buffers.totals, at_.stream);
+    if (sm90::wants_rows(a)) last_rows_ = w;
   }
   void add_parameters(const cuda::Args& a, const cuda::Wave& w) override {
+    sum_last_rows(a, false);
     sm90::launch_edges(a, cut(), w, at_.buffers.units, at_.stream);
     DeviceMachine::add_parameters(a, w);
   }
@@ -74,6 +76,13 @@ class HopperMachine final : public cuda::DeviceMachine {
 
  private:
   const cuda::Cut& cut() const { return at_.buffers.cut; }
+  void sum_last_rows(const cuda::Args& a, bool beside) {
+    if (last_rows_)
+      sm90::launch_sums(a, cut(), *last_rows_, at_.buffers.units, at_.buffers.totals, beside,
+                        at_.stream);
+    last_rows_.reset();
+  }
+  std::optional<cuda::Wave> last_rows_;  // of which rows are not yet summed
 };
 
 std::optional<std::string> decline(const Problem& p, const DeviceFacts& d) {

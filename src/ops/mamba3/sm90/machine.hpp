@@ -65,9 +65,10 @@ void launch_back(const Args& args, const Cut& cut, const Wave& wave, const UnitB
 void launch_without_heads(const Args& args, const Cut& cut, const Wave& wave, const UnitBuffers& b,
                           cudaStream_t stream);
 // d_q and d_k of a segment, d_angles that heads share, and its share of the parameters: of a unit,
-// or, of a pack, of `totals`.
+// or, of a pack, of `totals`. beside: the kernel before in the stream has waited for the gradients
+// and goes on to others.
 void launch_sums(const Args& args, const Cut& cut, const Wave& wave, const UnitBuffers& b,
-                 double* totals, cudaStream_t stream);
+                 double* totals, bool beside, cudaStream_t stream);
 // Parameters of heads that are cut, of the totals of their units.
 void launch_store_parameters(const Args& args, const Cut& cut, const double* totals,
                              cudaStream_t stream);

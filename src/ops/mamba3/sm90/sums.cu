@@ -19,6 +19,7 @@ struct Shares {
   int64_t places = 0;     // tokens
   int angle_lines = 0;    // of a token
   bool by_block = false;  // they are many: a block a token, not a warp
+  bool beside = false;    // they are summed beside the kernel before in the stream
 };
 
 // A warp a row of a group.
@@ -177,7 +178,7 @@ __global__ void __launch_bounds__(threads)
     sums_kernel(const __grid_constant__ Args a, const __grid_constant__ Wave w,
                 const __grid_constant__ UnitBuffers b, const __grid_constant__ Shares n,
                 double* totals, int64_t items, const __grid_constant__ Units... units) {
-  hopper::begin_after_earlier_kernels();
+  const BesideEarlierKernel beside(n.beside, false);
   const Cut cut = cuda::cut_of(units...);
   int64_t block = blockIdx.x;
   if (block < n.angles) {
@@ -317,13 +318,13 @@ void launch_store_parameters(const Args& a, const Cut& cut, const double* totals
 }
 
 void launch_sums(const Args& a, const Cut& cut, const Wave& w, const UnitBuffers& b, double* totals,
-                 cudaStream_t stream) {
+                 bool beside, cudaStream_t stream) {
   const cuda::Sizes& s = a.size;
   const int64_t places = (w.last - w.first) * w.slice_chunks * s.chunk;
   const int64_t items = (places * s.rank * s.groups) << cut.part_bits;
   if (places == 0) return;
   Shares n;
-  n.places = places;
+  n.places = places, n.beside = beside;
   // The gradients of one row a token have summed over the heads of a part.
   const bool by_part = cut.whole && has_two_heads(s.rank, s.pairs);
   n.by_block = cut.whole && !by_part;

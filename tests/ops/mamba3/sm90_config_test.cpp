@@ -552,6 +552,8 @@ TEST(ScanSm90Config, LaunchesOfAPackAreFew) {
     EXPECT_GE(3 * plan.room * plan.rounds, 3 * cuda::most_chunks(p, plan.chunk));
   };
   bounded(pack(Pass::backward, 16384, 64, 32, 1, 4), 24);
+  // Their blocks fill the multiprocessors, two a chunk.
+  EXPECT_EQ(make_plan(pack(Pass::backward, 16384, 64, 32, 1, 4), h200()).room, 66);
   bounded(pack(Pass::backward, 16384, 64, 64, 1, 1), 20);
   bounded(pack(Pass::forward, 16384, 64, 32, 1, 4), 7);
   bounded(pack(Pass::forward, 16384, 4096, 32, 1, 4), 24);

@@ -74,11 +74,47 @@ std::optional<std::string> declined_step(const Problem& p) {
   return std::nullopt;
 }
 
-// A pack in rounds of as many chunks as memory is for; false: not within the limit. least: chunks
-// of the shortest round that is tried.
-template <class Set>
+int64_t pieces(int64_t of, int64_t by) { return (of + by - 1) / by; }
+
+// How long a backward pass takes, in tenths of a head of the gradients of one multiprocessor's
+// share: a block costs about one head beside its own, and a round of blocks is as long as one; the
+// states go from chunk to chunk, and a segment is some launches.
+struct Times {
+  static constexpr int64_t head = 10, step = 4, ahead = 2, launches = 10;
+};
+int64_t time_of_blocks(const Problem& p, const cuda::Plan& plan, int64_t blocks) {
+  const int64_t heads = pieces(p.heads_per_group, plan.parts) * units_of(p) + 1;
+  return pieces(blocks, processors) * heads * Times::head;
+}
+
+// The same of a round of a pack of `room` chunks, whose sequences are taken to be twice the mean at
+// most.
+int64_t time_of_round(const Problem& p, const cuda::Plan& plan, int64_t room) {
+  const int64_t n = std::max<int64_t>(p.sequences, 1);
+  const int64_t longest = std::min(room, 2 * pieces(cuda::most_chunks(p, plan.chunk), n));
+  const int64_t walked = pieces(2 * p.heads * units_of(p) * room, 2 * processors);
+  return time_of_blocks(p, plan, room * p.groups * plan.parts) +
+         (Times::step + Times::ahead) * std::max(longest, walked) + Times::launches;
+}
+
+// Chunks of a round of a pack, of `least` to `most`: of those whose blocks fill the
+// multiprocessors, what takes least for a chunk.
+int64_t even_room(const Problem& p, const cuda::Plan& plan, int64_t least, int64_t most) {
+  const int64_t by_chunk = std::max<int64_t>(p.groups * plan.parts, 1);
+  int64_t best = most;
+  for (int64_t waves = most * by_chunk / processors; waves > 0; --waves) {
+    const int64_t room = waves * processors / by_chunk;
+    if (room < std::max(least, most / 2)) break;
+    if (time_of_round(p, plan, room) * best < time_of_round(p, plan, best) * room) best = room;
+  }
+  return best;
+}
+
+// A pack in rounds of as many chunks as memory is for, or of fewer as `even` says; false: not
+// within the limit. least: chunks of the shortest round that is tried.
+template <class Set, class Even>
 bool fit_rounds(const Problem& p, int64_t most, int64_t limit, int64_t least, cuda::Plan& plan,
-                Set set) {
+                Set set, Even even) {
   const int64_t all = std::max<int64_t>(cuda::most_chunks(p, plan.chunk), 1);
   const auto bytes = [&](int64_t room) {
     plan.wave = 1;
@@ -99,7 +135,7 @@ bool fit_rounds(const Problem& p, int64_t most, int64_t limit, int64_t least, cu
     else
       high = middle - 1;
   }
-  return bytes(low) <= limit;
+  return bytes(even(std::min(all, least), low)) <= limit;
 }
 
 int64_t turns_before(const Problem& p, int64_t chunk) {
@@ -119,28 +155,26 @@ bool fit_backward_rounds(const Problem& p, int64_t limit, cuda::Plan& plan) {
     plan.group = groups ? 1 : 0;
     plan.cut_every = saved ? plan.segment : 1;
     const int64_t least = std::max<int64_t>(groups ? usual_slice : root, 2 * plan.cut_every);
-    const bool fits = fit_rounds(p, groups ? limit : most, limit, least, plan, [&](int64_t room) {
-      plan.slice = room;
-      return std::min(room, abreast);
-    });
+    const bool fits = fit_rounds(
+        p, groups ? limit : most, limit, least, plan,
+        [&](int64_t room) {
+          plan.slice = room;
+          return std::min(room, abreast);
+        },
+        [&](int64_t low, int64_t high) { return even_room(p, plan, low, high); });
     return fits && plan.room >= 2 * plan.cut_every;
   };
   if (p.in.saved && tried(true, false)) return true;
   return tried(false, false) || tried(false, true);
 }
 
-int64_t pieces(int64_t of, int64_t by) { return (of + by - 1) / by; }
-
-// How long a backward pass takes, in tenths of a head of the gradients of one multiprocessor's
-// share: a block costs about one head beside its own, and a round of blocks is as long as one; the
-// states go from chunk to chunk, and a segment is some launches.
+// Of all segments of all sequences.
 int64_t time_of(const Problem& p, const cuda::Plan& plan) {
-  constexpr int64_t head = 10, step = 4, ahead = 2, segment = 10;
-  const int64_t heads = pieces(p.heads_per_group, plan.parts) * units_of(p) + 1;
+  const int64_t slices = pieces(plan.segment, plan.slice);
   const int64_t blocks = plan.wave * plan.slice * p.groups * plan.parts;
-  const int64_t rounds = pieces(plan.segment, plan.slice) * pieces(blocks, processors);
   const int64_t chains = pieces(2 * plan.wave * p.heads * units_of(p), 2 * processors);
-  const int64_t each = rounds * heads * head + (chains * step + ahead) * plan.segment + segment;
+  const int64_t each = slices * time_of_blocks(p, plan, blocks) +
+                       (chains * Times::step + Times::ahead) * plan.segment + Times::launches;
   return pieces(std::max<int64_t>(p.sequences, 1), plan.wave) * plan.segments * each;
 }
 
@@ -240,7 +274,8 @@ void fit_forward(const Problem& p, int64_t limit, cuda::Plan& plan) {
       return std::min(std::min(room, n), rounds.hands ? homes : room);
     };
     const int64_t room = std::min(limit, pack_bytes + turns);
-    if (fit_rounds(p, room, limit, usual_ahead, rounds, set)) {
+    const auto longest = [](int64_t, int64_t high) { return high; };
+    if (fit_rounds(p, room, limit, usual_ahead, rounds, set, longest)) {
       plan = rounds;
       return;
     }

@@ -225,6 +225,32 @@ TEST_P(ScanTraining, APackOfSeveralRounds) {
   }
 }
 
+// Tokens are formed beside the chunks of the run before, of the segment before, and of the one
+// behind: of more of them than go at a time, under limits that leave few.
+TEST_P(ScanTraining, TokensBesideOtherChunks) {
+  using talea::mamba3::Schedule;
+  for (const int64_t R : {1, 4})
+    for (const Schedule schedule : {Schedule::sequential, Schedule::automatic}) {
+      Sizes s{2, 64 / R * 38 - 5, 2, 1, 128, 64, R, 32};
+      s.rank_axis = R > 1;
+      Case c = full_case(s, DType::bf16, 29);
+      leave_states_out(c);
+      c.options.schedule = schedule;
+      const How how = of_training(c);
+      if (schedule == Schedule::sequential) {
+        EXPECT_EQ(verify(lane(), c, how), "") << "R = " << R;
+      }
+      const Outcome whole = run(lane(), c, how);
+      for (const int64_t limit : {4096, 3072, 2048, 1536, 1280}) {
+        c.options.workspace_limit_bytes = limit << 10;
+        const Outcome less = run(lane(), c, how);
+        EXPECT_LT(less.backward.workspace_bytes, whole.backward.workspace_bytes);
+        EXPECT_EQ(same_bits(whole.out, less.out), "") << "R = " << R << ", " << limit << " KiB";
+        EXPECT_EQ(same_bits(less.out, run(lane(), c, how).out), "") << "again, " << limit;
+      }
+    }
+}
+
 // So many heads that those of one row a token form their turns themselves.
 TEST_P(ScanTraining, StatesOfAPrefillOfManyHeads) {
   const char* const states[] = {"angle", "ssm", "k", "v"};

@@ -134,7 +134,7 @@ constexpr int64_t head_parameter_count(int64_t rank, int64_t columns, int64_t va
 }
 
 struct UnitBuffers {
-  float* states = nullptr;    // [units, segments, Pp, Np] before each segment
+  float* states = nullptr;    // [units, segments, Pp, Np] before each segment; dense: by segment
   uint64_t* turns = nullptr;  // [units, segments, A]; of forward, behind all chunks: [units, A]
   int* taints = nullptr;      // the same
   void* inner = nullptr;      // [units, J + 1, Pp, Np] of the segment at work, operands

@@ -71,8 +71,7 @@ __global__ void __launch_bounds__(threads)
   const Unit u = unit_at(a, Cut{}, w.first, number);
   if (u.tokens <= 0) return;
   put_upstream(a, u, b.upstream + number * size);
-  if (b.states && starts_with_state(a))
-    FirstState(a, Cut{}, u).put(b.states + number * w.segments * size);
+  if (b.states && starts_with_state(a)) FirstState(a, Cut{}, u).put(b.states + number * size);
 }
 
 // Those of a round, and which stretch of it each chunk is of. crossing: h of its last one alone.

@@ -36,10 +36,10 @@ class HopperMachine final : public cuda::DeviceMachine {
     sm90::launch_begin(a, cut(), w, at_.buffers.units, at_.stream);
   }
   void segment_states(const cuda::Args& a, const cuda::Wave& w) override {
-    sm90::launch_segment(a, cut(), w, at_.buffers.units, at_.stream);
+    sm90::launch_segment(a, cut(), w, of_segment(a, w), at_.stream);
   }
   void slice_back(const cuda::Args& a, const cuda::Wave& w) override {
-    const cuda::UnitBuffers& b = at_.buffers.units;
+    const cuda::UnitBuffers b = of_segment(a, w);
     sm90::launch_upstream(a, cut(), w, b, at_.stream);
     sum_last_rows(a, true);
     if (sm90::wants_rows(a)) {
@@ -76,6 +76,9 @@ class HopperMachine final : public cuda::DeviceMachine {
 
  private:
   const cuda::Cut& cut() const { return at_.buffers.cut; }
+  cuda::UnitBuffers of_segment(const cuda::Args& a, const cuda::Wave& w) const {
+    return sm90::buffers_of_segment(a, cut(), w, at_.buffers.units);
+  }
   void sum_last_rows(const cuda::Args& a, bool beside) {
     if (last_rows_)
       sm90::launch_sums(a, cut(), *last_rows_, at_.buffers.units, at_.buffers.totals, beside,

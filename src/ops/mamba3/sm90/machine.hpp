@@ -50,6 +50,9 @@ void launch_begin(const Args& args, const Cut& cut, const Wave& wave, const Unit
                   cudaStream_t stream);
 void launch_segment(const Args& args, const Cut& cut, const Wave& wave, const UnitBuffers& b,
                     cudaStream_t stream);
+// The buffers as the launches of a segment are given them: its tokens lie in one of two places.
+UnitBuffers buffers_of_segment(const Args& args, const Cut& cut, const Wave& wave,
+                               const UnitBuffers& b);
 // E of a slice, where launch_segment has not had it.
 void launch_upstream(const Args& args, const Cut& cut, const Wave& wave, const UnitBuffers& b,
                      cudaStream_t stream);

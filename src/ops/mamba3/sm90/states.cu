@@ -21,7 +21,7 @@ __global__ void __launch_bounds__(chain_threads)
   for (int i = thread; i < size; i += chain_threads) b.upstream[number * size + i] = 0;
   for (int i = thread; i < count; i += chain_threads) b.parameters[number * count + i] = 0;
   if (a.saved || wave.segments == 0 || a.pack.rounds) return;
-  float* const first = b.states + number * wave.segments * size;
+  float* const first = b.states + number * size;
   for (int i = thread; i < size; i += chain_threads) first[i] = 0;
 }
 
@@ -49,6 +49,27 @@ void tokens_of_segment(const Args& args, const Cut& cut, const Wave& wave, const
 bool forms_beside(const Args& args, const Wave& wave, const UnitBuffers& b) {
   return b.token_turns_beside && !args.saved && wants_rows(args) && wave.segment > 0;
 }
+
+// On the way back: beside the gradients of the one behind, once the states before the last segments
+// are read and tokens have room in their place. first: the last segment of which this holds.
+struct PlaceOfStates {
+  int64_t first = -1;
+  float* turns = nullptr;
+  char* steps = nullptr;
+
+  PlaceOfStates(const Args& args, const Cut& cut, const Wave& wave, const UnitBuffers& b) {
+    if (!b.states || args.pack.rounds || b.segment_turns) return;
+    const cuda::Sizes& s = args.size;
+    const int64_t chunks = (units_of(args, wave) >> cut.slab_bits) * s.segment;
+    const int64_t of_turns = chunks * s.chunk * cuda::turned_pairs(s.pairs) * 2;  // numbers
+    const int64_t all = of_turns + chunks * cuda::chunk_step_bytes(s.chunk) / 4;
+    const int64_t of_segment = units_of(args, wave) * size;
+    const int64_t places = of_segment > 0 ? (all + of_segment - 1) / of_segment : 0;
+    first = wave.segments - places - 1;
+    turns = b.states + (first + 1) * of_segment;
+    steps = reinterpret_cast<char*>(turns + of_turns);
+  }
+};
 
 // The states behind a segment, where there is one.
 void launch_ahead(const Args& args, const Cut& cut, const Wave& wave, const UnitBuffers& b,
@@ -99,7 +120,9 @@ void launch_segment(const Args& args, const Cut& cut, const Wave& wave, const Un
   last.slice = (args.size.segment - 1) / b.slice * b.slice;
   if (b.segment_turns) launch_turns(args, cut, last, b, args.size.segment, stream);
   const bool is_last = behind == wave.segments;
-  tokens_of_segment(args, cut, last, b, false, is_last && forms_beside(args, wave, b), stream);
+  const bool beside = is_last ? forms_beside(args, wave, b)
+                              : wave.segment <= PlaceOfStates(args, cut, wave, b).first;
+  tokens_of_segment(args, cut, last, b, false, beside, stream);
   const int64_t units =
       args.pack.rounds ? int64_t{args.pack.abreast} * args.size.heads : units_of(args, wave);
   if (args.pack.rounds) launch_ends(args, last, b, stream);
@@ -108,6 +131,16 @@ void launch_segment(const Args& args, const Cut& cut, const Wave& wave, const Un
   launch_chains(args, cut, last, b, both ? units : 0, units, false, stream);
   launch_behind(args, last, b, stream);
 }
+
+UnitBuffers buffers_of_segment(const Args& args, const Cut& cut, const Wave& wave,
+                               const UnitBuffers& b) {
+  UnitBuffers own = b;
+  const PlaceOfStates place(args, cut, wave, b);
+  if (wave.segment <= place.first && (place.first - wave.segment) % 2 == 0)
+    own.token_turns = place.turns, own.token_steps = place.steps;
+  return own;
+}
+
 void launch_upstream(const Args& args, const Cut& cut, const Wave& wave, const UnitBuffers& b,
                      cudaStream_t stream) {
   if (wave.slice + wave.slice_chunks < args.size.segment)

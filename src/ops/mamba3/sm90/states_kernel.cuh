@@ -32,10 +32,12 @@ __device__ __forceinline__ void put_places(const Args& a, const Cut& cut, const 
   sh.steps_from = b.token_steps + at * cuda::chunk_step_bytes(C);
 }
 
-// The state that a unit, or a head of a pack, has where a segment begins.
+// The state that a unit, or a head of a pack, has where a segment begins; those of a segment beside
+// each other.
 __device__ __forceinline__ float* state_before(const Args& a, const UnitBuffers& b,
                                                const Wave& wave, int64_t number, int64_t segment) {
-  if (!a.pack.rounds) return b.states + (number * wave.segments + segment) * size;
+  if (!a.pack.rounds)
+    return b.states + (segment * (wave.last - wave.first) * a.size.heads + number) * size;
   const int64_t group = a.pack.group;
   int64_t at = a.pack.rounds[segment].state;
   if (group > 0) at = segment % group > 0 ? segment % group : group + segment / group;

@@ -145,18 +145,18 @@ int64_t turns_before(const Problem& p, int64_t chunk) {
 bool fit_backward_rounds(const Problem& p, int64_t limit, cuda::Plan& plan) {
   const auto chunks = static_cast<double>(cuda::most_chunks(p, plan.chunk));
   const auto root = static_cast<int64_t>(std::ceil(std::sqrt(chunks)));
-  const int64_t most = std::min(limit, usual_bytes), n = std::max<int64_t>(p.sequences, 1);
+  const int64_t usual = std::min(limit, usual_bytes), n = std::max<int64_t>(p.sequences, 1);
   const int64_t abreast = plan.hands ? std::min(n, homes_of(p)) : n;
   // A round begins where a sequence does, or at a state of `saved`: where it has room for two such
   // parts. Where states between rounds have no room, those of a group of rounds are formed once
   // more.
-  const auto tried = [&](bool saved, bool groups) {
+  const auto tried = [&](int64_t most, bool saved, bool groups) {
     plan.uses_saved = saved;
     plan.group = groups ? 1 : 0;
     plan.cut_every = saved ? plan.segment : 1;
     const int64_t least = std::max<int64_t>(groups ? usual_slice : root, 2 * plan.cut_every);
     const bool fits = fit_rounds(
-        p, groups ? limit : most, limit, least, plan,
+        p, most, limit, least, plan,
         [&](int64_t room) {
           plan.slice = room;
           return std::min(room, abreast);
@@ -164,8 +164,18 @@ bool fit_backward_rounds(const Problem& p, int64_t limit, cuda::Plan& plan) {
         [&](int64_t low, int64_t high) { return even_room(p, plan, low, high); });
     return fits && plan.room >= 2 * plan.cut_every;
   };
-  if (p.in.saved && tried(true, false)) return true;
-  return tried(false, false) || tried(false, true);
+  // As dense segments do, longer rounds take more than the usual where a tenth is saved.
+  const auto tried_twice = [&](bool saved) {
+    if (!tried(usual, saved, false)) return false;
+    const cuda::Plan fits = plan;
+    const int64_t time = time_of_round(p, fits, fits.room);
+    if (limit == usual || !tried(limit, saved, false) ||
+        10 * time_of_round(p, plan, plan.room) * fits.room > 9 * time * plan.room)
+      plan = fits;
+    return true;
+  };
+  if (p.in.saved && tried_twice(true)) return true;
+  return tried_twice(false) || tried(limit, false, true);
 }
 
 // Of all segments of all sequences.

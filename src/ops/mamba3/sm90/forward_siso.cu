@@ -100,10 +100,11 @@ __device__ __forceinline__ void read_chunks(const Args& a, const Unit& u, Shared
       turns.each_turn(a, p, sh.carried, scratch.turns,
                       [&](int j, int own, const TwoTurns(&by)[2], bool next) {
                         const int pp = formed_anew(own);
+                        const int at = place_of(0, halves() ? 2 * pp : 4 * pp);
                         // The rows of a group of tokens begin at a multiple of eight.
                         turn_all<halves(), true, 4>(
-                            {words_at<halves()>(q, j, pp), words_at<halves()>(k, j, pp),
-                             words_at<halves()>(q, j + 1, pp), words_at<halves()>(k, j + 1, pp)},
+                            {q + row_behind(at, j), k + row_behind(at, j),
+                             q + row_behind(at, j + 1), k + row_behind(at, j + 1)},
                             {true, true, next, next},
                             {sh.q_bias[pp], sh.k_bias[pp], sh.q_bias[pp], sh.k_bias[pp]},
                             {by[0], by[0], by[1], by[1]});
@@ -181,11 +182,9 @@ __global__ void __launch_bounds__(256, 2)
   }
   __syncthreads();
   if (warpgroup() == 0) {
-    hopper::lower_registers<104>();
     multiply_chunks<1>(a, Cut{}, u, sh, 0, static_cast<int>(cuda::chunks_of(a.size, u.tokens)),
                        StepsOfChunk{a, u, sh});
   } else {
-    hopper::raise_registers<152>();
     read_chunks<blocks>(a, u, sh);
   }
 }

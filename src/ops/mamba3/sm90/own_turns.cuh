@@ -60,8 +60,8 @@ class TurnReader {
       });
   }
 
-  // Rates become turns; their sums go to the other groups. Without a branch, so that a rate does
-  // not wait for the one before it.
+  // Rates become turns, in their place; their sums go to the other groups. Four tokens at a time: a
+  // rate does not wait for the one before it, and code that the loop comes back to is fetched once.
   __device__ __forceinline__ void add(const Args& a, const Part& p, const float* dt,
                                       Scratch& scratch) {
     if (!a.angles.data) return;
@@ -74,24 +74,30 @@ class TurnReader {
           for (int e = 0; e < 2; ++e)
             bits_[b][j][e] = __float_as_uint(cuda::number_of(a.angles.dtype, bits_[b][j][e]));
     }
+    constexpr int at_once = each < 2 ? each : 2;
 #pragma unroll
     for (int b = 0; b < blocks; ++b) {
       const int left = 2 * pair_pair(b) < a.size.pairs ? p.n - first_token() : 0;  // A is even
       uint64_t sums[2] = {0, 0};
       bool lost[2] = {false, false};
+#pragma unroll 1
+      for (int first = 0; first < each; first += at_once) {
+        uint32_t turns[at_once][2];
 #pragma unroll
-      for (int j = 0; j < each; ++j) {
-        const float half = 0.5f * dt[first_token() + j];
+        for (int j = 0; j < at_once; ++j) {
+          const float half = 0.5f * dt[first_token() + first + j];
 #pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          const float x = tanhf(__uint_as_float(bits_[b][j][e])) * half;
-          const float turn = j < left ? x : 0.0f;
-          turns_[b][j][e] = turn;
-          const uint64_t whole = cuda::to_turn(turn);
-          const bool none = whole == cuda::no_turn;
-          lost[e] = lost[e] || none;
-          sums[e] += none ? uint64_t{0} : whole;
+          for (int e = 0; e < 2; ++e) {
+            const float x = tanhf(__uint_as_float(bits_[b][j][e])) * half;
+            const float turn = first + j < left ? x : 0.0f;
+            turns[j][e] = __float_as_uint(turn);
+            const uint64_t whole = cuda::to_turn(turn);
+            const bool none = whole == cuda::no_turn;
+            lost[e] = lost[e] || none;
+            sums[e] += none ? uint64_t{0} : whole;
+          }
         }
+        behind<at_once>(bits_[b], turns);
       }
 #pragma unroll
       for (int e = 0; e < 2; ++e)
@@ -101,8 +107,7 @@ class TurnReader {
   }
 
   // f(token within the group, pair of pairs, turns of it and of the next, whether there is a next)
-  // of every second token of the group. Behind it, `finish` has what lies before the next chunk. A
-  // loop that counted through the turns would have them in memory.
+  // of every second token of the group. Behind it, `finish` has what lies before the next chunk.
   template <class F>
   __device__ __forceinline__ void each_turn(const Args& a, const Part& p, const Carried& carried,
                                             const Scratch& scratch, F f) {
@@ -127,7 +132,7 @@ class TurnReader {
           sum[0] += more.x, sum[1] += more.y;
         }
       }
-#pragma unroll
+#pragma unroll 1
       for (int j = 0; j < each; j += 2) {
         const int t = first_token() + j;
         if (t >= p.n) break;
@@ -137,7 +142,8 @@ class TurnReader {
           for (int i = 0; i < 2; ++i) {
 #pragma unroll
             for (int e = 0; e < 2; ++e) {
-              const uint64_t whole = cuda::to_turn(turns_[b][j + i][e]);  // none behind the last
+              // None behind the last.
+              const uint64_t whole = cuda::to_turn(__uint_as_float(bits_[b][i][e]));
               const bool none = whole == cuda::no_turn;
               lost[e] = lost[e] || none;
               sum[e] += none ? uint64_t{0} : whole;
@@ -149,6 +155,7 @@ class TurnReader {
           }
         }
         f(j, pp, by, t + 1 < p.n);
+        behind<2>(bits_[b], {});
       }
       end_[b][0] = sum[0], end_[b][1] = sum[1];
       lost_[b] = (lost[0] ? 1 : 0) + (lost[1] ? 2 : 0);
@@ -168,9 +175,20 @@ class TurnReader {
   }
 
  private:
+  // The first numbers make room for others behind the last: a loop that counted through them would
+  // have them in memory.
+  template <int count>
+  static __device__ __forceinline__ void behind(uint32_t (&x)[each][2],
+                                                const uint32_t (&more)[count][2]) {
+#pragma unroll
+    for (int j = 0; j < each; ++j)
+#pragma unroll
+      for (int e = 0; e < 2; ++e)
+        x[j][e] = j + count < each ? x[j + count][e] : more[j + count - each][e];
+  }
+
   int pair_, group_;
-  uint32_t bits_[blocks][each][2];
-  float turns_[blocks][each][2];
+  uint32_t bits_[blocks][each][2];  // rates, from add() on turns
   uint64_t end_[blocks][2];
   int lost_[blocks];
 };

@@ -11,7 +11,7 @@
 namespace talea::mamba3::sm90::forward {
 
 inline constexpr int most_abreast = 16;
-// Two blocks have room beside each other, but for R 8.
+// Two blocks have room beside each other.
 inline constexpr size_t most_shared = ((228 << 10) - 2 * 1024) / 2;
 
 template <int R>
@@ -19,9 +19,16 @@ struct Shared {
   static constexpr int C = tokens_of<R>;
   char q[2][wide_bytes], k[2][wide_bytes], h[wide_bytes];
   char v[2][panel_bytes], weighed[panel_bytes];
-  float4 q_bias[R * 32], k_bias[R * 32];
-  float mimo_v[R * values], mimo_z[R * values], mimo_out[R * values];
+  // R 4 and up: the reading half has its biases in registers, and the turns of a chunk lie here.
+  static constexpr bool turns_here = R >= 4;
+  float4 q_bias[turns_here ? 1 : R * 32], k_bias[turns_here ? 1 : R * 32];
+  float4 turns[turns_here ? C * 16 : 1];                               // by turn_at
+  float mimo_v[R * values], mimo_z[R * values], mimo_out[R * values];  // the last: projection_at
   ChunkSteps<C> steps[2];
+  // Of two pairs, number `piece` of 16: eight lanes with two neighbours each meet no bank twice.
+  static __device__ __forceinline__ int turn_at(int t, int piece) {
+    return t * 16 + piece % 2 * 8 + piece / 2;
+  }
   // Read from here: registers that they would take are spilled.
   Unit unit;                    // from the first chunk of the run on
   int first = 0, count = 0;     // chunks of the run
@@ -84,43 +91,105 @@ __device__ __forceinline__ void turn_eight(Shared<R>& sh, int stage, int t0, int
   }
 }
 
-// Four pairs of four rows of q or k from row `row0` on, of one token, turned or biased alone; all
-// taken before the first is put back, as above. Columns: the first of the pairs.
-template <int R, bool halves, bool turns>
-__device__ __forceinline__ void turn_four(char* tile, int row0, int column, const float4* biases,
-                                          const TwoTurns (&by)[2]) {
-  const int place = place_of(row0, column);
-  uint4 words[4];
+// Four pairs of two rows of q and k, 16 rows apart, turned or biased alone; all of a tile taken
+// before the first is put back, as above. at: of the first row and pair.
+template <bool halves, bool turns>
+__device__ __forceinline__ void turn_two(char* q, char* k, int at, const float4 (&q_bias)[2],
+                                         const float4 (&k_bias)[2], const TwoTurns (&by)[2][2],
+                                         const bool (&live)[2]) {
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const char* const at = tile + row_behind(place, i);
-    if constexpr (halves) {
-      const uint2 x = *reinterpret_cast<const uint2*>(at);
-      const uint2 y = *reinterpret_cast<const uint2*>(at + panel_bytes);
-      words[i] = {x.x, y.x, x.y, y.y};
-    } else {
-      words[i] = *reinterpret_cast<const uint4*>(at);
+  for (int tile = 0; tile < 2; ++tile) {
+    char* const own = (tile == 0 ? q : k) + at;
+    const auto& bias = tile == 0 ? q_bias : k_bias;
+    uint4 words[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      if constexpr (halves) {
+        const uint2 x = *reinterpret_cast<const uint2*>(own + i * 2048);
+        const uint2 y = *reinterpret_cast<const uint2*>(own + i * 2048 + panel_bytes);
+        words[i] = {x.x, y.x, x.y, y.y};
+      } else {
+        words[i] = *reinterpret_cast<const uint4*>(own + i * 2048);
+      }
     }
-  }
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const float4* const bias = biases + (row0 + i) % R * 32;
-    const float4 x = turned_words<halves, turns>({words[i].x, words[i].y}, bias[0], by[0]);
-    const float4 y = turned_words<halves, turns>({words[i].z, words[i].w}, bias[1], by[1]);
-    words[i] = {two_rounded(x.x, x.y), two_rounded(x.z, x.w), two_rounded(y.x, y.y),
-                two_rounded(y.z, y.w)};
-  }
+    for (int i = 0; i < 2; ++i) {
+      const float4 x = turned_words<halves, turns>({words[i].x, words[i].y}, bias[0], by[i][0]);
+      const float4 y = turned_words<halves, turns>({words[i].z, words[i].w}, bias[1], by[i][1]);
+      words[i] = {two_rounded(x.x, x.y), two_rounded(x.z, x.w), two_rounded(y.x, y.y),
+                  two_rounded(y.z, y.w)};
+    }
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    char* const at = tile + row_behind(place, i);
-    if constexpr (halves) {
-      *reinterpret_cast<uint2*>(at) = {words[i].x, words[i].z};
-      *reinterpret_cast<uint2*>(at + panel_bytes) = {words[i].y, words[i].w};
-    } else {
-      *reinterpret_cast<uint4*>(at) = words[i];
+    for (int i = 0; i < 2; ++i) {
+      if (!live[i]) continue;
+      if constexpr (halves) {
+        *reinterpret_cast<uint2*>(own + i * 2048) = {words[i].x, words[i].z};
+        *reinterpret_cast<uint2*>(own + i * 2048 + panel_bytes) = {words[i].y, words[i].w};
+      } else {
+        *reinterpret_cast<uint4*>(own + i * 2048) = words[i];
+      }
     }
   }
 }
+
+// Rows of a chunk by the reading half, R 4 and up: a thread has four pairs of either block of rows
+// 16 apart, all of one r, whose biases it keeps.
+template <int R, int blocks>
+class OwnRows {
+ public:
+  static constexpr int C = tokens_of<R>, pairs = 32 * blocks, step = 16 / R;  // tokens
+
+  // From the places where read_bias has put them.
+  __device__ __forceinline__ OwnRows(const float4* q_bias, const float4* k_bias, int thread)
+      : row_(thread / 32 + thread % 32 / 8 * 4), lane_(thread % 8) {
+#pragma unroll
+    for (int b = 0; b < 2; ++b)
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const int at = row_ % R * 32 + 16 * b + lane_ * 2 + e;
+        q_bias_[b][e] = q_bias[at], k_bias_[b][e] = k_bias[at];
+      }
+  }
+
+  // turns: of the chunk's first token in memory, for what Shared has no room.
+  template <bool halves>
+  __device__ __forceinline__ void turn(Shared<R>& sh, int stage, int n, const float4* turns,
+                                       bool biased) const {
+    char* const q = sh.q[stage];
+    char* const k = sh.k[stage];
+    const int t0 = row_ / R;
+#pragma unroll
+    for (int i = 0; i < 4; i += 2) {
+      const bool live[2] = {t0 + i * step < n, t0 + (i + 1) * step < n};
+      const auto block = [&](auto b) {
+        const int at = place_of(row_, (halves ? 32 : 64) * b() + (halves ? 4 : 8) * lane_);
+        TwoTurns by[2][2];
+        if constexpr (b() < blocks) {
+#pragma unroll
+          for (int j = 0; j < 2; ++j)
+#pragma unroll
+            for (int e = 0; e < 2; ++e) {
+              const int t = t0 + (i + j) * step, piece = 2 * lane_ + e;
+              const float4 x = blocks == 1 ? sh.turns[Shared<R>::turn_at(t, piece)]
+                                           : __ldg(turns + t * (pairs / 2) + 16 * b() + piece);
+              by[j][e] = {x.x, x.y, x.z, x.w};
+            }
+        }
+        turn_two<halves, (b() < blocks)>(q, k, at + i * 2048, q_bias_[b()], k_bias_[b()], by, live);
+      };
+      block(std::integral_constant<int, 0>{});
+      if (blocks == 2 || biased) block(std::integral_constant<int, 1>{});
+    }
+  }
+
+ private:
+  int row_, lane_;
+  float4 q_bias_[2][2], k_bias_[2][2];
+};
+// Below it they lie in shared memory.
+struct NoRows {
+  __device__ __forceinline__ NoRows(const float4*, const float4*, int) {}
+};
 
 // How a stretch weighs the state before it: as its chunks do, one after another.
 template <int R>
@@ -163,13 +232,22 @@ __device__ __forceinline__ void join_stretches(const SharedAbreast<R>& sh, float
   });
 }
 
+// Where biases lie, those of k behind those of q: as long as the kernel runs, or until the first
+// values are weighed.
+template <int R>
+__device__ __forceinline__ float4* biases_of(Shared<R>& sh) {
+  static_assert(!Shared<R>::turns_here || R * 32 * 2 * sizeof(float4) <= panel_bytes);
+  return Shared<R>::turns_here ? reinterpret_cast<float4*>(sh.weighed) : sh.q_bias;
+}
+
 template <int R, int blocks, class S>
 __device__ __forceinline__ void read_chunks(const Args& a, const Cut& cut, S& sh) {
   const Unit& u = sh.unit;
   constexpr int C = tokens_of<R>, pairs = 32 * blocks, each = C / 8;
   const int thread = threadIdx.x & 127;
   const int pp0 = thread & 15, t0 = (thread >> 4) * each;  // two pairs of some tokens
-  const int row0 = thread / 8 * 4;                         // R 4 and up: four pairs of four rows
+  using Rows = std::conditional_t<Shared<R>::turns_here, OwnRows<R, blocks>, NoRows>;
+  const Rows own_rows(biases_of(sh), biases_of(sh) + R * 32, thread);
   const auto sync = [] { hopper::named_barrier_sync(reading, 128); };
   float h[64];
   if (sh.home) {
@@ -189,6 +267,14 @@ __device__ __forceinline__ void read_chunks(const Args& a, const Cut& cut, S& sh
     copy_bytes<sizeof(ChunkSteps<C>), 128>(
         sh.steps_from + chunk * static_cast<int64_t>(sizeof(ChunkSteps<C>)), &sh.steps[stage],
         thread);
+    if constexpr (Shared<R>::turns_here && blocks == 1) {
+      const auto* const from = reinterpret_cast<const float4*>(sh.turns_from) + chunk * (C * 16);
+#pragma unroll
+      for (int i = 0; i < C * 16 / 128; ++i) {
+        const int piece = thread + i * 128, to = Shared<R>::turn_at(piece / 16, piece % 16);
+        hopper::copy_16_bytes(hopper::smem_address(sh.turns + to), from + piece, true);
+      }
+    }
     // What registers take once the product is through. No branch: accumulators would be moved.
     if constexpr (R > 1)
       fetch(static_cast<const char*>(a.v.data) +
@@ -203,10 +289,9 @@ __device__ __forceinline__ void read_chunks(const Args& a, const Cut& cut, S& sh
     if (sh.saved && (sh.first + chunk) % a.size.kept_every == 0)
       put_state(sh.saved + (sh.first + chunk) / a.size.kept_every * (columns * values), h);
     // Not under the product of the chunk before: what is loaded there is spilled.
-    const auto* const turns =
-        reinterpret_cast<const float4*>(sh.turns_from) + chunk * (C * pairs / 2) +
-        (R < 4 ? t0 * (pairs / 2) + pp0 : row0 / R * (pairs / 2) + (thread & 7) * 2);
-    const float4 ahead = __ldg(turns), beside = R < 4 ? float4{} : __ldg(turns + 1);
+    const auto* turns = reinterpret_cast<const float4*>(sh.turns_from) + chunk * (C * pairs / 2);
+    float4 ahead;
+    if constexpr (!Shared<R>::turns_here) turns += t0 * (pairs / 2) + pp0, ahead = __ldg(turns);
     const RawValues<R, 128> own(a, cut, u, p, thread);
     copies_done();
     sync();
@@ -222,20 +307,7 @@ __device__ __forceinline__ void read_chunks(const Args& a, const Cut& cut, S& sh
           if (a.k_bias.data) bias_rows<R, halves(), 128>(sh.k[stage], p.n, sh.k_bias, thread);
         }
       } else {
-        if (row0 / R >= p.n) return;
-        const auto block = [&](auto b, const float4& x, const float4& y) {
-          const TwoTurns by[2] = {{x.x, x.y, x.z, x.w}, {y.x, y.y, y.z, y.w}};
-          const int column = (halves() ? 32 : 64) * b() + (halves() ? 4 : 8) * (thread & 7);
-          const int bias = 16 * b() + (thread & 7) * 2;
-          turn_four<R, halves(), (b() < blocks)>(sh.q[stage], row0, column, sh.q_bias + bias, by);
-          turn_four<R, halves(), (b() < blocks)>(sh.k[stage], row0, column, sh.k_bias + bias, by);
-        };
-        using Second = std::integral_constant<int, 1>;
-        block(std::integral_constant<int, 0>{}, ahead, beside);
-        if constexpr (blocks == 2)
-          block(Second{}, __ldg(turns + 16), __ldg(turns + 17));
-        else if (a.q_bias.data || a.k_bias.data)
-          block(Second{}, {}, {});
+        own_rows.template turn<halves()>(sh, stage, p.n, turns, a.q_bias.data || a.k_bias.data);
       }
     };
     if (a.size.halves)
@@ -372,17 +444,17 @@ __global__ void __launch_bounds__(256, 2)
   if constexpr (abreast)
     if (sh.stretches) put_decays<R>(b.stretch, sh);
   const Unit& u = sh.unit;
-  read_bias<R>(a.q_bias, cut, u, a.size.halves, sh.q_bias, threadIdx.x, 256);
-  read_bias<R>(a.k_bias, cut, u, a.size.halves, sh.k_bias, threadIdx.x, 256);
+  read_bias<R>(a.q_bias, cut, u, a.size.halves, biases_of(sh), threadIdx.x, 256);
+  read_bias<R>(a.k_bias, cut, u, a.size.halves, biases_of(sh) + R * 32, threadIdx.x, 256);
   read_projection<R>(a.mimo_v, cut, u, sh.mimo_v, threadIdx.x, 256);
-  read_projection<R>(a.mimo_z, cut, u, sh.mimo_z, threadIdx.x, 256);
-  read_projection<R>(a.mimo_out, cut, u, sh.mimo_out, threadIdx.x, 256);
+  read_projection<R, true>(a.mimo_z, cut, u, sh.mimo_z, threadIdx.x, 256);
+  read_projection<R, true>(a.mimo_out, cut, u, sh.mimo_out, threadIdx.x, 256);
   __syncthreads();
   if (warpgroup() == 0) {
-    hopper::lower_registers<104>();
+    hopper::lower_registers<112>();
     multiply_chunks<R, parts>(a, cut, sh.unit, sh, 0, sh.count);
   } else {
-    hopper::raise_registers<152>();
+    hopper::raise_registers<144>();
     read_chunks<R, blocks>(a, cut, sh);
   }
 }
@@ -394,7 +466,7 @@ void launch_chunks(const Args& args, const Wave& wave, const UnitBuffers& b, int
                    int64_t first, int64_t ahead, cudaStream_t stream, const Units&... units) {
   const auto one = [&](auto rank, auto blocks, auto memory, const Units&... of) {
     using Memory = typename decltype(memory)::type;
-    static_assert(rank() == 8 || sizeof(Memory) <= most_shared);
+    static_assert(sizeof(Memory) <= most_shared);
     launch("mamba3: forward",
            KernelOf<Args, UnitBuffers, Wave, int, int, Units...>(
                forward_kernel<rank(), blocks(), Memory, Units...>),

@@ -139,8 +139,8 @@ __device__ __forceinline__ void multiply_chunks(const Args& a, const Cut& cut, c
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
       const int c = column + 8 * j;
-      const float2 by_out = *reinterpret_cast<const float2*>(sh.mimo_out + r * values + c);
-      const float2 by_z = *reinterpret_cast<const float2*>(sh.mimo_z + r * values + c);
+      const float2 by_out = *reinterpret_cast<const float2*>(sh.mimo_out + projection_at(r, c));
+      const float2 by_z = *reinterpret_cast<const float2*>(sh.mimo_z + projection_at(r, c));
 #pragma unroll
       for (int second = 0; second < 2; ++second) {
         float& x0 = y[4 * j + 2 * second];

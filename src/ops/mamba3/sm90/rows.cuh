@@ -379,12 +379,16 @@ __device__ __forceinline__ void read_bias(const View& from, const Cut& cut, cons
     to[i] = {x[0], x[1], x[2], x[3]};
   }
 }
-template <int R>
+// Where column `c` of row r of a projection lies, so that neighbouring r meet no bank twice.
+__device__ __forceinline__ int projection_at(int r, int c) { return r * values + (c ^ r % 8 * 8); }
+// apart: by projection_at.
+template <int R, bool apart = false>
 __device__ __forceinline__ void read_projection(const View& from, const Cut& cut, const Unit& u,
                                                 float* to, int thread, int threads) {
   const int head = u.head, first = first_value(cut, u);
   for (int i = thread; i < R * values; i += threads)
-    to[i] = cuda::read_or(1, from, cuda::at(from, head, i / values, first + i % values));
+    to[apart ? projection_at(i / values, i % values) : i] =
+        cuda::read_or(1, from, cuda::at(from, head, i / values, first + i % values));
 }
 
 }  // namespace talea::mamba3::sm90

@@ -156,6 +156,7 @@ struct UnitBuffers {
   // The same, where those of the chunks behind are formed beside the chunks at work.
   float* token_turns_beside = nullptr;
   char* token_steps_beside = nullptr;
+  float* rates = nullptr;            // [B, S, A] tanh of angles that heads share
   float* head_parameters = nullptr;  // [H] of head_parameter_count, as blocks read them
   Edge* edges = nullptr;             // [units, segments J]
   float* partial = nullptr;          // [units, slice, parameter_count]

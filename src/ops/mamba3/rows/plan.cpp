@@ -170,6 +170,7 @@ Buffers lay_out(Arena& arena, const Problem& real, const Plan& plan) {
   const int64_t segments = rounds ? plan.rounds : plan.segments;
   const int64_t size = int64_t{plan.backward.padded_columns} * plan.backward.padded_values;
   if (!p.backward()) {
+    b.units.rates = arena.take<float>(plan.rates ? p.batch * p.tokens * p.pairs : 0);
     if (plan.ahead == 0 && !plan.hands) return b;
     // Of a pack: the states of a round, where they are handed, and what crosses its ends.
     // Stretches side by side hand on by turns in two places behind that of the first state.

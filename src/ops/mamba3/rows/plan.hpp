@@ -37,6 +37,7 @@ struct Plan {
   int64_t columns = 0, values = 0;  // N and P of a unit, where heads are cut
   int64_t parts = 0;        // of the heads of a group, where the chunks of a slice go side by side
   int64_t ahead = 0;        // chunks whose tokens are formed ahead of forward
+  bool rates = false;       // of angles that heads share, formed once ahead of forward
   bool beside = false;      // those of the next chunks beside forward of these
   int64_t stretch = 0;      // chunks; of a sequence, `abreast` of them go side by side in forward
   bool hands = false;       // states, or gradients of them, are handed in or on

@@ -428,6 +428,8 @@ cuda::Plan make_plan(const Problem& p, const DeviceFacts&) {
     }
     plan.hands = hands(p);
     plan.wave = std::max<int64_t>(p.sequences, 1);
+    plan.rates = p.shared_angles;
+    if (cuda::workspace_of(p, plan) > limit) plan.rates = false;
     while (plan.wave > 1 && cuda::workspace_of(p, plan) > limit) plan.wave = (plan.wave + 1) / 2;
     // All of a pack are one round, where its lengths are put in order.
     if (p.packed && plan.wave == p.sequences && p.sequences <= most_in_order && p.tokens > 0) {

@@ -47,7 +47,7 @@ struct StepsOfChunk {
 };
 
 template <int blocks>
-__device__ __forceinline__ void read_chunks(const Args& a, const Unit& u, Shared& sh) {
+__device__ __forceinline__ void read_chunks(const Args& a, const Unit& u, bool formed, Shared& sh) {
   using Turns = TurnReader<C, blocks, 128>;
   struct Scratch {
     typename Turns::Scratch turns;
@@ -91,7 +91,7 @@ __device__ __forceinline__ void read_chunks(const Args& a, const Unit& u, Shared
     const RawValues<1, 128> own(a, Cut{}, u, p, thread);
     copies_done();
     sync();
-    turns.add(a, p, scratch.dt, scratch.turns);
+    turns.add(a, p, scratch.dt, formed, scratch.turns);
     sync();
     const auto turn = [&](auto halves) {
       const int first = turns.first_token();
@@ -185,8 +185,36 @@ __global__ void __launch_bounds__(256, 2)
     multiply_chunks<1>(a, Cut{}, u, sh, 0, static_cast<int>(cuda::chunks_of(a.size, u.tokens)),
                        StepsOfChunk{a, u, sh});
   } else {
-    read_chunks<blocks>(a, u, sh);
+    read_chunks<blocks>(a, u, b.rates != nullptr, sh);
   }
+}
+
+constexpr int rate_threads = 256;
+
+// tanh of angles that heads share.
+__global__ void __launch_bounds__(rate_threads)
+    rates_kernel(const __grid_constant__ Args a, float* rates, int64_t pairs, int64_t count) {
+  hopper::begin_after_earlier_kernels();
+  const int64_t i = int64_t{blockIdx.x} * rate_threads + threadIdx.x;
+  if (i >= count) return;
+  const int64_t token = i / pairs, pair = i - token * pairs;
+  const int64_t batch = token / a.size.tokens;
+  const int64_t at = cuda::at(a.angles, static_cast<int>(batch), token - batch * a.size.tokens);
+  rates[i] = tanhf(cuda::read(a.angles, at + pair * a.angles.stride[3]));
+}
+
+// The angles of a call become their rates.
+void launch_rates(Args& args, float* rates, cudaStream_t stream) {
+  const cuda::Sizes& s = args.size;
+  const int64_t count = int64_t{s.batch} * s.tokens * s.pairs;
+  launch("mamba3: rates", rates_kernel, (count + rate_threads - 1) / rate_threads, rate_threads, 0,
+         stream, args, rates, int64_t{s.pairs}, count);
+  args.angles = {};
+  args.angles.data = rates;
+  args.angles.dtype = DType::f32;
+  args.angles.stride[0] = int64_t{s.tokens} * s.pairs;
+  args.angles.stride[1] = s.pairs;
+  args.angles.stride[3] = 1;
 }
 
 }  // namespace
@@ -197,8 +225,10 @@ void launch_forward_siso(const Args& args, const Wave& wave, const UnitBuffers& 
   Args apart = args;  // states by unit, whatever the order of a pack
   apart.pack = {};
   launch_start(apart, Cut{}, wave, b, stream);
+  Args formed = args;
+  if (b.rates) launch_rates(formed, b.rates, stream);
   with_shape<false>(args.size, [&](auto, auto blocks) {
-    launch("mamba3: forward", siso_kernel<blocks()>, units, 256, sizeof(Shared), stream, args, b,
+    launch("mamba3: forward", siso_kernel<blocks()>, units, 256, sizeof(Shared), stream, formed, b,
            wave);
   });
   launch_end(apart, Cut{}, wave, b, 0, stream);

@@ -60,50 +60,15 @@ class TurnReader {
       });
   }
 
-  // Rates become turns, in their place; their sums go to the other groups. Four tokens at a time: a
+  // Rates become turns, in their place; their sums go to the other groups. Two tokens at a time: a
   // rate does not wait for the one before it, and code that the loop comes back to is fetched once.
-  __device__ __forceinline__ void add(const Args& a, const Part& p, const float* dt,
+  // formed: the rates are.
+  __device__ __forceinline__ void add(const Args& a, const Part& p, const float* dt, bool formed,
                                       Scratch& scratch) {
-    if (!a.angles.data) return;
-    if (a.angles.dtype != DType::f32) {
-#pragma unroll
-      for (int b = 0; b < blocks; ++b)
-#pragma unroll
-        for (int j = 0; j < each; ++j)
-#pragma unroll
-          for (int e = 0; e < 2; ++e)
-            bits_[b][j][e] = __float_as_uint(cuda::number_of(a.angles.dtype, bits_[b][j][e]));
-    }
-    constexpr int at_once = each < 2 ? each : 2;
-#pragma unroll
-    for (int b = 0; b < blocks; ++b) {
-      const int left = 2 * pair_pair(b) < a.size.pairs ? p.n - first_token() : 0;  // A is even
-      uint64_t sums[2] = {0, 0};
-      bool lost[2] = {false, false};
-#pragma unroll 1
-      for (int first = 0; first < each; first += at_once) {
-        uint32_t turns[at_once][2];
-#pragma unroll
-        for (int j = 0; j < at_once; ++j) {
-          const float half = 0.5f * dt[first_token() + first + j];
-#pragma unroll
-          for (int e = 0; e < 2; ++e) {
-            const float x = tanhf(__uint_as_float(bits_[b][j][e])) * half;
-            const float turn = first + j < left ? x : 0.0f;
-            turns[j][e] = __float_as_uint(turn);
-            const uint64_t whole = cuda::to_turn(turn);
-            const bool none = whole == cuda::no_turn;
-            lost[e] = lost[e] || none;
-            sums[e] += none ? uint64_t{0} : whole;
-          }
-        }
-        behind<at_once>(bits_[b], turns);
-      }
-#pragma unroll
-      for (int e = 0; e < 2; ++e)
-        if (lost[e]) atomicOr(&scratch.lost[2 * pair_pair(b) + e], 1u << group_);
-      scratch.sums[group_][pair_pair(b)] = {sums[0], sums[1]};
-    }
+    if (formed)
+      add_turns<true>(a, p, dt, scratch);
+    else
+      add_turns<false>(a, p, dt, scratch);
   }
 
   // f(token within the group, pair of pairs, turns of it and of the next, whether there is a next)
@@ -144,9 +109,8 @@ class TurnReader {
             for (int e = 0; e < 2; ++e) {
               // None behind the last.
               const uint64_t whole = cuda::to_turn(__uint_as_float(bits_[b][i][e]));
-              const bool none = whole == cuda::no_turn;
-              lost[e] = lost[e] || none;
-              sum[e] += none ? uint64_t{0} : whole;
+              lost[e] = lost[e] || whole == cuda::no_turn;
+              sum[e] += whole;
             }
             turn_sine_cosine_fast(sum[0], by[i].sin0, by[i].cos0);
             turn_sine_cosine_fast(sum[1], by[i].sin1, by[i].cos1);
@@ -175,6 +139,51 @@ class TurnReader {
   }
 
  private:
+  template <bool formed>
+  __device__ __forceinline__ void add_turns(const Args& a, const Part& p, const float* dt,
+                                            Scratch& scratch) {
+    if (!a.angles.data) return;
+    if (!formed && a.angles.dtype != DType::f32) {
+#pragma unroll
+      for (int b = 0; b < blocks; ++b)
+#pragma unroll
+        for (int j = 0; j < each; ++j)
+#pragma unroll
+          for (int e = 0; e < 2; ++e)
+            bits_[b][j][e] = __float_as_uint(cuda::number_of(a.angles.dtype, bits_[b][j][e]));
+    }
+    constexpr int at_once = each < 2 ? each : 2;
+#pragma unroll
+    for (int b = 0; b < blocks; ++b) {
+      const int left = 2 * pair_pair(b) < a.size.pairs ? p.n - first_token() : 0;  // A is even
+      uint64_t sums[2] = {0, 0};
+      bool lost[2] = {false, false};
+#pragma unroll 1
+      for (int first = 0; first < each; first += at_once) {
+        uint32_t turns[at_once][2];
+#pragma unroll
+        for (int j = 0; j < at_once; ++j) {
+          const float half = 0.5f * dt[first_token() + first + j];
+#pragma unroll
+          for (int e = 0; e < 2; ++e) {
+            const float rate = __uint_as_float(bits_[b][j][e]);
+            const float x = (formed ? rate : tanhf(rate)) * half;
+            const float turn = first + j < left ? x : 0.0f;
+            turns[j][e] = __float_as_uint(turn);
+            const uint64_t whole = cuda::to_turn(turn);
+            lost[e] = lost[e] || whole == cuda::no_turn;  // of a sum that none reads any more
+            sums[e] += whole;
+          }
+        }
+        behind<at_once>(bits_[b], turns);
+      }
+#pragma unroll
+      for (int e = 0; e < 2; ++e)
+        if (lost[e]) atomicOr(&scratch.lost[2 * pair_pair(b) + e], 1u << group_);
+      scratch.sums[group_][pair_pair(b)] = {sums[0], sums[1]};
+    }
+  }
+
   // The first numbers make room for others behind the last: a loop that counted through them would
   // have them in memory.
   template <int count>

@@ -17,7 +17,7 @@ struct Shared {
   char q[2][wide_bytes], k[2][wide_bytes], h[wide_bytes];
   char v[2][panel_bytes], weighed[panel_bytes];
   float4 q_bias[32], k_bias[32];
-  float mimo_v[values], mimo_z[values], mimo_out[values];  // the last two: projection_at
+  float mimo_v[values], mimo_z[values], mimo_out[values];
   Steps<C> steps[2];
   RawTokens<C> raw;
   Carried carried;
@@ -165,11 +165,18 @@ __global__ void __launch_bounds__(256, 2)
   }
   const Unit u = unit_at(a, Cut{}, wave.first, number);
   if (u.tokens <= 0) return;
-  read_bias<1>(a.q_bias, Cut{}, u, a.size.halves, sh.q_bias, threadIdx.x, 256);
-  read_bias<1>(a.k_bias, Cut{}, u, a.size.halves, sh.k_bias, threadIdx.x, 256);
-  read_projection<1>(a.mimo_v, Cut{}, u, sh.mimo_v, threadIdx.x, 256);
-  read_projection<1, true>(a.mimo_z, Cut{}, u, sh.mimo_z, threadIdx.x, 256);
-  read_projection<1, true>(a.mimo_out, Cut{}, u, sh.mimo_out, threadIdx.x, 256);
+  // Each by warps of its own: none waits for the numbers of another.
+  const int thread = threadIdx.x, warp = thread / 32;
+  if (warp == 0)
+    read_bias<1>(a.q_bias, Cut{}, u, a.size.halves, sh.q_bias, thread, 32);
+  else if (warp == 1)
+    read_bias<1>(a.k_bias, Cut{}, u, a.size.halves, sh.k_bias, thread - 32, 32);
+  else if (warp < 4)
+    read_projection<1>(a.mimo_v, Cut{}, u, sh.mimo_v, thread - 64, 64);
+  else if (warp < 6)
+    read_projection<1>(a.mimo_z, Cut{}, u, sh.mimo_z, thread - 128, 64);
+  else
+    read_projection<1>(a.mimo_out, Cut{}, u, sh.mimo_out, thread - 192, 64);
   if (threadIdx.x < 64) {
     const int i = threadIdx.x;
     const uint64_t turn = i < a.size.pairs ? cuda::first_turn(a, u, i) : 0;

@@ -18,17 +18,17 @@ from pathlib import Path
 from ncu_h200 import SECTIONS, read
 from talea import _receipt
 
-# row: launches read of its call, of which the first are left out
+# row: launches of its call that are left out, launches read
 ATTENTION = {
     "f1": (0, 4), "f3": (0, 4), "f4_h16": (0, 4), "f5_128_64": (0, 4), "f5_192_128": (0, 4),
     "f5_288_256": (0, 4), "f5_96_64": (0, 4), "d1": (0, 6), "d2": (0, 6), "b1": (0, 8), "b1h": (0, 8),
     "b2": (0, 12), "i1": (0, 4), "i1_e4m3": (0, 4), "i2": (0, 6),
 }  # fmt: skip
+# Backward: the first gradients come behind the states of all segments but the last.
 SCAN = {
-    f"{name} {pass_}": (0, 40)
-    for name in ("M1", "M2", "S1", "S2", "M4 R8", "M4 R2")
-    for pass_ in ("forward", "backward")
-}
+    "M1 forward": (0, 8), "M1 backward": (32, 16), "M2 forward": (0, 8), "M2 backward": (20, 16),
+    "S1 forward": (0, 4), "S1 backward": (16, 16), "S2 forward": (0, 8), "S2 backward": (0, 14),
+}  # fmt: skip
 OPERATORS = {"attention": ATTENTION, "scan": SCAN}
 
 

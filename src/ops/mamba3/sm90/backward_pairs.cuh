@@ -150,7 +150,7 @@ __device__ __forceinline__ void Backward<R, blocks, halves>::values_back(int hea
 #pragma unroll
     for (int k = 0; k < R; ++k) {
       const int j = first + k, c = column + 8 * j;
-      const float2 by = *reinterpret_cast<const float2*>(sh.mimo_v + r * values + c);
+      const float2 by = *reinterpret_cast<const float2*>(sh.mimo_v + projection_at(r, c));
       to[2 * j] = to[2 * j + 1] = 0;
 #pragma unroll
       for (int second = 0; second < 2; ++second) {

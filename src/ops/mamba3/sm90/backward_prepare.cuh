@@ -144,11 +144,11 @@ __device__ __forceinline__ void Backward<R, blocks, halves>::prepare(int head) {
   anchor();
   turn_rows();
   next.own.put(p, sh.mimo_v, nullptr, sh.v, nullptr);
-  const int row = threadIdx.x / 8, r = row % R, c = (threadIdx.x & 7) * 8;
+  const int row = threadIdx.x / 8, c = (threadIdx.x & 7) * 8;
   const auto put = [&](auto before) {
     *reinterpret_cast<uint4*>(sh.d_y + place_of(row, c)) = next.gated.gated(
-        a, up, p, threadIdx.x, sh.mimo_z + r * values + c, sh.mimo_out + r * values + c, 1.0f,
-        [&] { return d_out_home(head); }, before);
+        a, up, p, threadIdx.x, sh.mimo_z, sh.mimo_out, 1.0f, [&] { return d_out_home(head); },
+        before);
   };
   if constexpr (units) {
     float own = 0;

@@ -28,7 +28,7 @@ __device__ __forceinline__ float Backward<R, blocks, halves>::d_d_of(int head,
   const uint4 v = __ldg(reinterpret_cast<const uint4*>(at));
   const uint32_t words[4] = {v.x, v.y, v.z, v.w};
   float by[8], sum = 0;
-  take_eight(sh.mimo_v + row % R * values + c, by);
+  take_projection(sh.mimo_v, row % R, c, by);
 #pragma unroll
   for (int i = 0; i < 8; ++i)
     sum += d_y[i] * by[i] * (i & 1 ? high_of(words[i / 2]) : low_of(words[i / 2]));

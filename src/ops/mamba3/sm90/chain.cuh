@@ -312,11 +312,12 @@ class Chain {
       const int piece = threadIdx.x % 8;
       row0 = threadIdx.x / 8, at = place_of(row0, piece * 8);
       z_at = row0 / R * 8 + piece;
-      const int from = row0 % R * values + piece * 8;
+      const int r = row0 % R, column = piece * 8;
       if constexpr (upstream)
-        take_eight(c.sh.mimo_out + from, by_out), take_eight(c.sh.mimo_z + from, by_z);
+        take_projection(c.sh.mimo_out, r, column, by_out),
+            take_projection(c.sh.mimo_z, r, column, by_z);
       else
-        take_eight(c.sh.mimo_v + from, by_v);
+        take_projection(c.sh.mimo_v, r, column, by_v);
     }
     __device__ __forceinline__ void put(Stage& to, int n, int chunk, bool pieces) const {
       // All loads ahead of the first store, behind which the compiler would leave them.

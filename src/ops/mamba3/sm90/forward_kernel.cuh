@@ -23,7 +23,7 @@ struct Shared {
   static constexpr bool turns_here = R >= 4;
   float4 q_bias[turns_here ? 1 : R * 32], k_bias[turns_here ? 1 : R * 32];
   float4 turns[turns_here ? C * 16 : 1];                               // by turn_at
-  float mimo_v[R * values], mimo_z[R * values], mimo_out[R * values];  // the last: projection_at
+  float mimo_v[R * values], mimo_z[R * values], mimo_out[R * values];  // by projection_at
   ChunkSteps<C> steps[2];
   // Of two pairs, number `piece` of 16: eight lanes with two neighbours each meet no bank twice.
   static __device__ __forceinline__ int turn_at(int t, int piece) {
@@ -447,8 +447,8 @@ __global__ void __launch_bounds__(256, 2)
   read_bias<R>(a.q_bias, cut, u, a.size.halves, biases_of(sh), threadIdx.x, 256);
   read_bias<R>(a.k_bias, cut, u, a.size.halves, biases_of(sh) + R * 32, threadIdx.x, 256);
   read_projection<R>(a.mimo_v, cut, u, sh.mimo_v, threadIdx.x, 256);
-  read_projection<R, true>(a.mimo_z, cut, u, sh.mimo_z, threadIdx.x, 256);
-  read_projection<R, true>(a.mimo_out, cut, u, sh.mimo_out, threadIdx.x, 256);
+  read_projection<R>(a.mimo_z, cut, u, sh.mimo_z, threadIdx.x, 256);
+  read_projection<R>(a.mimo_out, cut, u, sh.mimo_out, threadIdx.x, 256);
   __syncthreads();
   if (warpgroup() == 0) {
     hopper::lower_registers<112>();

@@ -29,14 +29,6 @@ struct Upstream {
   }
 };
 
-// Eight numbers on 16 bytes.
-__device__ __forceinline__ void take_eight(const float* from, float (&to)[8]) {
-  const float4 low = reinterpret_cast<const float4*>(from)[0];
-  const float4 high = reinterpret_cast<const float4*>(from)[1];
-  to[0] = low.x, to[1] = low.y, to[2] = low.z, to[3] = low.w;
-  to[4] = high.x, to[5] = high.y, to[6] = high.z, to[7] = high.w;
-}
-
 // Eight columns of a row: item = row * 8 + piece. What is loaded stays as it lies in memory until
 // it is gated, so that nothing waits for it.
 template <int R>
@@ -66,7 +58,8 @@ struct GatedRow {
     const uint32_t words[4] = {z.x, z.y, z.z, z.w}, ups[4] = {up.x, up.y, up.z, up.w};
     const bool has_gate = a.z.data != nullptr;
     float x[8], outs[8], zs[8];
-    take_eight(mimo_out, outs), take_eight(mimo_z, zs);
+    const int r = item / 8 % R, c = column_of(item);
+    take_projection(mimo_out, r, c, outs), take_projection(mimo_z, r, c, zs);
 #pragma unroll
     for (int i = 0; i < 8; ++i) x[i] = i & 1 ? high_of(ups[i / 2]) : low_of(ups[i / 2]);
     if (!from.pieces && a.d_out.data) {

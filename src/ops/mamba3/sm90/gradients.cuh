@@ -77,7 +77,8 @@ class Gradients {
   __device__ __forceinline__ void begin_values(int head);
   __device__ __forceinline__ void finish_values(int head);
   template <bool projected>
-  __device__ __forceinline__ uint4 gated(int head, float (&x)[8], const uint4& z, int from) const;
+  __device__ __forceinline__ uint4 gated(int head, float (&x)[8], const uint4& z, int r,
+                                         int c) const;
   __device__ __forceinline__ void gate_apart(int head);
   __device__ __forceinline__ void gates_back(int head);
   template <bool projected>

@@ -239,7 +239,7 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::finish_values(int 
 #pragma unroll
         for (int j = 0; j < 8; ++j) x[j] = j & 1 ? high_of(words[j / 2]) : low_of(words[j / 2]);
         *reinterpret_cast<uint4*>(to.d_y + place_of(row, c)) =
-            gated<projected()>(head, x, z[i & 1], c);
+            gated<projected()>(head, x, z[i & 1], row % R, c);
       }
     };
     if (up.pieces && projects())
@@ -260,15 +260,15 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::finish_values(int 
 template <int R, int blocks, bool halves>
 template <bool projected>
 __device__ __forceinline__ uint4 Gradients<R, blocks, halves>::gated(int head, float (&x)[8],
-                                                                     const uint4& z,
-                                                                     int from) const {
+                                                                     const uint4& z, int r,
+                                                                     int c) const {
   const auto& parameters = sh.of_head[stage(head)];
   float by[8];
   if constexpr (projected) {
-    take_eight(parameters.mimo_out + from, by);
+    take_projection(parameters.mimo_out, r, c, by);
 #pragma unroll
     for (int j = 0; j < 8; ++j) x[j] *= by[j];
-    take_eight(parameters.mimo_z + from, by);
+    take_projection(parameters.mimo_z, r, c, by);
   }
   if (a.z.data) {
     const uint32_t words[4] = {z.x, z.y, z.z, z.w};
@@ -296,7 +296,7 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::gate_apart(int hea
       float x[8];
 #pragma unroll
       for (int j = 0; j < 8; ++j) x[j] = cuda::read(a.d_out, from + j * a.d_out.stride[4]);
-      to = gated<true>(head, x, z_of(head, t, c), r * values + c);
+      to = gated<true>(head, x, z_of(head, t, c), r, c);
     }
     *reinterpret_cast<uint4*>(sh.operands[stage(head)].d_y + place_of(row, c)) = to;
   }
@@ -362,10 +362,10 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::gate_back(int head
   }
   const uint32_t own[4] = {up_here.x, up_here.y, up_here.z, up_here.w};
   if constexpr (projected) {
-    take_eight(parameters.mimo_out + c, by);
+    take_projection(parameters.mimo_out, 0, c, by);
 #pragma unroll
     for (int j = 0; j < 8; ++j) y[j] *= by[j];
-    take_eight(parameters.mimo_z + c, by);
+    take_projection(parameters.mimo_z, 0, c, by);
   }
   const uint32_t zs[4] = {z.x, z.y, z.z, z.w};
 #pragma unroll

@@ -59,8 +59,9 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::gates(int head, fl
 #pragma unroll
     for (int k = 0; k < together; ++k) {
       const int j = first + k, c = column + 8 * j;
-      const float2 by_out = *reinterpret_cast<const float2*>(parameters.mimo_out + r * values + c);
-      const float2 by_z = *reinterpret_cast<const float2*>(parameters.mimo_z + r * values + c);
+      const float2 by_out =
+          *reinterpret_cast<const float2*>(parameters.mimo_out + projection_at(r, c));
+      const float2 by_z = *reinterpret_cast<const float2*>(parameters.mimo_z + projection_at(r, c));
       to_z[2 * k] = to_z[2 * k + 1] = to_out[2 * k] = to_out[2 * k + 1] = 0;
 #pragma unroll
       for (int second = 0; second < 2; ++second) {

@@ -56,7 +56,7 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::values_back(int he
   if constexpr (R == 1) {
     if (a.mimo_v.data)
       each_two(dv, [&](int, int c, float& x, float& y) {
-        const float2 by = *reinterpret_cast<const float2*>(parameters.mimo_v + c);
+        const float2 by = *reinterpret_cast<const float2*>(parameters.mimo_v + projection_at(0, c));
         x *= by.x, y *= by.y;
       });
     if constexpr (handed)
@@ -75,7 +75,7 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::values_back(int he
     for (int k = 0; k < R; ++k) {
       const int j = first + k;
       const float2 by =
-          *reinterpret_cast<const float2*>(parameters.mimo_v + r * values + column + 8 * j);
+          *reinterpret_cast<const float2*>(parameters.mimo_v + projection_at(r, column + 8 * j));
 #pragma unroll
       for (int second = 0; second < 2; ++second) {
         x[second][0][k] = dv[4 * j + 2 * second] * by.x;

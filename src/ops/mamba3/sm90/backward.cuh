@@ -126,7 +126,6 @@ class Backward {
   template <bool handed>
   __device__ __forceinline__ void values_back(int head, const float (&dv)[32],
                                               const uint32_t (&v)[16]);
-  __device__ __forceinline__ void put_alike(float* sums, int slot, float (&x)[8 / R]);
   template <int count>
   static __device__ __forceinline__ void scale_rows(float (&d)[count], const float* by);
 

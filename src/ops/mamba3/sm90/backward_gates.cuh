@@ -115,8 +115,8 @@ __device__ __forceinline__ void Backward<R, blocks, halves>::gates_of(int head,
       float by_z[alike], by_out[alike];
 #pragma unroll
       for (int i = 0; i < alike; ++i) by_z[i] = to_z[slot + i], by_out[i] = to_out[slot + i];
-      if (a.grad.mimo_z.data) put_alike(sh.by_z(), 2 * first + slot, by_z);
-      if (a.grad.mimo_out.data) put_alike(sh.by_out(), 2 * first + slot, by_out);
+      if (a.grad.mimo_z.data) put_alike<R>(sh.by_z(), 2 * first + slot, by_z);
+      if (a.grad.mimo_out.data) put_alike<R>(sh.by_out(), 2 * first + slot, by_out);
     }
   }
 }

@@ -184,18 +184,11 @@ __device__ __forceinline__ void Backward<R, blocks, halves>::values_back(int hea
     float x[alike];
 #pragma unroll
     for (int i = 0; i < alike; ++i) x[i] = to[slot + i];
-    put_alike(sh.by_v, slot, x);
+    put_alike<R>(sh.by_v, slot, x);
   }
 }
 
 // Sums over the chunk of what all lanes of a warp with the same r have, of neighbouring slots.
-template <int R, int blocks, bool halves>
-__device__ __forceinline__ void Backward<R, blocks, halves>::put_alike(float* sums, int slot,
-                                                                       float (&x)[8 / R]) {
-  const float sum = shared_by_alike<R>(x);
-  const int lane = thread & 31;
-  sums[(slot + lane / (4 * R)) * Shared::lanes + thread / 32 * 4 * R + lane % (4 * R)] = sum;
-}
 
 template <int R, int blocks, bool halves>
 template <int count>

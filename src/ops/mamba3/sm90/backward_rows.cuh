@@ -165,7 +165,7 @@ __device__ __forceinline__ void Backward<R, blocks, halves>::rows_back(int head,
         x[i] = at % 2 ? all.y + all.w : all.x + all.z;
       }
     }
-    put_alike(by_bias, slot, x);
+    put_alike<R>(by_bias, slot, x);
   }
 }
 

@@ -174,4 +174,25 @@ __device__ __forceinline__ float shared_by_alike(float (&x)[8 / R]) {
   return x[0];  // R 8: each lane has its own
 }
 
+// Sums of lanes with the same r, 4 R of a warp for each slot: those of its four warps so swapped
+// that slots which a warp has together meet no bank twice.
+template <int R>
+__device__ __forceinline__ int alike_at(int slot, int warp, int lane) {
+  const int by = R == 1 ? slot / 2 % 4 : slot % (8 / R);
+  return (slot * 4 + (warp ^ by)) * (4 * R) + lane;
+}
+// Of neighbouring slots, by a warpgroup.
+template <int R>
+__device__ __forceinline__ void put_alike(float* sums, int slot, float (&x)[8 / R]) {
+  const float sum = shared_by_alike<R>(x);
+  const int lane = threadIdx.x & 31, warp = threadIdx.x / 32 % 4;
+  sums[alike_at<R>(slot + lane / (4 * R), warp, lane % (4 * R))] = sum;
+}
+// Over the warps: item i is lane i % (4 R) of slot i / (4 R).
+template <int R>
+__device__ __forceinline__ float sum_alike(const float* sums, int i) {
+  const auto of = [&](int warp) { return sums[alike_at<R>(i / (4 * R), warp, i % (4 * R))]; };
+  return ((of(0) + of(1)) + of(2)) + of(3);
+}
+
 }  // namespace talea::mamba3::sm90

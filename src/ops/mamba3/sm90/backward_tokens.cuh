@@ -186,11 +186,6 @@ __device__ __forceinline__ float Backward<R, blocks, halves>::d_d() const {
 template <int R, int blocks, bool halves>
 __device__ __forceinline__ void Backward<R, blocks, halves>::parameters_back(int head) {
   auto* const to = reinterpret_cast<float*>(sh.from.partial.of(head));
-  // Item i is lane i % (4 R) of slot i / (4 R).
-  const auto sum_of = [&](const float* from, int i) {
-    const float* const at = from + i / (4 * R) * Shared::lanes + i % (4 * R);
-    return ((at[0] + at[4 * R]) + at[8 * R]) + at[12 * R];
-  };
   const auto column_of = [](int i) {
     const int slot = i / (4 * R);
     return slot / 2 * 8 + (slot & 1) + i % 4 * 2;
@@ -198,16 +193,16 @@ __device__ __forceinline__ void Backward<R, blocks, halves>::parameters_back(int
 #pragma unroll 1
   for (int i = threadIdx.x; i < R * columns; i += others) {
     const int at = i / 4 % R * columns + column_of(i);
-    to[at] = sum_of(sh.rows_q, i);
-    to[R * columns + at] = sum_of(sh.rows_k, i);
+    to[at] = sum_alike<R>(sh.rows_q, i);
+    to[R * columns + at] = sum_alike<R>(sh.rows_k, i);
   }
   float* const projections = to + 2 * R * columns;
 #pragma unroll 1
   for (int i = threadIdx.x; i < R * values; i += others) {
     const int at = i / 4 % R * values + column_of(i);
-    projections[at] = sum_of(sh.by_v, i);
-    projections[R * values + at] = sum_of(sh.by_z(), i);
-    projections[2 * R * values + at] = sum_of(sh.by_out(), i);
+    projections[at] = sum_alike<R>(sh.by_v, i);
+    projections[R * values + at] = sum_alike<R>(sh.by_z(), i);
+    projections[2 * R * values + at] = sum_alike<R>(sh.by_out(), i);
   }
   if (threadIdx.x == others - 1) projections[3 * R * values + values] = d_d();
 }

@@ -145,20 +145,12 @@ class Gradients {
   template <bool plain, bool projects>
   __device__ __forceinline__ void gates(int head, float (&y)[32], const uint32_t (&g)[16],
                                         const uint32_t (&z)[16]);
-  // Sums over the chunk of what all lanes of a warp with the same r have, of neighbouring slots.
-  __device__ __forceinline__ void put_alike(float* sums, int slot, float (&x)[8 / R]) {
-    const float sum = shared_by_alike<R>(x);
-    const int lane = thread & 31;
-    sums[(slot + lane / (4 * R)) * Shared::lanes + thread / 32 * 4 * R + lane % (4 * R)] = sum;
-  }
   // `count` of them over the warps, each to where its row and column lie.
   __device__ __forceinline__ void store_alike(const float* sums, int count, int width,
                                               float* to) const {
     for (int i = thread; i < count; i += 128) {
       const int slot = i / (4 * R);
-      const float* const at = sums + slot * Shared::lanes + i % (4 * R);
-      to[i / 4 % R * width + slot / 2 * 8 + (slot & 1) + i % 4 * 2] =
-          ((at[0] + at[4 * R]) + at[8 * R]) + at[12 * R];
+      to[i / 4 % R * width + slot / 2 * 8 + (slot & 1) + i % 4 * 2] = sum_alike<R>(sums, i);
     }
   }
   template <int count>

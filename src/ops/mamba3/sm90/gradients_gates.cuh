@@ -107,8 +107,8 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::gates(int head, fl
         float by_z[alike], by_out[alike];
 #pragma unroll
         for (int i = 0; i < alike; ++i) by_z[i] = to_z[slot + i], by_out[i] = to_out[slot + i];
-        put_alike(by_z_to, 2 * first + slot, by_z);
-        put_alike(by_out_to, 2 * first + slot, by_out);
+        put_alike<R>(by_z_to, 2 * first + slot, by_z);
+        put_alike<R>(by_out_to, 2 * first + slot, by_out);
       }
     }
   }

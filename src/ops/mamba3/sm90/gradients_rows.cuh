@@ -189,7 +189,7 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::rows_back(int head
       x[i] = g[at] + g[at + 2];
       if (mutant(ScanMutant::m3_2_bias_after_group_sum_siso)) x[i] = sums[at] + sums[at + 2];
     }
-    put_alike(alike_to, slot, x);
+    put_alike<R>(alike_to, slot, x);
   }
   hopper::named_barrier_sync(of_keys ? keys : queries, 128);
   store_alike(alike_to, R * columns, columns, to);

@@ -45,7 +45,7 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::values_back(int he
       float x[alike];
 #pragma unroll
       for (int i = 0; i < alike; ++i) x[i] = to[slot + i];
-      put_alike(sh.sums_k, slot, x);
+      put_alike<R>(sh.sums_k, slot, x);
     }
     hopper::named_barrier_sync(keys, 128);
     store_alike(sh.sums_k, R * values, values, projections);

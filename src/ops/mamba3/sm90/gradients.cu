@@ -1,72 +1,15 @@
-// What: the kernel of the gradients of a slice: a block a chunk of some heads of a group.
-// Why: h and E of every chunk are known, so chunks wait for nothing of each other.
-// Never: sums over parts of a group.
-#include "ops/mamba3/sm90/gradients_form.cuh"
-#include "ops/mamba3/sm90/gradients_multiply.cuh"
-#include "ops/mamba3/sm90/gradients_tokens.cuh"
-#include "ops/mamba3/sm90/handed.cuh"
-#include "ops/mamba3/sm90/launch.cuh"
+// What: the gradients of a slice, of one row a token; and which kernel has those of more.
+// Why: a file a rank compiles beside the others.
+// Never: anything that gradients_kernel.cuh does not say.
+#include "ops/mamba3/sm90/gradients_kernel.cuh"
 
 namespace talea::mamba3::sm90 {
-namespace {
-
-constexpr int multiplying = 184, forming = 72;  // registers
-
-template <int R, int blocks, bool halves, bool handed>
-__global__ void __launch_bounds__(gradient_threads, 1)
-    gradients_kernel(const __grid_constant__ Args a, const __grid_constant__ UnitBuffers b,
-                     const __grid_constant__ Wave wave) {
-  hopper::begin_after_earlier_kernels();
-  extern __shared__ __align__(1024) char memory[];
-  using Shared = GradientShared<R, blocks>;
-  auto& sh = *reinterpret_cast<Shared*>(memory);
-  static_assert(sizeof(Shared) <= 227 << 10);
-  const cuda::Sizes& s = a.size;
-  if (threadIdx.x == 0) {
-    // Parts of a group lie beside each other: they read the same rows.
-    int64_t number = blockIdx.x;
-    Place place;
-    place.part = static_cast<int>(number % b.parts), number /= b.parts;
-    place.group = static_cast<int>(number % s.groups), number /= s.groups;
-    place.in_slice = number % wave.slice_chunks;
-    place.in_segment = wave.slice + place.in_slice;
-    place.sequence = number / wave.slice_chunks;
-    place.chunk = wave.segment * s.segment + place.in_segment;
-    put_heads(a, Cut{}, b, place);
-    put_chunk<tokens_of<R>>(a, Cut{}, wave, place, sh.unit, sh.part);
-    if (place.in_segment >= s.segment) sh.part.n = 0;
-    sh.place = place;
-  }
-  __syncthreads();
-  if (sh.part.n <= 0 || sh.place.first >= sh.place.last) return;
-  Gradients<R, blocks, halves>::template put_homes<handed>(a, b, wave, sh);
-  __syncthreads();
-  const int group = warpgroup();
-  if (group < 2) {
-    hopper::raise_registers<multiplying>();
-    Gradients<R, blocks, halves>(a, b, wave, sh).template multiply<handed>(group == 1);
-  } else if (group == 2) {
-    hopper::lower_registers<forming>();
-    Gradients<R, blocks, halves>(a, b, wave, sh).template form_rows<handed>();
-  } else {
-    hopper::lower_registers<forming>();
-    Gradients<R, blocks, halves>(a, b, wave, sh).form_values();
-  }
-}
-
-}  // namespace
 
 void launch_gradients(const Args& args, const Wave& wave, const UnitBuffers& b,
                       cudaStream_t stream) {
-  const int64_t count = (wave.last - wave.first) * wave.slice_chunks * args.size.groups * b.parts;
-  with_turns<false>(args.size, [&](auto rank, auto blocks, auto halves) {
-    if constexpr (has_two_heads(rank(), 32 * blocks()))
-      launch("mamba3: gradients",
-             backward_hands(args) ? gradients_kernel<rank(), blocks(), halves(), true>
-                                  : gradients_kernel<rank(), blocks(), halves(), false>,
-             count, gradient_threads, sizeof(GradientShared<rank(), blocks()>), stream, args, b,
-             wave);
-  });
+  if (args.size.rank == 1) return gradients::launch_rank<1>(args, wave, b, stream);
+  if (args.size.rank == 2) return gradients::launch_two_rows(args, wave, b, stream);
+  gradients::launch_four_rows(args, wave, b, stream);
 }
 
 }  // namespace talea::mamba3::sm90

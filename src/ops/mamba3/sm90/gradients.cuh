@@ -132,6 +132,11 @@ class Gradients {
                                         const float (&scores)[32], const float (&products)[32],
                                         uint32_t (&seen)[4][4], uint32_t (&weights)[4][4],
                                         float (&near)[2], float (&behind)[2], float& trace);
+  // gradients_ranks.cuh
+  __device__ __forceinline__ void weigh_ranks(int head, bool of_keys, const float (&scores)[32],
+                                              const float (&products)[32], uint32_t (&seen)[4][4],
+                                              uint32_t (&weights)[4][4], float (&near)[2],
+                                              float (&behind)[2], float& trace);
   template <bool handed>
   __device__ __forceinline__ void rows_back(int head, bool of_keys, float (&g)[64],
                                             float (&sums)[64]);

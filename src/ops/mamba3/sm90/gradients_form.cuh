@@ -77,14 +77,17 @@ __device__ __forceinline__ void copy_whole_state(const void* from, char* tile, i
 }
 
 // copy_rows where none is missing.
+template <int R>
 __device__ __forceinline__ void copy_all_rows(const View& from, int64_t home, char* tile,
                                               int thread) {
   const uint32_t to =
       hopper::smem_address(tile) + static_cast<uint32_t>(place_of(thread / 16, thread % 16 * 8));
-  const int64_t step = from.stride[1] * 16;  // bytes of eight rows
-  const char* at =
-      reinterpret_cast<const char*>(static_cast<const __nv_bfloat16*>(from.data) + home +
-                                    thread / 16 * from.stride[1] + thread % 16 * 8);
+  const int64_t step = from.stride[1] * (16 / R);  // bytes of eight rows
+  const int row0 = thread / 16;
+  const auto* first = static_cast<const __nv_bfloat16*>(from.data) + home +
+                      row0 / R * from.stride[1] + thread % 16 * 8;
+  if constexpr (R > 1) first += row0 % R * from.stride[2];
+  const char* at = reinterpret_cast<const char*>(first);
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
     hopper::copy_16_bytes(to + static_cast<uint32_t>(i * 1024), at, true);
@@ -105,8 +108,8 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::begin_rows(int hea
   constexpr int apart = 256 / pairs;  // tokens
   static_assert(apart % 8 == 0);
   if (n == C) {
-    copy_all_rows(a.q, sh.homes.q, to.q, thread);
-    copy_all_rows(a.k, sh.homes.k, to.k, thread);
+    copy_all_rows<R>(a.q, sh.homes.q, to.q, thread);
+    copy_all_rows<R>(a.k, sh.homes.k, to.k, thread);
 #pragma unroll
     for (int i = 0; i < C / apart; ++i)
       hopper::copy_16_bytes(turns_to + static_cast<uint32_t>(i * 2048), turns + i * 2048, true);
@@ -126,38 +129,37 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::begin_rows(int hea
   copy_whole_state(sh.from.h.of(head), to.h, thread);
 }
 
-// A thread has two pairs of some tokens, and two that no pair turns.
+// A thread has two pairs of rows eight apart, and two that no pair turns. A warp has rows four
+// apart, whose words lie in other halves of a panel.
 template <int R, int blocks, bool halves>
 __device__ __forceinline__ void Gradients<R, blocks, halves>::finish_rows(int head) {
-  static_assert(R == 1);
-  constexpr int each = C / 8;
   auto& to = sh.operands[stage(head)];
   const auto& parameters = sh.of_head[stage(head)];
   const float2* const turns = sh.turns[stage(head)];
   copies_done();
   hopper::named_barrier_sync(rows_own, 128);
+  const int row0 = thread / 32 + (thread & 16) / 4, r = row0 % R;
 #pragma unroll
   for (int block = 0; block < 2; ++block) {
     const int pp = (thread & 15) + 16 * block;
     const bool turned = block < blocks;
     if (!turned && !a.q_bias.data && !a.k_bias.data) break;
-    const float4 q_bias = parameters.q_bias[pp], k_bias = parameters.k_bias[pp];
+    const float4 q_bias = parameters.q_bias[r * 32 + pp], k_bias = parameters.k_bias[r * 32 + pp];
     const float4 bias[4] = {q_bias, k_bias, q_bias, k_bias};
 #pragma unroll 1
-    for (int j = 0; j < each; j += 2) {
-      const int t0 = (thread >> 4) * each + j;
-      if (t0 >= n) break;
+    for (int first = row0; first < rows; first += 16) {
+      if (first / R >= n) break;
       TwoTurns by[4];
       char* at[4];
       bool live[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const int t = t0 + i / 2;
+        const int row = first + i / 2 * 8, t = row / R;
         if (turned) {
           const float4 x = *reinterpret_cast<const float4*>(turns + Shared::turn_at(t, 2 * pp));
           by[i] = {x.x, x.y, x.z, x.w};
         }
-        at[i] = (i & 1 ? to.k : to.q) + place_of(t, halves ? 2 * pp : 4 * pp);
+        at[i] = (i & 1 ? to.k : to.q) + place_of(row, halves ? 2 * pp : 4 * pp);
         live[i] = t < n;
       }
       if (turned)
@@ -212,18 +214,18 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::finish_values(int 
         static_cast<const __nv_bfloat16*>(a.z.data) + home(sh.homes.z, a.z, head) + c;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const int t = first + 16 * i;
+      const int t = (first + 16 * i) / R;
       z[i] = {0, 0, 0, 0};
       if (t < n) z[i] = load_now(from + t * a.z.stride[1]);
     }
   };
   load(row0);
+  RawValues<R, 128> own(thread);
+  own.load(a, home(sh.homes.v, a.v, head), sh.part);
   copies_done();
   hopper::named_barrier_sync(values_own, 128);
-  if (a.mimo_v.data) {
-    RawValues<R, 128> own(thread);
+  if (R > 1 || a.mimo_v.data)
     own.put(sh.part, sh.of_head[stage(head)].mimo_v, nullptr, to.v, nullptr);
-  }
   // Two rows through the gate while half of Hout is under way.
   AnchorRows behind;
 #pragma unroll
@@ -418,7 +420,8 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::form_values() {
     if (head > place.first && head < place.last)
       hopper::named_barrier_arrive(heard, gradient_threads);
     if (head + 1 < place.last) finish_values(head + 1);
-    if (head >= place.first && head < place.last && gates_apart()) gates_back(head);
+    if constexpr (R == 1)
+      if (head >= place.first && head < place.last && gates_apart()) gates_back(head);
   }
 }
 

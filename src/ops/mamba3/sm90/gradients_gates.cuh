@@ -81,7 +81,9 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::gates(int head, fl
           const float seen = from[i] * own[i];
           const float w = z_here[i] * bys[i], sg = gate_sigmoid(w), wsg = w * sg;
           float du = seen * outs[i] * fmaf(wsg, 1 - sg, sg);
-          if (mutant(ScanMutant::m3_gate_slope_dropped_projected)) du = seen * outs[i] * sg;
+          if (R == 1 ? mutant(ScanMutant::m3_gate_slope_dropped_projected)
+                     : mutant(ScanMutant::m3_gate_slope_dropped))
+            du = seen * outs[i] * sg;
           dz[second][i][k] = du * bys[i];
           to_z[2 * k + i] += du * z_here[i];
           to_out[2 * k + i] += gated ? seen * wsg : seen;

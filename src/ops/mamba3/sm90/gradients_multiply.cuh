@@ -6,6 +6,7 @@
 #pragma once
 
 #include "ops/mamba3/sm90/gradients_gates.cuh"
+#include "ops/mamba3/sm90/gradients_ranks.cuh"
 #include "ops/mamba3/sm90/gradients_values.cuh"
 
 namespace talea::mamba3::sm90 {
@@ -40,7 +41,10 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::multiply(bool of_k
       rows_by_rows<64, false>(products, own_values, other_values);
       products_end(scores);
       hopper::hold_registers(products);
-      weigh(head, of_keys, sees, scores, products, seen, weights, near, behind, trace);
+      if constexpr (R == 1)
+        weigh(head, of_keys, sees, scores, products, seen, weights, near, behind, trace);
+      else
+        weigh_ranks(head, of_keys, scores, products, seen, weights, near, behind, trace);
       // Not beside the scores: there are no registers for both, and what is spilled is not near.
       hopper::warpgroup_arrive();
       rows_by_rows<128, false>(y, own, state);
@@ -54,9 +58,10 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::multiply(bool of_k
         });
 #pragma unroll
         for (int second = 0; second < 2; ++second) {
-          const int t = row + 8 * second;
-          const float all = over_quad(behind[second] + steps(head).right[t] * far[second]);
-          if (lane % 4 == 0) sh.of_step[stage(head)][t] = all;
+          const int t = (row + 8 * second) / R;
+          const float all =
+              over_ranks<R>(over_quad(behind[second] + steps(head).right[t] * far[second]));
+          if (lane % (4 * R) == 0) sh.of_step[stage(head)][t] = all;
         }
       } else {
 #pragma unroll

@@ -99,21 +99,24 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::rows_back(int head
   const float2* const turns = sh.turns[stage(head)];
   float* const torques = of_keys ? sh.turn_k : sh.turn_q;
   float* const dots = of_keys ? sh.dots_k : sh.dots_q;
-  static_assert(R == 1);
-  const int row = own_row(), column = own_column(), lane = thread & 31;
+  const int row = own_row(), column = own_column(), r = row % R, lane = thread & 31;
   if (head > place.first) hopper::named_barrier_sync(heard, gradient_threads);
   const int words_at = place_of(row, column);
-  const int turns_at = Shared::turn_at(row, halves ? column : lane % 4);
+  const int turns_at = Shared::turn_at(row / R, halves ? column : lane % 4);
 #pragma unroll
   for (int second = 0; second < 2; ++second) {
     const int own = row + 8 * second;
+    // The token of the row eight behind: no number of a warp's tokens carries into the next.
+    const int swap = second * (8 / R % 8) << 2, apart = second * (8 / R) * pairs;
     float dot = 0;
     // Numbers of the pair (x, w), whose gradients are (gx, gw); its torque.
     const auto one = [&](bool turned, const float2& by, float x, float w, float& gx, float& gw) {
       dot = fmaf(w, gw, fmaf(x, gx, dot));
       if (!turned) return 0.0f;
       const float torque = x * gw - w * gx, before = gx;
-      const float sin = mutant(ScanMutant::m3_turned_back_forward_siso) ? -by.y : by.y;
+      const bool forward = R == 1 ? mutant(ScanMutant::m3_turned_back_forward_siso)
+                                  : mutant(Mutant::m3_turned_back_forward);
+      const float sin = forward ? -by.y : by.y;
       gx = before * by.x + gw * sin;
       gw = gw * by.x - before * sin;
       return torque;
@@ -130,7 +133,7 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::rows_back(int head
 #pragma unroll
     for (int j = 0; j < pairs / 4; ++j) {
       const int swapped = halves ? j / 2 * 8 + (j & 1) : 4 * j;  // within a token's pairs
-      by[j] = turns[(turns_at ^ swapped) + second * 8 * pairs];
+      by[j] = turns[(turns_at ^ swapped ^ swap) + apart];
     }
     if constexpr (halves) {
 #pragma unroll
@@ -145,9 +148,14 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::rows_back(int head
         if (turned) torque[at] = low, torque[at + 1] = high;
       }
 #pragma unroll
-      for (int j = 0; j < pairs / 8; ++j)
-        *reinterpret_cast<float2*>(torques + (turns_at ^ 8 * j) + second * 8 * pairs) = {
-            torque[2 * j], torque[2 * j + 1]};
+      for (int first = 0; first < pairs / 8; first += R) {
+        float low[R], high[R];
+#pragma unroll
+        for (int k = 0; k < R; ++k)
+          low[k] = torque[2 * (first + k)], high[k] = torque[2 * (first + k) + 1];
+        *reinterpret_cast<float2*>(torques + (turns_at ^ 8 * (first + r) ^ swap) + apart) = {
+            shared_by_ranks<R>(low), shared_by_ranks<R>(high)};
+      }
     } else {
 #pragma unroll
       for (int j = 0; j < 16; ++j) {
@@ -158,8 +166,12 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::rows_back(int head
         if (turned) torque[at] = x;
       }
 #pragma unroll
-      for (int j = 0; j < pairs / 4; ++j)
-        torques[(turns_at ^ 4 * j) + second * 8 * pairs] = torque[j];
+      for (int first = 0; first < pairs / 4; first += R) {
+        float of[R];
+#pragma unroll
+        for (int k = 0; k < R; ++k) of[k] = torque[first + k];
+        torques[(turns_at ^ 4 * (first + r) ^ swap) + apart] = shared_by_ranks<R>(of);
+      }
     }
     dot = over_quad(dot);
     if (lane % 4 == 0) dots[own] = dot;
@@ -187,7 +199,9 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::rows_back(int head
     for (int i = 0; i < alike; ++i) {
       const int at = (slot + i) / 2 * 4 + (slot + i) % 2;
       x[i] = g[at] + g[at + 2];
-      if (mutant(ScanMutant::m3_2_bias_after_group_sum_siso)) x[i] = sums[at] + sums[at + 2];
+      if (R == 1 ? mutant(ScanMutant::m3_2_bias_after_group_sum_siso)
+                 : mutant(Mutant::m3_2_bias_after_group_sum))
+        x[i] = sums[at] + sums[at + 2];
     }
     put_alike<R>(alike_to, slot, x);
   }

@@ -56,9 +56,8 @@ UnitBuffers buffers_of_segment(const Args& args, const Cut& cut, const Wave& wav
 // E of a slice, where launch_segment has not had it.
 void launch_upstream(const Args& args, const Cut& cut, const Wave& wave, const UnitBuffers& b,
                      cudaStream_t stream);
-// Whether two heads have room in the shared memory of a block that forms operands ahead: for one
-// row a token, which has fewer products for what is formed.
-constexpr bool has_two_heads(int64_t rank, int64_t pairs) { return rank == 1 && pairs <= 32; }
+// Whether two heads have room in the shared memory of a block that forms operands ahead.
+constexpr bool has_two_heads(int64_t rank, int64_t pairs) { return rank <= 4 && pairs <= 32; }
 // The gradients of a slice; those of `launch_back` where heads have no room.
 void launch_gradients(const Args& args, const Wave& wave, const UnitBuffers& b,
                       cudaStream_t stream);

@@ -325,7 +325,7 @@ void launch_sums(const Args& a, const Cut& cut, const Wave& w, const UnitBuffers
   if (places == 0) return;
   Shares n;
   n.places = places, n.beside = beside;
-  // The gradients of one row a token have summed over the heads of a part.
+  // Gradients of heads of which two have room have summed over those of a part.
   const bool by_part = cut.whole && has_two_heads(s.rank, s.pairs);
   n.by_block = cut.whole && !by_part;
   if (s.sum_angles && a.grad.angles.data && s.pairs > 0)

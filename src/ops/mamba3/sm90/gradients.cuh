@@ -85,6 +85,9 @@ class Gradients {
   __device__ __forceinline__ void gate_back(int head, int t, const uint4& z, const uint4& up_here);
   // Whether rows of z or of d_out are projected, which one row a token seldom is.
   __device__ __forceinline__ bool projects() const { return a.mimo_z.data || a.mimo_out.data; }
+  __device__ __forceinline__ bool needs_y() const {
+    return a.grad.mimo_out.data || (a.z.data && (a.grad.z.data || a.grad.mimo_z.data));
+  }
   // Whether d_z alone lies behind y, and its rows are formed where rows of d_out are gated.
   __device__ __forceinline__ bool gates_apart() const {
     return R == 1 && up.pieces && a.z.data && a.grad.z.data && !a.grad.mimo_z.data &&
@@ -146,10 +149,14 @@ class Gradients {
   template <bool handed>
   __device__ __forceinline__ void values_back(int head, float (&dv)[32]);
   // gradients_gates.cuh
-  __device__ __forceinline__ void gates_of(int head, float (&y)[32]);
-  template <bool plain, bool projects>
-  __device__ __forceinline__ void gates(int head, float (&y)[32], const uint32_t (&g)[16],
-                                        const uint32_t (&z)[16]);
+  template <int from, int to, class Known, class Y>
+  __device__ __forceinline__ void gates_of(int head, float* sums, int own_barrier, Known known,
+                                           Y y);
+  template <int from, int to, bool plain, bool projects, class Y>
+  __device__ __forceinline__ void gates(int head, float* sums, int own_barrier, Y y,
+                                        const uint32_t (&g)[2 * (to - from)],
+                                        const uint32_t (&z)[2 * (to - from)]);
+  __device__ __forceinline__ void gate_half(int head);
   // `count` of them over the warps, each to where its row and column lie.
   __device__ __forceinline__ void store_alike(const float* sums, int count, int width,
                                               float* to) const {

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "ops/mamba3/sm90/gradients_anchor.cuh"
+#include "ops/mamba3/sm90/gradients_gates.cuh"
 
 namespace talea::mamba3::sm90 {
 
@@ -420,8 +421,12 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::form_values() {
     if (head > place.first && head < place.last)
       hopper::named_barrier_arrive(heard, gradient_threads);
     if (head + 1 < place.last) finish_values(head + 1);
-    if constexpr (R == 1)
-      if (head >= place.first && head < place.last && gates_apart()) gates_back(head);
+    if (head < place.first || head >= place.last) continue;
+    if constexpr (R > 1) {
+      if (needs_y()) gate_half(head);
+    } else {
+      if (gates_apart()) gates_back(head);
+    }
   }
 }
 

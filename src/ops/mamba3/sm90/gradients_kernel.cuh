@@ -11,7 +11,10 @@
 
 namespace talea::mamba3::sm90::gradients {
 
-constexpr int multiplying = 184, forming = 72;  // registers
+template <int R>
+inline constexpr int forming = R > 1 ? 80 : 72;  // registers
+template <int R>
+inline constexpr int multiplying = 256 - forming<R>;
 
 template <int R, int blocks, bool halves, bool handed>
 __global__ void __launch_bounds__(gradient_threads, 1)
@@ -44,13 +47,13 @@ __global__ void __launch_bounds__(gradient_threads, 1)
   __syncthreads();
   const int group = warpgroup();
   if (group < 2) {
-    hopper::raise_registers<multiplying>();
+    hopper::raise_registers<multiplying<R>>();
     Gradients<R, blocks, halves>(a, b, wave, sh).template multiply<handed>(group == 1);
   } else if (group == 2) {
-    hopper::lower_registers<forming>();
+    hopper::lower_registers<forming<R>>();
     Gradients<R, blocks, halves>(a, b, wave, sh).template form_rows<handed>();
   } else {
-    hopper::lower_registers<forming>();
+    hopper::lower_registers<forming<R>>();
     Gradients<R, blocks, halves>(a, b, wave, sh).form_values();
   }
 }

@@ -16,7 +16,6 @@ namespace talea::mamba3::sm90 {
 template <int R, int blocks, bool halves>
 template <bool handed>
 __device__ __forceinline__ void Gradients<R, blocks, halves>::multiply(bool of_keys) {
-  const bool needs_y = a.grad.mimo_out.data || (a.z.data && (a.grad.z.data || a.grad.mimo_z.data));
   const bool apart = gates_apart();
   const int row = own_row(), lane = thread & 31;
   const Seen sees(of_keys);
@@ -66,8 +65,8 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::multiply(bool of_k
       } else {
 #pragma unroll
         for (int second = 0; second < 2; ++second) {
-          const float all = over_quad(near[second]);
-          if (lane % 4 == 0) sh.by_same[stage(head)][row + 8 * second] = all;
+          const float all = over_ranks<R>(over_quad(near[second]));
+          if (lane % (4 * R) == 0) sh.by_same[stage(head)][(row + 8 * second) / R] = all;
         }
         const double own_trace = static_cast<double>(over_warp(trace));
         if (lane == 0) sh.traces[stage(head)][thread / 32] = own_trace;
@@ -79,8 +78,22 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::multiply(bool of_k
     products_end(y);
     if (of_keys)
       values_back<handed>(head, y);
-    else if (needs_y && !apart)
-      gates_of(head, y);
+    else if (needs_y() && !apart)
+      gates_of<0, Shared::own_gates>(
+          head, sh.sums_q, queries,
+          [&] {
+            if constexpr (R > 1) {
+              // The others' columns, as they lie in registers.
+              float* const to = sh.y[stage(head)] + thread * 2;
+#pragma unroll
+              for (int i = 0; i < 8; ++i)
+                *reinterpret_cast<float2*>(to + i * 256) = {y[16 + 2 * i], y[17 + 2 * i]};
+              hopper::named_barrier_arrive(y_known + stage(head), 256);
+            }
+          },
+          [&](int j, int second) {
+            return float2{y[4 * j + 2 * second], y[4 * j + 2 * second + 1]};
+          });
     float g[64];
 #pragma unroll
     for (float& x : g) x = 0;

@@ -105,7 +105,6 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::rows_back(int head
   const int turns_at = Shared::turn_at(row / R, halves ? column : lane % 4);
 #pragma unroll
   for (int second = 0; second < 2; ++second) {
-    const int own = row + 8 * second;
     // The token of the row eight behind: no number of a warp's tokens carries into the next.
     const int swap = second * (8 / R % 8) << 2, apart = second * (8 / R) * pairs;
     float dot = 0;
@@ -173,8 +172,8 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::rows_back(int head
         torques[(turns_at ^ 4 * (first + r) ^ swap) + apart] = shared_by_ranks<R>(of);
       }
     }
-    dot = over_quad(dot);
-    if (lane % 4 == 0) dots[own] = dot;
+    dot = over_ranks<R>(over_quad(dot));
+    if (lane % (4 * R) == 0) dots[(row + 8 * second) / R] = dot;
   }
   // Nothing of the head's operands is read from here on.
   hopper::named_barrier_arrive(done, gradient_threads);

@@ -26,6 +26,8 @@ struct GradientShared {
   static constexpr int C = tokens_of<R>, pairs = 32 * blocks;
   // Lanes of a warp whose rows have the same r: their sums are one.
   static constexpr int alike = 8 / R, lanes = 128 / alike;
+  // Eights of columns that are gated back where y is formed: the others go to another warpgroup.
+  static constexpr int own_gates = R > 1 ? 4 : 8;
   static constexpr int parameters = R * (2 * columns + 3 * values) + 4;
   struct Operands {
     char q[wide_bytes], k[wide_bytes], h[wide_bytes], e[wide_bytes];
@@ -47,8 +49,10 @@ struct GradientShared {
   Parameters of_head[2];
   // Sums over the chunk, of the lanes of a warpgroup: rows; values, z and out before them.
   float sums_q[32 * lanes], sums_k[32 * lanes];
-  float dots_q[rows], dots_k[rows];
-  float by_same[2][rows], of_step[2][C];  // of heads in turn
+  float y[2][R > 1 ? rows* values / 2 : 2];  // of heads in turn
+  float sums_y[R > 1 ? 16 * lanes : 2];      // as sums_q, of the other columns
+  float dots_q[C], dots_k[C];
+  float by_same[2][C], of_step[2][C];  // of heads in turn
   float by_rate[blocks][C];
   alignas(16) float torque[3][4][pairs];  // of Hout and E, by warps, of heads in turn
   float ends[128];

@@ -118,9 +118,8 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::steps_back(int hea
   x.lambda = late(head).lambda[t];
   x.other = late(head).other[t];
   x.dt = late(head).dt[t];
-  float near = 0, by_rate = 0;
-#pragma unroll
-  for (int r = 0; r < R; ++r) near += sh.by_same[stage(head)][t * R + r];
+  const float near = sh.by_same[stage(head)][t];
+  float by_rate = 0;
 #pragma unroll
   for (int block = 0; block < blocks; ++block) by_rate += sh.by_rate[block][t];
   x.dgamma = static_cast<double>(sh.of_step[stage(head)][t]) + static_cast<double>(near);
@@ -155,9 +154,7 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::decays_back(int he
   for (int i = 0; i < each; ++i) {
     const int t = n - 1 - (lane * each + i);
     float dot = 0;
-    if (t >= 0)
-#pragma unroll
-      for (int r = 0; r < R; ++r) dot += sh.dots_q[t * R + r] - sh.dots_k[t * R + r];
+    if (t >= 0) dot = sh.dots_q[t] - sh.dots_k[t];
     own[i] = static_cast<double>(dot);
     sum += own[i];
   }

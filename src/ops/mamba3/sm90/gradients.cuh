@@ -83,7 +83,7 @@ class Gradients {
   __device__ __forceinline__ void gates_back(int head);
   template <bool projected>
   __device__ __forceinline__ void gate_back(int head, int t, const uint4& z, const uint4& up_here);
-  // Whether rows of z or of d_out are projected, which one row a token seldom is.
+  // Whether rows of z or of d_out are projected, as one row a token seldom is.
   __device__ __forceinline__ bool projects() const { return a.mimo_z.data || a.mimo_out.data; }
   __device__ __forceinline__ bool needs_y() const {
     return a.grad.mimo_out.data || (a.z.data && (a.grad.z.data || a.grad.mimo_z.data));

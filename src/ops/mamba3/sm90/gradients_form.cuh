@@ -232,18 +232,22 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::finish_values(int 
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     behind.load(sh.from.h.of(head), half);
+    // Both are gated ahead of the stores, behind which the compiler would load projections anew.
     const auto gate = [&](auto projected) {
+      uint4 two[2];
 #pragma unroll
-      for (int i = 2 * half; i < 2 * half + 2; ++i) {
-        const int row = row0 + 16 * i;
+      for (int i = 0; i < 2; ++i) {
+        const int row = row0 + 32 * half + 16 * i;
         const uint4 own = *reinterpret_cast<const uint4*>(to.d_y + place_of(row, c));
         const uint32_t words[4] = {own.x, own.y, own.z, own.w};
         float x[8];
 #pragma unroll
         for (int j = 0; j < 8; ++j) x[j] = j & 1 ? high_of(words[j / 2]) : low_of(words[j / 2]);
-        *reinterpret_cast<uint4*>(to.d_y + place_of(row, c)) =
-            gated<projected()>(head, x, z[i & 1], row % R, c);
+        two[i] = gated<projected()>(head, x, z[i], row0 % R, c);  // sixteen rows on, the same rank
       }
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+        *reinterpret_cast<uint4*>(to.d_y + place_of(row0 + 32 * half + 16 * i, c)) = two[i];
     };
     if (up.pieces && projects())
       gate(std::true_type{});

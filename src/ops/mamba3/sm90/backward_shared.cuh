@@ -174,12 +174,12 @@ __device__ __forceinline__ float shared_by_alike(float (&x)[8 / R]) {
   return x[0];  // R 8: each lane has its own
 }
 
-// Sums of lanes with the same r, 4 R of a warp for each slot: those of its four warps so swapped
-// that slots which a warp has together meet no bank twice.
+// Sums of lanes with the same r, 4 R of a warp for each slot: with R of 2 and up those of its four
+// warps so swapped that slots which a warp has together meet no bank twice.
 template <int R>
 __device__ __forceinline__ int alike_at(int slot, int warp, int lane) {
-  const int by = R == 1 ? slot / 2 % 4 : slot % (8 / R);
-  return (slot * 4 + (warp ^ by)) * (4 * R) + lane;
+  if constexpr (R == 1) return (slot * 4 + warp) * 4 + lane;
+  return (slot * 4 + (warp ^ slot % (8 / R))) * (4 * R) + lane;
 }
 // Of neighbouring slots, by a warpgroup.
 template <int R>

@@ -17,7 +17,7 @@ struct Shared {
   char q[2][wide_bytes], k[2][wide_bytes], h[wide_bytes];
   char v[2][panel_bytes], weighed[panel_bytes];
   float4 q_bias[32], k_bias[32];
-  float mimo_v[values], mimo_z[values], mimo_out[values];
+  float mimo_v[values], mimo_z[values], mimo_out[values];  // by projection_at
   Steps<C> steps[2];
   RawTokens<C> raw;
   Carried carried;

@@ -379,17 +379,13 @@ __device__ __forceinline__ void read_bias(const View& from, const Cut& cut, cons
     to[i] = {x[0], x[1], x[2], x[3]};
   }
 }
-// Where column `c` of row r of a projection lies: the halves of eights of columns apart, and
-// swapped so that neither eight threads with eight columns each nor neighbouring r with two meet a
-// bank twice.
-__device__ __forceinline__ int projection_at(int r, int c) {
-  const int half = c / 4 % 2;
-  return r * values + half * (values / 2) + (c / 8 ^ (2 * r + half) % 8) * 4 + c % 4;
-}
+// Where column `c` of row r of a projection lies, so that neighbouring r meet no bank twice: eights
+// of columns stay together.
+__device__ __forceinline__ int projection_at(int r, int c) { return r * values + (c ^ r % 8 * 8); }
 // Eight columns from c on, a multiple of eight.
 __device__ __forceinline__ void take_projection(const float* from, int r, int c, float (&to)[8]) {
-  const float4 low = *reinterpret_cast<const float4*>(from + projection_at(r, c));
-  const float4 high = *reinterpret_cast<const float4*>(from + projection_at(r, c + 4));
+  const auto* const at = reinterpret_cast<const float4*>(from + projection_at(r, c));
+  const float4 low = at[0], high = at[1];
   to[0] = low.x, to[1] = low.y, to[2] = low.z, to[3] = low.w;
   to[4] = high.x, to[5] = high.y, to[6] = high.z, to[7] = high.w;
 }

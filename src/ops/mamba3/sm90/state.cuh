@@ -148,12 +148,11 @@ class RawValues {
         const int r = share + (shares > 1 ? thread_ / items : 0);
         uint32_t own[4] = {0, 0, 0, 0}, scaled[4] = {0, 0, 0, 0};
         if (t < p.n) {
-          float project[8];
-          take_projection(mimo_v, r, c, project);
+          const float* const own_v = mimo_v + projection_at(r, c);
 #pragma unroll
           for (int w = 0; w < 4; ++w) {
-            const float x = low_of(words[w]) * project[2 * w];
-            const float y = high_of(words[w]) * project[2 * w + 1];
+            const float2 project = *reinterpret_cast<const float2*>(own_v + 2 * w);
+            const float x = low_of(words[w]) * project.x, y = high_of(words[w]) * project.y;
             own[w] = two_rounded(x, y);
             scaled[w] = two_rounded(by * x, by * y);
           }

@@ -46,7 +46,8 @@ class Way:
             else:
                 self.how["total_groups"] = groups
         elif way == "tokens":
-            axes, self.how = TOKENS, {"sequence_group": dist.group.WORLD}
+            axes = TOKENS
+            self.how = {"sequence_group": dist.group.WORLD, "workspace_limit": 512 << 20}
         self.axes, self.share = axes, share
         self.t = {n: (share(x, axes[n]) if n in axes else x).detach().requires_grad_()
                   for n, x in t.items()}  # fmt: skip

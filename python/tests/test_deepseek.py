@@ -174,7 +174,7 @@ def test_options_reach_the_operator():
 def test_a_mask_that_changes_is_asked_again():
     model, ids = model_of(), ids_of()
     mask = torch.ones(50, 50, dtype=torch.bool).tril().expand(2, 1, -1, -1).clone()
-    given = {"indexed_attention": mask}
+    given = {model.config.layer_types[0]: mask}
     deepseek.patch(model)
     model(input_ids=ids, attention_mask=given)
     mask[1, :, :, :9] = False

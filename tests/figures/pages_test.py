@@ -235,9 +235,12 @@ class ScanPage(unittest.TestCase):
 
     def test_a_row_is_of_the_newest_receipt_that_has_it(self):
         made = self.tables()
-        rank_2, row, second = rows_of(made["scan_h200"])[0]
+        rank_2, row, peer, ssd, second = rows_of(made["scan_h200"])[0]
         self.assertEqual((row["forward, ms"], row["backward, ms"]), ("0.250", ""))
         self.assertEqual((row["at"], second["at"], rank_2["at"]), ("bbbbbbb", "bbbbbbb", "aaaaaaa"))
+        # Peers that the newest receipt has not are those of the one that has them.
+        self.assertEqual((peer["who"], peer["forward, ms"]), (self.PEER, "4.50 (8.2 x)"))
+        self.assertEqual((peer["at"], ssd["at"]), ("aaaaaaa", "aaaaaaa"))
         # An eighth of S1's tokens times heads, and 1.5 times its time at most for each.
         self.assertEqual(second["forward, ms"], "**0.050**")
         self.assertNotIn("theirs", made["scan_h200"])

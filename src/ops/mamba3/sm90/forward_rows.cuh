@@ -1,0 +1,200 @@
+// What: what a block of the forward kernel has in shared memory, and how it rotates the rows of a chunk.
+// Why: below four rows a token biases are read beside the rows; from there on a thread keeps its own.
+// Never: copies a row.
+#pragma once
+
+#include "ops/mamba3/sm90/forward_shared.cuh"
+#include "ops/mamba3/sm90/handed.cuh"
+
+namespace talea::mamba3::sm90::forward {
+
+inline constexpr int most_abreast = 16;
+// Two blocks have room beside each other.
+inline constexpr size_t most_shared = ((228 << 10) - 2 * 1024) / 2;
+
+template <int R>
+struct Shared {
+  static constexpr int C = tokens_of<R>;
+  char q[2][wide_bytes], k[2][wide_bytes], h[wide_bytes];
+  char v[2][panel_bytes], weighed[panel_bytes];
+  // R 4 and up: the reading half has its biases in registers, and the turns of a chunk lie here.
+  static constexpr bool turns_here = R >= 4;
+  float4 q_bias[turns_here ? 1 : R * 32], k_bias[turns_here ? 1 : R * 32];
+  float4 turns[turns_here ? C * 16 : 1];                               // by turn_at
+  float mimo_v[R * values], mimo_z[R * values], mimo_out[R * values];  // by projection_at
+  ChunkSteps<C> steps[2];
+  // Of two pairs, number `piece` of 16: eight lanes with two neighbours each meet no bank twice.
+  static __device__ __forceinline__ int turn_at(int t, int piece) {
+    return t * 16 + piece % 2 * 8 + piece / 2;
+  }
+  // Read from here: registers that they would take are spilled.
+  Unit unit;                    // from the first chunk of the run on
+  int first = 0, count = 0;     // chunks of the run
+  const float* home = nullptr;  // the state before the run, or zeros
+  float* left = nullptr;        // where the state behind it is left, or nowhere
+  float* saved = nullptr;       // of the whole unit
+  const float* turns_from = nullptr;
+  const char* steps_from = nullptr;
+};
+// Of stretches side by side: what those of the run add, how many are before the block's, by what
+// the state before each is weighed behind it, and where the last leaves the one behind the run.
+template <int R>
+struct SharedAbreast : Shared<R> {
+  const float* stretches = nullptr;
+  int before = 0;
+  float* next = nullptr;
+  float decays[most_abreast];
+};
+template <int R>
+struct SharedOfParts : Shared<R> {
+  float4* outs = nullptr;  // y of the parts before
+};
+
+// Of stretches side by side: where a run leaves the state behind it, among the three of a unit.
+__host__ __device__ constexpr int home_behind(int64_t run) { return run % 2 == 0 ? 1 : 2; }
+
+// A line that is read soon.
+__device__ __forceinline__ void fetch(const void* from) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
+}
+
+// Two pairs of eight rows of q and of k, of `known` tokens from t0 on: all are taken before the
+// first is put back, behind which the compiler would leave them.
+template <int R, bool halves, int pairs>
+__device__ __forceinline__ void turn_eight(Shared<R>& sh, int stage, int t0, int known, int pp,
+                                           const float4& first, const float4* turns) {
+  TwoTurns by[8];
+  bool live[8];
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const int j = i / R;
+    const float4 x = j == 0 ? first : __ldg(turns + j * (pairs / 2));
+    by[i] = {x.x, x.y, x.z, x.w};
+    live[i] = j < known;
+  }
+  // Rows of these tokens begin at a multiple of eight.
+  const int place = place_of(0, halves ? 2 * pp : 4 * pp);
+#pragma unroll 1
+  for (int tile = 0; tile < 2; ++tile) {
+    char* const rows_at = (tile == 0 ? sh.q : sh.k)[stage] + t0 * R * 128;
+    const float4* const biases = (tile == 0 ? sh.q_bias : sh.k_bias) + pp;
+    char* at[8];
+    float4 bias[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      at[i] = rows_at + row_behind(place, i);
+      bias[i] = biases[i % R * 32];
+    }
+    turn_all<halves, true>(at, live, bias, by);
+  }
+}
+
+// Four pairs of two rows of q and k, 16 rows apart, turned or biased alone; all of a tile taken
+// before the first is put back, as above. at: of the first row and pair.
+template <bool halves, bool turns>
+__device__ __forceinline__ void turn_two(char* q, char* k, int at, const float4 (&q_bias)[2],
+                                         const float4 (&k_bias)[2], const TwoTurns (&by)[2][2],
+                                         const bool (&live)[2]) {
+#pragma unroll
+  for (int tile = 0; tile < 2; ++tile) {
+    char* const own = (tile == 0 ? q : k) + at;
+    const auto& bias = tile == 0 ? q_bias : k_bias;
+    uint4 words[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      if constexpr (halves) {
+        const uint2 x = *reinterpret_cast<const uint2*>(own + i * 2048);
+        const uint2 y = *reinterpret_cast<const uint2*>(own + i * 2048 + panel_bytes);
+        words[i] = {x.x, y.x, x.y, y.y};
+      } else {
+        words[i] = *reinterpret_cast<const uint4*>(own + i * 2048);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float4 x = turned_words<halves, turns>({words[i].x, words[i].y}, bias[0], by[i][0]);
+      const float4 y = turned_words<halves, turns>({words[i].z, words[i].w}, bias[1], by[i][1]);
+      words[i] = {two_rounded(x.x, x.y), two_rounded(x.z, x.w), two_rounded(y.x, y.y),
+                  two_rounded(y.z, y.w)};
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      if (!live[i]) continue;
+      if constexpr (halves) {
+        *reinterpret_cast<uint2*>(own + i * 2048) = {words[i].x, words[i].z};
+        *reinterpret_cast<uint2*>(own + i * 2048 + panel_bytes) = {words[i].y, words[i].w};
+      } else {
+        *reinterpret_cast<uint4*>(own + i * 2048) = words[i];
+      }
+    }
+  }
+}
+
+// Rows of a chunk by the reading half, R 4 and up: a thread has four pairs of either block of rows
+// 16 apart, all of one r, whose biases it keeps.
+template <int R, int blocks>
+class OwnRows {
+ public:
+  static constexpr int C = tokens_of<R>, pairs = 32 * blocks, step = 16 / R;  // tokens
+
+  // From the places where read_bias has put them.
+  __device__ __forceinline__ OwnRows(const float4* q_bias, const float4* k_bias, int thread)
+      : row_(thread / 32 + thread % 32 / 8 * 4), lane_(thread % 8) {
+#pragma unroll
+    for (int b = 0; b < 2; ++b)
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const int at = row_ % R * 32 + 16 * b + lane_ * 2 + e;
+        q_bias_[b][e] = q_bias[at], k_bias_[b][e] = k_bias[at];
+      }
+  }
+
+  // turns: of the chunk's first token in memory, for what Shared has no room.
+  template <bool halves>
+  __device__ __forceinline__ void turn(Shared<R>& sh, int stage, int n, const float4* turns,
+                                       bool biased) const {
+    char* const q = sh.q[stage];
+    char* const k = sh.k[stage];
+    const int t0 = row_ / R;
+#pragma unroll
+    for (int i = 0; i < 4; i += 2) {
+      const bool live[2] = {t0 + i * step < n, t0 + (i + 1) * step < n};
+      const auto block = [&](auto b) {
+        const int at = place_of(row_, (halves ? 32 : 64) * b() + (halves ? 4 : 8) * lane_);
+        TwoTurns by[2][2];
+        if constexpr (b() < blocks) {
+#pragma unroll
+          for (int j = 0; j < 2; ++j)
+#pragma unroll
+            for (int e = 0; e < 2; ++e) {
+              const int t = t0 + (i + j) * step, piece = 2 * lane_ + e;
+              const float4 x = blocks == 1 ? sh.turns[Shared<R>::turn_at(t, piece)]
+                                           : __ldg(turns + t * (pairs / 2) + 16 * b() + piece);
+              by[j][e] = {x.x, x.y, x.z, x.w};
+            }
+        }
+        turn_two<halves, (b() < blocks)>(q, k, at + i * 2048, q_bias_[b()], k_bias_[b()], by, live);
+      };
+      block(std::integral_constant<int, 0>{});
+      if (blocks == 2 || biased) block(std::integral_constant<int, 1>{});
+    }
+  }
+
+ private:
+  int row_, lane_;
+  float4 q_bias_[2][2], k_bias_[2][2];
+};
+// Below it they lie in shared memory.
+struct NoRows {
+  __device__ __forceinline__ NoRows(const float4*, const float4*, int) {}
+};
+
+// Where biases lie, those of k behind those of q: as long as the kernel runs, or until the first
+// values are weighed.
+template <int R>
+__device__ __forceinline__ float4* biases_of(Shared<R>& sh) {
+  static_assert(!Shared<R>::turns_here || R * 32 * 2 * sizeof(float4) <= panel_bytes);
+  return Shared<R>::turns_here ? reinterpret_cast<float4*>(sh.weighed) : sh.q_bias;
+}
+
+}  // namespace talea::mamba3::sm90::forward

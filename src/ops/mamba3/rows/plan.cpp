@@ -219,8 +219,7 @@ Buffers lay_out(Arena& arena, const Problem& real, const Plan& plan) {
   u.dq = arena.take<float>(p.out.d.q ? places * by_head * p.rank * p.state_dim : 0);
   u.dk = arena.take<float>(p.out.d.k ? places * by_head * p.rank * p.state_dim : 0);
   // A line a part of a group, of whose heads other ranks may have some, or a head.
-  const bool by_part =
-      apart && cut.whole && p.rank <= 4 && p.pairs <= 32;  // lane sm90 sums over heads
+  const bool by_part = apart && cut.whole && has_two_heads(p.rank, p.pairs);
   const int64_t lines = by_part ? parts : std::max(p.heads, parts);
   u.dangles = arena.take<float>(p.sum_angles ? places * lines * A : 0);
   u.parts = static_cast<int>(plan.parts);

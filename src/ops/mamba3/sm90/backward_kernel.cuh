@@ -22,23 +22,14 @@ __global__ void __launch_bounds__(back_threads, 1)
   extern __shared__ __align__(1024) char memory[];
   auto& sh = *reinterpret_cast<BackShared<R, blocks>*>(memory);
   static_assert(sizeof(UnitShared<R, blocks>) <= 227 << 10);
-  const cuda::Sizes& s = a.size;
-  // Parts of a group lie beside each other: they read the same rows.
-  int64_t number = blockIdx.x;
-  Place place;
-  place.part = static_cast<int>(number % b.parts), number /= b.parts;
-  place.group = static_cast<int>(number % s.groups), number /= s.groups;
-  place.in_slice = number % wave.slice_chunks;
-  place.in_segment = wave.slice + place.in_slice;
-  place.sequence = number / wave.slice_chunks;
-  place.chunk = wave.segment * s.segment + place.in_segment;
+  Place place = place_of_block(a, b, wave);
   put_heads(a, cut, b, place);
   if (threadIdx.x == 0) {
     put_chunk<tokens_of<R>>(a, cut, wave, place, sh.unit, sh.part);
     sh.place = place;
   }
   __syncthreads();
-  if (place.in_segment >= s.segment || sh.part.n <= 0 || place.first >= place.last) return;
+  if (place.in_segment >= a.size.segment || sh.part.n <= 0 || place.first >= place.last) return;
   Backward<R, blocks, halves> chunk(a, cut, b, wave, sh);
   if constexpr (sizeof...(Units) == 0) {
     chunk.template run<false, handed>(0);

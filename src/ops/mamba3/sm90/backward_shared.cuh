@@ -18,6 +18,20 @@ struct Place {
   int group = 0, part = 0, first = 0, last = 0;  // heads [first, last), counted by units
 };
 
+// Of the block, but for its heads. Parts of a group lie beside each other: they read the same rows.
+__device__ __forceinline__ Place place_of_block(const Args& a, const UnitBuffers& b,
+                                                const Wave& wave) {
+  int64_t number = blockIdx.x;
+  Place place;
+  place.part = static_cast<int>(number % b.parts), number /= b.parts;
+  place.group = static_cast<int>(number % a.size.groups), number /= a.size.groups;
+  place.in_slice = number % wave.slice_chunks;
+  place.in_segment = wave.slice + place.in_slice;
+  place.sequence = number / wave.slice_chunks;
+  place.chunk = wave.segment * a.size.segment + place.in_segment;
+  return place;
+}
+
 // The heads of its part of its group: some or none where ranks share the group.
 __device__ __forceinline__ void put_heads(const Args& a, const Cut& cut, const UnitBuffers& b,
                                           Place& place) {

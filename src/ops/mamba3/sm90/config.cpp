@@ -21,7 +21,6 @@ constexpr int64_t most_in_order = 4096;               // sequences
 constexpr int64_t most_room = 1 << 16;                // chunks of a round
 constexpr int64_t usual_slice = 8;    // chunks of a round are not fewer but for the limit
 constexpr int64_t most_abreast = 16;  // stretches of a sequence side by side
-constexpr int64_t processors = 132;   // of the chips that the lane is for
 
 // Stretches of a round of a pack whose states, handed to and by it, have room: backward has two of
 // each in fp32, and one as an operand.

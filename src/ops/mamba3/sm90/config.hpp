@@ -10,6 +10,8 @@
 
 namespace talea::mamba3::sm90 {
 
+inline constexpr int64_t processors = 132;  // of the chips that the lane is for
+
 // Nothing: the kernels take it. Otherwise what of the problem they do not.
 std::optional<std::string> declined(const Problem& p, const DeviceFacts& device);
 

@@ -25,20 +25,11 @@ __global__ void __launch_bounds__(gradient_threads, 1)
   using Shared = GradientShared<R, blocks>;
   auto& sh = *reinterpret_cast<Shared*>(memory);
   static_assert(sizeof(Shared) <= 227 << 10);
-  const cuda::Sizes& s = a.size;
   if (threadIdx.x == 0) {
-    // Parts of a group lie beside each other: they read the same rows.
-    int64_t number = blockIdx.x;
-    Place place;
-    place.part = static_cast<int>(number % b.parts), number /= b.parts;
-    place.group = static_cast<int>(number % s.groups), number /= s.groups;
-    place.in_slice = number % wave.slice_chunks;
-    place.in_segment = wave.slice + place.in_slice;
-    place.sequence = number / wave.slice_chunks;
-    place.chunk = wave.segment * s.segment + place.in_segment;
+    Place place = place_of_block(a, b, wave);
     put_heads(a, Cut{}, b, place);
     put_chunk<tokens_of<R>>(a, Cut{}, wave, place, sh.unit, sh.part);
-    if (place.in_segment >= s.segment) sh.part.n = 0;
+    if (place.in_segment >= a.size.segment) sh.part.n = 0;
     sh.place = place;
   }
   __syncthreads();

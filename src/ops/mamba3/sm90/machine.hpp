@@ -6,15 +6,15 @@
 #include <cuda_runtime_api.h>
 
 #include "ops/mamba3/rows/cut.hpp"
+#include "ops/mamba3/sm90/config.hpp"
 
 namespace talea::mamba3::sm90 {
 
 using cuda::Args;
 using cuda::Cut;
+using cuda::has_two_heads;
 using cuda::UnitBuffers;
 using cuda::Wave;
-
-inline constexpr int64_t processors = 132;  // of the chips that the lane is for
 
 // A run of `ahead` chunks after another, whose tokens are formed ahead of it.
 void launch_forward(const Args& args, const Cut& cut, const Wave& wave, const UnitBuffers& b,
@@ -56,9 +56,7 @@ UnitBuffers buffers_of_segment(const Args& args, const Cut& cut, const Wave& wav
 // E of a slice, where launch_segment has not had it.
 void launch_upstream(const Args& args, const Cut& cut, const Wave& wave, const UnitBuffers& b,
                      cudaStream_t stream);
-// Whether two heads have room in the shared memory of a block that forms operands ahead.
-constexpr bool has_two_heads(int64_t rank, int64_t pairs) { return rank <= 4 && pairs <= 32; }
-// The gradients of a slice; those of `launch_back` where heads have no room.
+// The gradients of a slice; those of `launch_back` where two heads have no room.
 void launch_gradients(const Args& args, const Wave& wave, const UnitBuffers& b,
                       cudaStream_t stream);
 void launch_back(const Args& args, const Cut& cut, const Wave& wave, const UnitBuffers& b,

@@ -152,7 +152,8 @@ class TurnReader {
           for (int e = 0; e < 2; ++e)
             bits_[b][j][e] = __float_as_uint(cuda::number_of(a.angles.dtype, bits_[b][j][e]));
     }
-    constexpr int at_once = each < 2 ? each : 2;
+    constexpr int at_once = 2;
+    static_assert(each % at_once == 0);
 #pragma unroll
     for (int b = 0; b < blocks; ++b) {
       const int left = 2 * pair_pair(b) < a.size.pairs ? p.n - first_token() : 0;  // A is even

@@ -307,6 +307,31 @@ TEST(ScanSm90Config, TokensOfTheNextRunHaveRoom) {
   EXPECT_FALSE(make_plan(problem(Pass::forward, 2, 100, 112, 8, 4), h200()).beside);
 }
 
+// Of one row a token and heads for every multiprocessor, tanh of angles that all share is formed
+// once: where its 4 bytes a token and pair are within the limit.
+TEST(ScanSm90Config, RatesOfSharedAnglesHaveRoom) {
+  Problem p = problem(Pass::forward, 4, 4096, 64, 1, 1);
+  const auto bytes = [&] { return cuda::workspace_of(p, make_plan(p, h200())); };
+  EXPECT_FALSE(make_plan(p, h200()).rates);  // of each head
+  const int64_t without = bytes(), rates = int64_t{4} * 4096 * 32 * 4;
+  p.shared_angles = true;
+  EXPECT_TRUE(make_plan(p, h200()).rates);
+  EXPECT_GE(bytes(), without + rates);
+  std::vector<char> room(static_cast<size_t>(bytes()));
+  Arena arena(Workspace{room.data(), static_cast<int64_t>(room.size())});
+  const cuda::UnitBuffers b = cuda::lay_out(arena, p, make_plan(p, h200())).units;
+  ASSERT_NE(b.rates, nullptr);
+  EXPECT_GE(room.data() + room.size() - reinterpret_cast<char*>(b.rates), rates);
+  p.options.workspace_limit_bytes = rates;
+  EXPECT_FALSE(make_plan(p, h200()).rates);
+  EXPECT_LE(bytes(), p.options.workspace_limit_bytes);
+  for (Problem other : {problem(Pass::forward, 4, 4096, 64, 1, 4),     // formed ahead with all else
+                        problem(Pass::forward, 1, 4096, 32, 1, 1)}) {  // too few heads
+    other.shared_angles = true;
+    EXPECT_FALSE(make_plan(other, h200()).rates);
+  }
+}
+
 // On the way to the last segment of backward they lie where operands will, if those are as large.
 TEST(ScanSm90Config, TokensOfTheNextSegmentTakeThePlaceOfOperands) {
   for (const int64_t R : {1, 4})
@@ -542,23 +567,22 @@ TEST(ScanSm90Config, APackGoesInRounds) {
 }
 
 // Launches are those of rounds, whose number is about that of the chunks by those of a round; what
-// a round needs is within the usual memory.
+// a round needs is within the usual memory, but where longer rounds save a tenth.
 TEST(ScanSm90Config, LaunchesOfAPackAreFew) {
-  const auto bounded = [](const Problem& p, int64_t most_rounds) {
+  const auto bounded = [](const Problem& p, int64_t most_rounds, int64_t mebibytes = 0) {
+    if (mebibytes == 0) mebibytes = p.backward() ? 160 : 224;
     const cuda::Plan plan = make_plan(p, h200());
     EXPECT_GT(plan.rounds, 0);
     EXPECT_LE(plan.rounds, most_rounds);
-    EXPECT_LE(cuda::workspace_of(p, plan), p.options.workspace_limit_bytes);
+    EXPECT_LE(cuda::workspace_of(p, plan), mebibytes << 20);
     EXPECT_GE(3 * plan.room * plan.rounds, 3 * cuda::most_chunks(p, plan.chunk));
   };
-  bounded(pack(Pass::backward, 16384, 64, 32, 1, 4), 24);
+  bounded(pack(Pass::backward, 16384, 64, 32, 1, 4), 24, 232);
   // Their blocks fill the multiprocessors, two a chunk: twice, where memory is for so many.
   Problem even = pack(Pass::backward, 16384, 64, 32, 1, 4);
   EXPECT_EQ(make_plan(even, h200()).room, 132);
   even.options.workspace_limit_bytes = int64_t{160} << 20;
   EXPECT_EQ(make_plan(even, h200()).room, 66);
-  const Problem one = pack(Pass::backward, 16384, 64, 64, 1, 1);
-  EXPECT_LE(cuda::workspace_of(one, make_plan(one, h200())), int64_t{160} << 20);
   bounded(pack(Pass::backward, 16384, 64, 64, 1, 1), 20);
   bounded(pack(Pass::forward, 16384, 64, 32, 1, 4), 7);
   bounded(pack(Pass::forward, 16384, 4096, 32, 1, 4), 24);
@@ -568,7 +592,7 @@ TEST(ScanSm90Config, LaunchesOfAPackAreFew) {
   EXPECT_LT(make_plan(handed, h200()).abreast, 64);
   handed = pack(Pass::backward, 16384, 64, 32, 1, 4);
   handed.in.initial_states.ssm.present = handed.in.d_final_states.ssm.present = true;
-  bounded(handed, 32);
+  bounded(handed, 32, 248);
   EXPECT_LT(make_plan(handed, h200()).abreast, 64);
 }
 

@@ -131,17 +131,23 @@ def main():
     parser.add_argument("operator", choices=OPERATORS)
     parser.add_argument("rows", nargs="?")
     o = parser.parse_args()
-    start, rows = _receipt.now(), OPERATORS[o.operator]
-    with tempfile.TemporaryDirectory() as folder:
-        cases = []
-        for row in o.rows.split(",") if o.rows else rows:
+    start, rows, cases = _receipt.now(), OPERATORS[o.operator], []
+    asked = o.rows.split(",") if o.rows else list(rows)
+    if unknown := [row for row in asked if row not in rows]:
+        parser.error(f"{', '.join(unknown)}: no row of {o.operator}, whose are {', '.join(rows)}")
+    if not Path(o.receipt).resolve().parent.is_dir():
+        parser.error(f"{o.receipt}: no such folder")
+    title = f"hardware counters of {o.operator}, kernel by kernel"
+    for row in asked:
+        with tempfile.TemporaryDirectory() as folder:
             cases.append(counters(o.operator, row, *rows[row], folder))
-            print(f"{row}: {len(cases[-1]['kernels'])} kernels", flush=True)
-    check = {"preset": "counters", "passed": len(cases), "failed": 0, "cases": cases}
-    _receipt.write_receipt(
-        o.receipt, "check", f"hardware counters of {o.operator}, kernel by kernel", None,
-        {"check": check}, start, ["python", "bench/ncu_operators.py", *sys.argv[1:]],
-    )  # fmt: skip
+        print(f"{row}: {len(cases[-1]['kernels'])} kernels", flush=True)
+        # Anew behind each row: a run that is cut has those before.
+        check = {"preset": "counters", "passed": len(cases), "failed": 0, "cases": cases}
+        _receipt.write_receipt(
+            o.receipt, "check", title, None, {"check": check}, start,
+            ["python", "bench/ncu_operators.py", *sys.argv[1:]],
+        )  # fmt: skip
     return 0
 
 

@@ -42,7 +42,11 @@ def run(file, each, folder):
     skipped = [c.find("skipped") for c in found if c.find("skipped") is not None]
     if ran is not None and not failed and (ran.returncode not in (0, 5) or not found):
         why = f"exit status {ran.returncode}: {tail}"
-    reasons = sorted({re.sub(r"^Skipped: ", "", s.get("message") or "") for s in skipped})
+    # Of a whole file that is skipped the message says nothing, the text why.
+    said_of = {
+        s.text if s.get("message") == "collection skipped" else s.get("message") for s in skipped
+    }
+    reasons = sorted({re.sub(r"(?s).*Skipped: ", "", w or "").strip("')") for w in said_of})
     names = [
         {"name": c.get("name"), "why": (c.find("failure") if c.find("failure") is not None
                                         else c.find("error")).get("message", "")[:400]}
@@ -64,6 +68,8 @@ def main():
     parser.add_argument("--only", default="*", help="files by name, parted by commas")
     parser.add_argument("receipt")
     o = parser.parse_args()
+    if not Path(o.receipt).resolve().parent.is_dir():
+        parser.error(f"{o.receipt}: no such folder")
     files = [
         f for f in TESTS.glob("test_*.py") if any(fnmatch(f.stem, p) for p in o.only.split(","))
     ]

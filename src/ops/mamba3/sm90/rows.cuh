@@ -253,7 +253,7 @@ __device__ __forceinline__ void copies_done_but_one() {
 __device__ __forceinline__ void copies_done() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 // Bytes as they lie, a multiple of 16. No branch, which may stand under a product: threads without
-// a piece copy the last one once more.
+// a piece hold their copy back by a predicate.
 template <int bytes, int threads>
 __device__ __forceinline__ void copy_bytes(const void* from, void* to, int thread) {
   constexpr int pieces = bytes / 16;
@@ -261,9 +261,11 @@ __device__ __forceinline__ void copy_bytes(const void* from, void* to, int threa
 #pragma unroll
   for (int i = 0; i < (pieces + threads - 1) / threads; ++i) {
     const int at = thread + i * threads;
-    const int piece = pieces % threads == 0 || at < pieces ? at : pieces - 1;
-    hopper::copy_16_bytes(base + static_cast<uint32_t>(piece * 16),
-                          static_cast<const char*>(from) + piece * 16, true);
+    const auto* const piece = static_cast<const char*>(from) + at * 16;
+    if ((i + 1) * threads <= pieces)
+      hopper::copy_16_bytes(base + static_cast<uint32_t>(at * 16), piece, true);
+    else
+      hopper::copy_16_bytes_where(at < pieces, base + static_cast<uint32_t>(at * 16), piece);
   }
 }
 

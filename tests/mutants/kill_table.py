@@ -3,7 +3,8 @@
 Why: a test that no bug can fail is a defect; a page that names tests must be right about them.
 Never: counts a refusal to start as a kill, nor a failure of a test that fails without a bug, too.
 
-usage: kill_table.py PROGRAM MUSEUM        plants every bug (PROGRAM is built with TALEA_MUTANTS)
+usage: kill_table.py PROGRAM MUSEUM [BUG,BUG]   plants every bug, or those named (PROGRAM is built with
+         TALEA_MUTANTS); those of a lane's plan where PROGRAM has that lane
        kill_table.py --names PROGRAM MUSEUM SOURCE   only checks that what the museum names exists
        kill_table.py --device RECEIPT PROGRAM MUSEUM TOOL [JOBS [SECONDS [BUG,BUG]]]   plants in
          the lanes of a GPU what the museum lists for them, on a machine that has one, or those named;
@@ -84,15 +85,18 @@ def lanes_of_cases(program: str) -> set[tuple[str, str]]:
 
 
 def cases_of_devices(source: str) -> set[str]:
-    """Suite.Case of the tests that only a lane of a GPU runs: elsewhere the program lists none."""
+    """Suite.Case of the tests that only a lane of a GPU runs, or a program that has such lanes:
+    elsewhere the program lists none."""
     texts = [file.read_text() for file in Path(source).glob("tests/ops/*/*_test.cpp")]
+    built = [text for text in texts if re.search("^#ifdef TALEA_WITH_CUDA", text, re.M)]
+    plain = [case for text in built for case in re.findall(r"^TEST\((\w+), (\w+)\)", text, re.M)]
     lone = {
         s
         for text in texts
         for s in re.findall(r"^GTEST_ALLOW_UNINSTANTIATED\w+\((\w+)\)", text, re.M)
     }
     cases = [case for text in texts for case in re.findall(r"^TEST_P\((\w+), (\w+)\)", text, re.M)]
-    return {".".join(case) for case in cases if case[0] in lone}
+    return {".".join(case) for case in [*plain, *(c for c in cases if c[0] in lone)]}
 
 
 def filter_of(tests: list[str], lane: str = "") -> str:
@@ -255,12 +259,19 @@ def main() -> int:
         return check_names(*sys.argv[2:5])
     if sys.argv[1] == "--device":
         return on_device(*sys.argv[2:9])
-    program, named = sys.argv[1], museum(sys.argv[2])
+    program, named, cases = sys.argv[1], museum(sys.argv[2]), gtest_cases(sys.argv[1])
     listed = [line.split("\t") for line in run(program, "--list-mutants").stdout.splitlines()]
-    listed = [row for row in listed if not row[1].startswith("device: ")]  # no place on the host
     if len(listed) < 10:
         sys.exit("this program has no mutants planted: configure with TALEA_MUTANTS=ON")
-    everything = sorted({t for tests in named.values() for t in tests})
+    listed = [row for row in listed if not row[1].startswith("device: ")]  # no place on the host
+    listed = [
+        row
+        for row in listed
+        if not row[1].startswith("plan: ") or cases.intersection(named.get(row[0], []))
+    ]
+    if len(sys.argv) > 3:
+        listed = [row for row in listed if row[0] in sys.argv[3].split(",")]
+    everything = sorted({t for name, _ in listed for t in named.get(name, [])})
     clean = run(program, f"--gtest_filter={filter_of(everything)}")
     if clean.returncode != 0:
         print(clean.stdout[-4000:])

@@ -1,5 +1,6 @@
-"""What: kill_table.py --device over a program that only pretends to have bugs planted.
-Why: its receipt is what the documents cite, and no machine of the CI has a GPU to run it on.
+"""What: kill_table.py over a program that only pretends to have bugs planted.
+Why: the receipt of --device is what the documents cite, and no machine of the CI has a GPU or the
+     lanes whose plans have bugs.
 Never: needs a device or a compiler.
 
 usage: kill_table_test.py
@@ -27,6 +28,10 @@ import sys
 if "--gtest_list_tests" in sys.argv:
     for suite in ("Options", "Edges"):
         print(f"Lanes/{{suite}}.", *("  Each/" + lane for lane in ("cuda", "sm90", "cpu")), sep=chr(10))
+    sys.exit()
+if "--list-mutants" in sys.argv:
+    print(*(f"d{{i}}\tdevice: a cause" for i in range(9)), sep=chr(10))
+    print("b1_first\tplan: a cause", "b2_second\tanother", sep=chr(10))
     sys.exit()
 words = dict(word.lstrip("-").split("=", 1) for word in sys.argv[1:] if "=" in word)
 lane = words["gtest_filter"].rsplit("/", 1)[1]
@@ -115,6 +120,37 @@ class OnDevice(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         row = receipt["check"]["cases"][0]
         self.assertEqual((row["passed"], row["killed_in_the_way_of_the_benchmarks_by"]), (True, ""))
+
+
+class OnHost(unittest.TestCase):
+    KILLED = {("reference:Options.Each", bug): "fails" for bug in ("b1_first", "b2_second")}
+
+    def run_with(self, kinds, page=MUSEUM, *more):
+        with tempfile.TemporaryDirectory() as folder:
+            program, at = Path(folder) / "program", Path(folder) / "page"
+            at.write_text(page)
+            program.write_text(PROGRAM.format(python=sys.executable, kinds=kinds))
+            program.chmod(0o755)
+            order = [sys.executable, SCRIPT, program, at, *more]
+            return subprocess.run(order, capture_output=True, text=True, timeout=60)
+
+    def test_a_plan_has_bugs_where_its_tests_are(self):
+        done = self.run_with(self.KILLED)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertIn("2 of 2 killed", done.stdout)
+        done = self.run_with(self.KILLED | {("reference:Options.Each", "b1_first"): ""})
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("SURVIVES: plan: a cause", done.stdout)
+
+    def test_a_plan_of_a_lane_that_is_not_built_has_none(self):
+        page = MUSEUM.replace("`Options.Each` | `b1_first`", "`Other.Each` | `b1_first`")
+        done = self.run_with(self.KILLED, page)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertIn("1 of 1 killed", done.stdout)
+
+    def test_those_named_alone(self):
+        done = self.run_with(self.KILLED, MUSEUM, "b1_first")
+        self.assertIn("1 of 1 killed", done.stdout)
 
 
 if __name__ == "__main__":

@@ -45,7 +45,25 @@ namespace talea::mamba3 {
   X(m3_head_of_the_next_group, "device: a part has the first head of the next group")        \
   X(m3_part_of_the_next_group, "device: a sum has the first part of the next group")         \
   X(m3_state_turned_by_two_rows, "device: two rows of the state turn alike, kernel of R 1")  \
-  X(m3_state_weighed_by_halves, "device: the state's later rows weigh as its first ones")
+  X(m3_state_weighed_by_halves, "device: the state's later rows weigh as its first ones")    \
+  X(m3_2_bias_after_group_sum_ranks, "device: heads of a group share one, R of 2 and 4")     \
+  X(m3_anchor_dropped_ranks, "device: what lies behind a chunk is left out, R of 2 and 4")   \
+  X(m3_turned_back_forward_ranks, "device: turned rows are turned once more, R of 2 and 4")  \
+  X(m3_gate_slope_dropped_ranks, "device: the gate's slope is its sigmoid, R of 2 and 4")    \
+  X(m3_rows_of_a_token_masked, "device: a row sees no later row of its token, R of 2 and 4") \
+  X(m3_place_not_exchanged, "device: tokens of the next run are formed where some are read") \
+  X(m3_chain_of_the_place_beside, "device: a chain reads the place of the next segment")     \
+  X(m3_gradients_of_the_place_before, "device: gradients read the place of the last ones")   \
+  X(m3_beside_wait_left_out, "device: a kernel beside another ends without it")              \
+  X(m3_sums_of_the_next_slice, "device: rows are summed to where the next slice has them")   \
+  X(m3_tokens_of_the_round_before, "device: a round has the tokens of the one before")       \
+  X(m3_rates_of_the_token_before, "device: shared angles are those of the token before")     \
+  X(m3_rates_of_the_first_batch, "device: shared angles are those of the first batch")       \
+  X(m3_round_of_the_count_before, "plan: a round begins at the chunk of the one before")     \
+  X(m3_one_place_of_tokens, "plan: tokens of the next run have the place of those read")     \
+  X(m3_beside_beyond_the_limit, "plan: a second place of tokens, whatever the limit")        \
+  X(m3_rates_beyond_the_limit, "plan: rates of shared angles, whatever the limit")           \
+  X(m3_tokens_over_operands, "plan: tokens lie on operands that are not as large")
 
 TALEA_PLANTED(TALEA_MAMBA3_MUTANT_LIST, ScanMutant)
 // Beside the switches of the common list.

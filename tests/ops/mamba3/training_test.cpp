@@ -226,13 +226,15 @@ TEST_P(ScanTraining, APackOfSeveralRounds) {
 }
 
 // Tokens are formed beside the chunks of the run before, of the segment before, and of the one
-// behind: of more of them than go at a time, under limits that leave few.
+// behind: of more of them than go at a time, under limits that leave few. Angles that heads share
+// are summed beside the chain of the slice that comes next.
 TEST_P(ScanTraining, TokensBesideOtherChunks) {
   using talea::mamba3::Schedule;
   for (const int64_t R : {1, 4})
     for (const Schedule schedule : {Schedule::sequential, Schedule::automatic}) {
       Sizes s{2, 64 / R * 38 - 5, 2, 1, 128, 64, R, 32};
       s.rank_axis = R > 1;
+      s.shared_angles = schedule == Schedule::automatic;
       Case c = full_case(s, DType::bf16, 29);
       leave_states_out(c);
       c.options.schedule = schedule;

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "core/arena.hpp"
+#include "ops/mamba3/mutants.hpp"
 #include "ops/mamba3/rows/sums.hpp"
 
 namespace talea::mamba3::cuda {
@@ -114,6 +115,8 @@ void take_tokens(Arena& arena, const Problem& p, const Plan& plan, const Cut& cu
   if (!plan.beside) return;
   u.token_turns_beside = arena.take<float>(units * count * plan.chunk * turned_pairs(p.pairs) * 2);
   u.token_steps_beside = arena.take<char>(units * count * chunk_step_bytes(plan.chunk));
+  if (mutant(ScanMutant::m3_one_place_of_tokens))
+    u.token_turns_beside = u.token_turns, u.token_steps_beside = u.token_steps;
 }
 
 // Backward of states: before each sequence of a round, `homes` numbers; and what lies behind each.
@@ -236,7 +239,8 @@ Buffers lay_out(Arena& arena, const Problem& real, const Plan& plan) {
   const int64_t turns = int64_t{2} * sizeof(float) * plan.chunk * turned_pairs(A);
   const bool has_room = J * turns <= (J + 1) * size * operand &&
                         J * chunk_step_bytes(plan.chunk) <= plan.slice * size * operand;
-  if (!rounds && !plan.by_segment && has_room) {
+  const bool lies_there = has_room || mutant(ScanMutant::m3_tokens_over_operands);
+  if (!rounds && !plan.by_segment && lies_there) {
     u.token_turns_beside = static_cast<float*>(u.inner);
     u.token_steps_beside = static_cast<char*>(u.inner_upstream);
   }

@@ -3,6 +3,7 @@
 // Never: sums with atomics; an order is a function of the problem alone.
 #pragma once
 
+#include "ops/mamba3/mutants.hpp"
 #include "ops/mamba3/rows/numbers.hpp"
 
 namespace talea::mamba3::cuda {
@@ -44,7 +45,9 @@ class RoundMaker {
       }
       const int32_t cut = fits || pack_.every == 1 ? room : room / pack_.every * pack_.every;
       if (abreast_ == pack_.abreast || cut == 0 || (fill_ > 0 && 4 * room <= pack_.room)) {
+        const bool again = mutant(ScanMutant::m3_round_of_the_count_before);
         pack_.rounds[++round_] = last();
+        if (again) pack_.rounds[round_].chunk -= fill_;
         fill_ = abreast_ = 0;
         continue;
       }

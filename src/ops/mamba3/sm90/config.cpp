@@ -7,6 +7,7 @@
 #include <bit>
 #include <cmath>
 
+#include "ops/mamba3/mutants.hpp"
 #include "ops/mamba3/sm90/facts.hpp"
 
 namespace talea::mamba3::sm90 {
@@ -280,7 +281,7 @@ void fit_forward(const Problem& p, int64_t limit, cuda::Plan& plan) {
     }
   }
   const auto is_beyond = [&] { return cuda::workspace_of(p, plan) > limit; };
-  if (is_beyond()) plan.beside = false;
+  if (is_beyond() && !mutant(ScanMutant::m3_beside_beyond_the_limit)) plan.beside = false;
   while (plan.ahead > 1 && is_beyond()) plan.ahead /= 2;
 }
 
@@ -341,7 +342,8 @@ cuda::Plan make_plan(const Problem& p, const DeviceFacts&) {
     plan.hands = hands(p);
     plan.wave = std::max<int64_t>(p.sequences, 1);
     plan.rates = p.shared_angles;
-    if (cuda::workspace_of(p, plan) > limit) plan.rates = false;
+    const bool keeps = mutant(ScanMutant::m3_rates_beyond_the_limit);
+    if (cuda::workspace_of(p, plan) > limit && !keeps) plan.rates = false;
     while (plan.wave > 1 && cuda::workspace_of(p, plan) > limit) plan.wave = (plan.wave + 1) / 2;
     // All of a pack are one round, where its lengths are put in order.
     if (p.packed && plan.wave == p.sequences && p.sequences <= most_in_order && p.tokens > 0) {

@@ -37,8 +37,10 @@ void launch_forward(const Args& args, const Cut& cut, const Wave& wave, const Un
     if (abreast) behind.upstream = b.upstream + forward::home_behind(first / ahead) * units * size;
     if (!beside || first + ahead >= chunks) continue;
     // The tokens of the next run, where the one before this had its own.
-    std::swap(now.token_turns, now.token_turns_beside);
-    std::swap(now.token_steps, now.token_steps_beside);
+    if (!mutant(ScanMutant::m3_place_not_exchanged)) {
+      std::swap(now.token_turns, now.token_turns_beside);
+      std::swap(now.token_steps, now.token_steps_beside);
+    }
     TokenRun next{first + ahead, ahead, chunks};
     next.beside = true, next.crowds = blocks <= processors;
     launch_tokens(args, cut, wave, now, next, stream);
@@ -55,7 +57,9 @@ void launch_forward_pack(const Args& args, const Cut& cut, const UnitBuffers& b,
   launch_pass_through(args, cut, stream);
   for (wave.segment = 0; wave.segment < pack.most_rounds; ++wave.segment) {
     launch_start(args, cut, wave, b, stream);
-    launch_tokens(args, cut, wave, b, {wave.segment, pack.room, pack.most_chunks}, stream);
+    const bool before = mutant(ScanMutant::m3_tokens_of_the_round_before) && wave.segment > 0;
+    launch_tokens(args, cut, wave, b,
+                  {wave.segment - (before ? 1 : 0), pack.room, pack.most_chunks}, stream);
     launch_chunks(args, cut, wave, b, int64_t{pack.abreast} * args.size.heads, wave.segment,
                   pack.room, stream);
     launch_end(args, cut, wave, b, pack.most_chunks, stream);

@@ -135,6 +135,7 @@ __device__ __forceinline__ void read_chunks(const Args& a, const Cut& cut, S& sh
     hopper::warpgroup_wait<0>();
     hopper::hold_registers(h);
   }
+  hold_back(ScanMutant::m3_beside_wait_left_out);
   if (sh.left) put_state(sh.left, h);
 }
 
@@ -251,6 +252,7 @@ __global__ void __launch_bounds__(256, 2)
   }
   __syncthreads();
   if (sh.count <= 0) return;
+  hold_back(ScanMutant::m3_place_not_exchanged);
   if constexpr (abreast)
     if (sh.stretches) put_decays<R>(b.stretch, sh);
   const Unit& u = sh.unit;

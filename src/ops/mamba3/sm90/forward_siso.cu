@@ -204,9 +204,12 @@ __global__ void __launch_bounds__(rate_threads)
   hopper::begin_after_earlier_kernels();
   const int64_t i = int64_t{blockIdx.x} * rate_threads + threadIdx.x;
   if (i >= count) return;
-  const int64_t token = i / pairs, pair = i - token * pairs;
+  int64_t token = i / pairs;
+  const int64_t pair = i - token * pairs;
+  if (mutant(ScanMutant::m3_rates_of_the_token_before) && token > 0) --token;
   const int64_t batch = token / a.size.tokens;
-  const int64_t at = cuda::at(a.angles, static_cast<int>(batch), token - batch * a.size.tokens);
+  const int of = mutant(ScanMutant::m3_rates_of_the_first_batch) ? 0 : static_cast<int>(batch);
+  const int64_t at = cuda::at(a.angles, of, token - batch * a.size.tokens);
   rates[i] = tanhf(cuda::read(a.angles, at + pair * a.angles.stride[3]));
 }
 

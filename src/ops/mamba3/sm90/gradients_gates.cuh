@@ -101,7 +101,7 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::gates(
             const float w = z_here[i] * bys[i], sg = gate_sigmoid(w), wsg = w * sg;
             float du = seen * outs[i] * fmaf(wsg, 1 - sg, sg);
             if (R == 1 ? mutant(ScanMutant::m3_gate_slope_dropped_projected)
-                       : mutant(ScanMutant::m3_gate_slope_dropped))
+                       : mutant(ScanMutant::m3_gate_slope_dropped_ranks))
               du = seen * outs[i] * sg;
             dz[second][i][k] = du * bys[i];
             to_z[slot + i] = fmaf(du, z_here[i], to_z[slot + i]);

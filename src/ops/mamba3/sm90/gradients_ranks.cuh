@@ -33,7 +33,9 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::weigh_ranks(
         const int at = 4 * j + 2 * second;
         const float2 from = {own[second].x - far.x, own[second].y - far.y};
         const bool apart = of_keys ? other > t[second] : other < t[second];
-        const bool alike = other == t[second];
+        const bool later = column + 8 * j > row + 8 * second;
+        const bool masked = later && mutant(ScanMutant::m3_rows_of_a_token_masked);
+        const bool alike = other == t[second] && !masked;
         // Of later keys it may be infinite: chosen, not multiplied.
         const float whole = hopper::exp2_fast((from.x + from.y) * sign);
         const float decay = apart ? whole : 0.0f;

@@ -114,7 +114,7 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::rows_back(int head
       if (!turned) return 0.0f;
       const float torque = x * gw - w * gx, before = gx;
       const bool forward = R == 1 ? mutant(ScanMutant::m3_turned_back_forward_siso)
-                                  : mutant(Mutant::m3_turned_back_forward);
+                                  : mutant(ScanMutant::m3_turned_back_forward_ranks);
       const float sin = forward ? -by.y : by.y;
       gx = before * by.x + gw * sin;
       gw = gw * by.x - before * sin;
@@ -199,7 +199,7 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::rows_back(int head
       const int at = (slot + i) / 2 * 4 + (slot + i) % 2;
       x[i] = g[at] + g[at + 2];
       if (R == 1 ? mutant(ScanMutant::m3_2_bias_after_group_sum_siso)
-                 : mutant(Mutant::m3_2_bias_after_group_sum))
+                 : mutant(ScanMutant::m3_2_bias_after_group_sum_ranks))
         x[i] = sums[at] + sums[at + 2];
     }
     put_alike<R>(alike_to, slot, x);

@@ -146,8 +146,8 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::decays_back(int he
   }
   if (thread < 96 || !a.grad.adt.data) return;
   const double* const e = sh.energy[third(head)];
-  const bool dropped =
-      R == 1 ? mutant(ScanMutant::m3_anchor_dropped_siso) : mutant(Mutant::m3_anchor_dropped);
+  const bool dropped = R == 1 ? mutant(ScanMutant::m3_anchor_dropped_siso)
+                              : mutant(ScanMutant::m3_anchor_dropped_ranks);
   const double energy = dropped ? 0 : ((e[0] + e[1]) + e[2]) + e[3];
   double own[each], sum = 0;  // from the last token on
 #pragma unroll

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 
+#include "ops/mamba3/mutants.hpp"
 #include "ops/mamba3/ranks.hpp"
 #include "ops/mamba3/rows/step.hpp"
 #include "ops/mamba3/sm90/config.hpp"
@@ -39,9 +40,14 @@ class HopperMachine final : public cuda::DeviceMachine {
     sm90::launch_segment(a, cut(), w, of_segment(a, w), at_.stream);
   }
   void slice_back(const cuda::Args& a, const cuda::Wave& w) override {
-    const cuda::UnitBuffers b = of_segment(a, w);
+    cuda::UnitBuffers b = of_segment(a, w);
     sm90::launch_upstream(a, cut(), w, b, at_.stream);
-    sum_last_rows(a, true);
+    sum_last_rows(a, w, true);
+    if (mutant(ScanMutant::m3_gradients_of_the_place_before)) {
+      cuda::Wave behind = w;
+      ++behind.segment;
+      b = of_segment(a, behind);
+    }
     if (sm90::wants_rows(a)) {
       sm90::launch_without_heads(a, cut(), w, b, at_.stream);
       if (cut().whole && sm90::has_two_heads(a.size.rank, a.size.pairs))
@@ -56,7 +62,7 @@ class HopperMachine final : public cuda::DeviceMachine {
     if (sm90::wants_rows(a)) last_rows_ = w;
   }
   void add_parameters(const cuda::Args& a, const cuda::Wave& w) override {
-    sum_last_rows(a, false);
+    sum_last_rows(a, w, false);
     sm90::launch_edges(a, cut(), w, at_.buffers.units, at_.stream);
     DeviceMachine::add_parameters(a, w);
   }
@@ -79,7 +85,9 @@ class HopperMachine final : public cuda::DeviceMachine {
   cuda::UnitBuffers of_segment(const cuda::Args& a, const cuda::Wave& w) const {
     return sm90::buffers_of_segment(a, cut(), w, at_.buffers.units);
   }
-  void sum_last_rows(const cuda::Args& a, bool beside) {
+  // beside: those of the slice at work, w.
+  void sum_last_rows(const cuda::Args& a, const cuda::Wave& w, bool beside) {
+    if (last_rows_ && mutant(ScanMutant::m3_sums_of_the_next_slice)) last_rows_ = w;
     if (last_rows_)
       sm90::launch_sums(a, cut(), *last_rows_, at_.buffers.units, at_.buffers.totals, beside,
                         at_.stream);

@@ -7,6 +7,7 @@
 
 #include "device/common/cuda_check.hpp"
 #include "device/sm90/ptx.cuh"
+#include "ops/mamba3/mutants.hpp"
 #include "ops/mamba3/sm90/machine.hpp"
 
 namespace talea::mamba3::sm90 {
@@ -50,6 +51,7 @@ class BesideEarlierKernel {
     if (!beside || !crowds) talea::sm90::let_later_kernels_start();
   }
   __device__ __forceinline__ ~BesideEarlierKernel() {
+    if (mutant(ScanMutant::m3_beside_wait_left_out)) return;
     if (beside_ && blockIdx.x == 0) talea::sm90::wait_for_earlier_kernels();
   }
   BesideEarlierKernel(const BesideEarlierKernel&) = delete;
@@ -58,6 +60,12 @@ class BesideEarlierKernel {
  private:
   const bool beside_;
 };
+
+// A bug that shows where a kernel is late: without it the kernel may win the race.
+__device__ __forceinline__ void hold_back(ScanMutant bug) {
+  if (mutant(bug))
+    for (int i = 0; i < 4; ++i) __nanosleep(500000);
+}
 
 // The kernel may start while the one before it in the stream ends: it begins with
 // hopper::begin_after_earlier_kernels(), or is one that may run beside it.

@@ -74,11 +74,14 @@ struct PlaceOfStates {
 // The states behind a segment, where there is one.
 void launch_ahead(const Args& args, const Cut& cut, const Wave& wave, const UnitBuffers& b,
                   cudaStream_t stream) {
-  UnitBuffers now = b;
-  if (b.token_turns_beside && (wave.segments - wave.segment) % 2 == 0)
-    now.token_turns = b.token_turns_beside, now.token_steps = b.token_steps_beside;
+  UnitBuffers now = b, other = b;
+  if (b.token_turns_beside) {
+    UnitBuffers& beside = (wave.segments - wave.segment) % 2 == 0 ? now : other;
+    beside.token_turns = b.token_turns_beside, beside.token_steps = b.token_steps_beside;
+  }
   tokens_of_segment(args, cut, wave, now, true, forms_beside(args, wave, b), stream);
   if (args.pack.rounds) launch_ends(args, wave, b, stream, true);
+  if (mutant(ScanMutant::m3_chain_of_the_place_beside)) now = other;
   launch_chains(args, cut, wave, now, units_of(args, wave), 0, true, stream);
 }
 

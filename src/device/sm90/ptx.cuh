@@ -105,16 +105,6 @@ __device__ __forceinline__ void copy_16_bytes(uint32_t to, const void* from, boo
                : "memory");
 }
 
-// Nothing is read or written where `wanted` is false.
-__device__ __forceinline__ void copy_16_bytes_where(bool wanted, uint32_t to, const void* from) {
-  asm volatile(
-      "{\n.reg .pred p;\n"
-      "setp.ne.b32 p, %2, 0;\n"
-      "@p cp.async.cg.shared.global [%0], [%1], 16;\n}" ::"r"(to),
-      "l"(from), "r"(static_cast<int>(wanted))
-      : "memory");
-}
-
 // Arrives once all copies that this thread has begun are done; counts as one of the barrier's
 // arrivals. What reads them in the async proxy fences after its wait.
 __device__ __forceinline__ void barrier_arrive_after_copies(uint64_t* barrier) {

@@ -252,6 +252,16 @@ __device__ __forceinline__ void copies_done_but_one() {
 }
 __device__ __forceinline__ void copies_done() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
+// 16 bytes; nothing is read or written where `wanted` is false.
+__device__ __forceinline__ void copy_where(bool wanted, uint32_t to, const void* from) {
+  asm volatile(
+      "{\n.reg .pred p;\n"
+      "setp.ne.b32 p, %2, 0;\n"
+      "@p cp.async.cg.shared.global [%0], [%1], 16;\n}" ::"r"(to),
+      "l"(from), "r"(static_cast<int>(wanted))
+      : "memory");
+}
+
 // Bytes as they lie, a multiple of 16. No branch, which may stand under a product: threads without
 // a piece hold their copy back by a predicate.
 template <int bytes, int threads>
@@ -265,7 +275,7 @@ __device__ __forceinline__ void copy_bytes(const void* from, void* to, int threa
     if ((i + 1) * threads <= pieces)
       hopper::copy_16_bytes(base + static_cast<uint32_t>(at * 16), piece, true);
     else
-      hopper::copy_16_bytes_where(at < pieces, base + static_cast<uint32_t>(at * 16), piece);
+      copy_where(at < pieces, base + static_cast<uint32_t>(at * 16), piece);
   }
 }
 

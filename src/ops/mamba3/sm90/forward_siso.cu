@@ -2,6 +2,8 @@
 //       of a sequence, two warpgroups.
 // Why: as in forward.cu, but that the warpgroup which reads the rows forms their turns as well.
 // Never: writes a state of every chunk, or divides by a decay.
+#include <cstddef>
+
 #include "device/common/cuda_check.hpp"
 #include "ops/mamba3/sm90/forward_shared.cuh"
 #include "ops/mamba3/sm90/handed.cuh"
@@ -25,6 +27,9 @@ struct Shared {
   float* home = nullptr;      // the state before the first chunk and behind the last
   uint64_t* turns = nullptr;  // what lies behind the last chunk
 };
+
+// From a row of q to that of k.
+constexpr int behind_q = static_cast<int>(offsetof(Shared, k) - offsetof(Shared, q));
 
 // Steps of a chunk, by the half that multiplies: it waits for the other one.
 struct StepsOfChunk {
@@ -94,35 +99,31 @@ __device__ __forceinline__ void read_chunks(const Args& a, const Unit& u, bool f
     turns.add(a, p, scratch.dt, formed, scratch.turns);
     sync();
     const auto turn = [&](auto halves) {
-      const int first = turns.first_token();
-      char* const q = sh.q[stage] + first * 128;
-      char* const k = sh.k[stage] + first * 128;
+      // Eight rows begin at a multiple of 1024 bytes: row and swapped piece are bits of the place.
+      const auto at = [&](int row0, int pp) {
+        return stage * wide_bytes + row0 * 128 + place_of(0, halves() ? 2 * pp : 4 * pp);
+      };
+      const auto two_rows = [&](auto turned, int first, bool now, bool next, const float4& q_bias,
+                                const float4& k_bias, const TwoTurns(&by)[2]) {
+        char* const q0 = sh.q[0] + first;
+        char* const q1 = sh.q[0] + (first ^ 144);
+        turn_all<halves(), turned(), 4>({q0, q0 + behind_q, q1, q1 + behind_q},
+                                        {now, now, next, next}, {q_bias, k_bias, q_bias, k_bias},
+                                        {by[0], by[0], by[1], by[1]});
+      };
       turns.each_turn(a, p, sh.carried, scratch.turns,
-                      [&](int j, int own, const TwoTurns(&by)[2], bool next) {
-                        const int pp = formed_anew(own);
-                        const int at = place_of(0, halves() ? 2 * pp : 4 * pp);
-                        // The rows of a group of tokens begin at a multiple of eight.
-                        turn_all<halves(), true, 4>(
-                            {q + row_behind(at, j), k + row_behind(at, j),
-                             q + row_behind(at, j + 1), k + row_behind(at, j + 1)},
-                            {true, true, next, next},
-                            {sh.q_bias[pp], sh.k_bias[pp], sh.q_bias[pp], sh.k_bias[pp]},
-                            {by[0], by[0], by[1], by[1]});
+                      [&](int j, int pp, const TwoTurns(&by)[2], bool next) {
+                        two_rows(std::true_type{}, at(turns.first_token(), pp) ^ j * 144, true,
+                                 next, sh.q_bias[pp], sh.k_bias[pp], by);
                       });
       // Pairs that never turn.
       if constexpr (blocks == 1) {
-        const int pp = 16 + (thread & 15), row0 = thread / 16 * 8;
-        char* const q = sh.q[stage] + row0 * 128;
-        char* const k = sh.k[stage] + row0 * 128;
+        const int pp = 16 + (thread & 15), row0 = thread / 16 * 8, home = at(row0, pp);
         const float4 q_bias = sh.q_bias[pp], k_bias = sh.k_bias[pp];
 #pragma unroll 1
-        for (int i = 0; i < 8; i += 2) {
-          const bool live[2] = {row0 + i < p.n, row0 + i + 1 < p.n};
-          turn_all<halves(), false, 4>(
-              {words_at<halves()>(q, i, pp), words_at<halves()>(k, i, pp),
-               words_at<halves()>(q, i + 1, pp), words_at<halves()>(k, i + 1, pp)},
-              {live[0], live[0], live[1], live[1]}, {q_bias, k_bias, q_bias, k_bias}, {});
-        }
+        for (int i = 0; i < 8; i += 2)
+          two_rows(std::false_type{}, home ^ i * 144, row0 + i < p.n, row0 + i + 1 < p.n, q_bias,
+                   k_bias, {});
       }
     };
     if (a.size.halves)

@@ -9,6 +9,7 @@
 #include "ops/mamba3/sm90/handed.cuh"
 #include "ops/mamba3/sm90/launch.cuh"
 #include "ops/mamba3/sm90/own_turns.cuh"
+#include "ops/mamba3/sm90/siso_rows.cuh"
 
 namespace talea::mamba3::sm90 {
 namespace {
@@ -24,6 +25,7 @@ struct Shared {
   RawTokens<C> raw;
   Carried carried;
   // Read from here: registers that they would take are spilled.
+  RowHomes homes;
   float* home = nullptr;      // the state before the first chunk and behind the last
   uint64_t* turns = nullptr;  // what lies behind the last chunk
 };
@@ -75,6 +77,12 @@ __device__ __forceinline__ void read_chunks(const Args& a, const Unit& u, bool f
 
   Part p = part_of<C>(u, 0);
   const auto begin = [&](int stage) {
+    if (p.n == C) {
+      copy_whole<columns, 128>(sh.homes.q, a.q.stride[1], p.first, sh.q[stage], thread);
+      copy_whole<columns, 128>(sh.homes.k, a.k.stride[1], p.first, sh.k[stage], thread);
+      copy_whole<values, 128>(sh.homes.v, a.v.stride[1], p.first, sh.v[stage], thread);
+      return;
+    }
     copy_rows<1, 128>(a.q, Cut{}, u, p, sh.q[stage], thread);
     copy_rows<1, 128>(a.k, Cut{}, u, p, sh.k[stage], thread);
     copy_values<128>(a, Cut{}, u, p, sh.v[stage], thread);
@@ -86,7 +94,7 @@ __device__ __forceinline__ void read_chunks(const Args& a, const Unit& u, bool f
     if (saved && chunk % a.size.kept_every == 0)
       put_state(saved + chunk / a.size.kept_every * (columns * values), h);
     // What is kept of them from chunk to chunk would be spilled, and wait for them there.
-    turns.load(a, u, p);
+    turns.load(a, u, p, formed);
     if (thread < C)
       scratch.dt[thread] =
           thread < p.n
@@ -185,6 +193,7 @@ __global__ void __launch_bounds__(256, 2)
     sh.carried.turns[i] = turn == cuda::no_turn ? 0 : turn;
   }
   if (threadIdx.x == 0) {
+    sh.homes.set(a, u);
     sh.home = b.upstream ? b.upstream + number * (columns * values) : nullptr;
     sh.turns = b.turns ? b.turns + number * a.size.pairs : nullptr;
   }

@@ -32,8 +32,9 @@ class TurnReader {
   __device__ __forceinline__ int first_token() const { return group_ * each; }
   __device__ __forceinline__ int pair_pair(int block) const { return pair_ + 16 * block; }
 
-  // Rates as they lie in memory: all loads are under way together.
-  __device__ __forceinline__ void load(const Args& a, const Unit& u, const Part& p) {
+  // Rates as they lie in memory: all loads are under way together. formed: by launch_rates, whose
+  // pairs lie side by side.
+  __device__ __forceinline__ void load(const Args& a, const Unit& u, const Part& p, bool formed) {
     const View& from = a.angles;
     const int64_t base = cuda::at(from, u.batch, u.begin + p.first + first_token(), u.head);
     const int left = p.n - first_token();
@@ -42,6 +43,21 @@ class TurnReader {
       for (int b = 0; b < blocks; ++b)
 #pragma unroll
         for (int j = 0; j < each; ++j) bits_[b][j][0] = bits_[b][j][1] = 0;
+      return;
+    }
+    if (formed) {
+#pragma unroll
+      for (int b = 0; b < blocks; ++b) {
+        const int i = 2 * pair_pair(b), known = i < a.size.pairs ? left : 0;  // A is even
+        const auto* at = static_cast<const uint32_t*>(from.data) + base + i;
+#pragma unroll
+        for (int j = 0; j < each; ++j) {
+          uint2 both = {0, 0};
+          if (j < known) both = __ldg(reinterpret_cast<const uint2*>(at));
+          bits_[b][j][0] = both.x, bits_[b][j][1] = both.y;
+          at += from.stride[1];
+        }
+      }
       return;
     }
     const auto all = [&](auto get) {

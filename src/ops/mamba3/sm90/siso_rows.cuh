@@ -1,0 +1,38 @@
+// What: rows of a whole chunk of one row a token, copied and weighed with places known ahead.
+// Why: a kernel that issues most of the time gains by each instruction that it need not.
+// Never: copies a chunk that its sequence ends within.
+#pragma once
+
+#include "ops/mamba3/sm90/state.cuh"
+
+namespace talea::mamba3::sm90 {
+
+// The first rows of a unit.
+struct RowHomes {
+  const __nv_bfloat16 *q = nullptr, *k = nullptr, *v = nullptr;
+  __device__ __forceinline__ void set(const Args& a, const Unit& u) {
+    const auto of = [](const View& from, int64_t at) {
+      return static_cast<const __nv_bfloat16*>(from.data) + at;
+    };
+    q = of(a.q, cuda::at(a.q, u.batch, u.begin, 0, u.group));
+    k = of(a.k, cuda::at(a.k, u.batch, u.begin, 0, u.group));
+    v = of(a.v, cuda::at(a.v, u.batch, u.begin, u.head));
+  }
+};
+
+// All rows of `width` columns from row `first` behind `home` on, as copy_rows has them.
+template <int width, int threads>
+__device__ __forceinline__ void copy_whole(const __nv_bfloat16* home, int64_t stride, int64_t first,
+                                           char* tile, int thread) {
+  constexpr int pieces = width / 8, apart = threads / pieces;
+  const int piece = thread % pieces, row0 = thread / pieces;
+  const uint32_t to = hopper::smem_address(tile) + static_cast<uint32_t>(place_of(row0, piece * 8));
+  const auto* at = home + (first + row0) * stride + piece * 8;
+#pragma unroll
+  for (int i = 0; i < rows / apart; ++i) {
+    hopper::copy_16_bytes(to + static_cast<uint32_t>(i * apart * 128), at, true);
+    at += stride * apart;
+  }
+}
+
+}  // namespace talea::mamba3::sm90

@@ -141,7 +141,10 @@ __device__ __forceinline__ void read_chunks(const Args& a, const Unit& u, bool f
     sync();
     turns.finish(a, sh.carried);
     hopper::named_barrier_sync(stepped, 256);
-    own.put(p, sh.mimo_v, sh.steps[stage].key, sh.v[stage], sh.weighed);
+    if (a.mimo_v.data)
+      own.put(p, sh.mimo_v, sh.steps[stage].key, sh.v[stage], sh.weighed);
+    else
+      weigh_values<128>(sh.v[stage], sh.steps[stage].key, sh.weighed, thread);
     if (chunk > 0) hopper::named_barrier_sync(state_read, 256);
     join_chunk(sh, stage, h, sync);
     if (chunk + 1 < chunks) {

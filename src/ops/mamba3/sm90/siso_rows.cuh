@@ -35,4 +35,21 @@ __device__ __forceinline__ void copy_whole(const __nv_bfloat16* home, int64_t st
   }
 }
 
+// As RawValues puts them, of values that nothing projects: they stay as they are, zeros behind the
+// last token, whose key is 0.
+template <int threads>
+__device__ __forceinline__ void weigh_values(const char* plain, const float* key, char* weighed,
+                                             int thread) {
+  constexpr int apart = threads / 8;
+  const int t = thread >> 3, at = place_of(t, (thread & 7) * 8);
+#pragma unroll
+  for (int i = 0; i < rows / apart; ++i) {
+    const auto raw = *reinterpret_cast<const uint4*>(plain + at + i * apart * 128);
+    const float by = key[t + i * apart];
+    const auto scaled = [&](uint32_t x) { return two_rounded(by * low_of(x), by * high_of(x)); };
+    *reinterpret_cast<uint4*>(weighed + at + i * apart * 128) = {scaled(raw.x), scaled(raw.y),
+                                                                 scaled(raw.z), scaled(raw.w)};
+  }
+}
+
 }  // namespace talea::mamba3::sm90

@@ -4,7 +4,7 @@
 // Never: waits for a product that it began for the reading half.
 #pragma once
 
-#include "ops/mamba3/sm90/state.cuh"
+#include "ops/mamba3/sm90/siso_rows.cuh"
 
 namespace talea::mamba3::sm90 {
 
@@ -95,9 +95,13 @@ __device__ __forceinline__ void multiply_chunks(const Args& a, const Cut& cut, c
     if constexpr (R > 1) state_is_read();
     const auto& steps = sh.steps[stage];
     uint32_t seen[4][4];
-    weigh<R>(scores, steps, p.n, [&](int j, int second, float x0, float x1) {
+    const auto see = [&](int j, int second, float x0, float x1) {
       seen[j / 2][(j & 1) * 2 + second] = two_rounded(x0, x1);
-    });
+    };
+    if constexpr (R == 1)
+      weigh_tokens(scores, steps, p.n, see);
+    else
+      weigh<R>(scores, steps, p.n, see);
     if constexpr (R == 1) {
       // Not beside the scores: there are no registers for both and for z.
       hopper::warpgroup_arrive();
@@ -136,23 +140,34 @@ __device__ __forceinline__ void multiply_chunks(const Args& a, const Cut& cut, c
         x0 += skip * low_of(v), x1 += skip * high_of(v);
       });
     }
+    const auto gate = [&](auto projected) {
+      if (!projected() && !gated) return;
 #pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      const int c = column + 8 * j;
-      const float2 by_out = *reinterpret_cast<const float2*>(sh.mimo_out + projection_at(r, c));
-      const float2 by_z = *reinterpret_cast<const float2*>(sh.mimo_z + projection_at(r, c));
-#pragma unroll
-      for (int second = 0; second < 2; ++second) {
-        float& x0 = y[4 * j + 2 * second];
-        float& x1 = y[4 * j + 2 * second + 1];
-        if (gated) {
-          const float w0 = low_of(z[2 * j + second]) * by_z.x;
-          const float w1 = high_of(z[2 * j + second]) * by_z.y;
-          x0 *= w0 * gate_sigmoid(w0), x1 *= w1 * gate_sigmoid(w1);
+      for (int j = 0; j < 8; ++j) {
+        const int c = column + 8 * j;
+        float2 by_out = {1, 1}, by_z = {1, 1};
+        if constexpr (projected()) {
+          by_out = *reinterpret_cast<const float2*>(sh.mimo_out + projection_at(r, c));
+          by_z = *reinterpret_cast<const float2*>(sh.mimo_z + projection_at(r, c));
         }
-        x0 *= by_out.x, x1 *= by_out.y;
+#pragma unroll
+        for (int second = 0; second < 2; ++second) {
+          float& x0 = y[4 * j + 2 * second];
+          float& x1 = y[4 * j + 2 * second + 1];
+          if (!projected() || gated) {
+            const float w0 = low_of(z[2 * j + second]) * by_z.x;
+            const float w1 = high_of(z[2 * j + second]) * by_z.y;
+            x0 *= w0 * gate_sigmoid(w0), x1 *= w1 * gate_sigmoid(w1);
+          }
+          x0 *= by_out.x, x1 *= by_out.y;
+        }
       }
-    }
+    };
+    // Seldom of one row a token.
+    if (R > 1 || a.mimo_z.data || a.mimo_out.data)
+      gate(std::true_type{});
+    else
+      gate(std::false_type{});
     const int64_t out0 = cuda::at(a.out, u.batch, token, 0, u.head, first_value(cut, u)) + column;
     if constexpr (R == 1) {
       store_values(a.out, out0 - column, p.n, y);

@@ -2,11 +2,14 @@
 //       of a sequence, two warpgroups.
 // Why: as in forward.cu, but that the warpgroup which reads the rows forms their turns as well.
 // Never: writes a state of every chunk, or divides by a decay.
+#include <cstddef>
+
 #include "device/common/cuda_check.hpp"
 #include "ops/mamba3/sm90/forward_shared.cuh"
 #include "ops/mamba3/sm90/handed.cuh"
 #include "ops/mamba3/sm90/launch.cuh"
 #include "ops/mamba3/sm90/own_turns.cuh"
+#include "ops/mamba3/sm90/siso_rows.cuh"
 
 namespace talea::mamba3::sm90 {
 namespace {
@@ -22,9 +25,13 @@ struct Shared {
   RawTokens<C> raw;
   Carried carried;
   // Read from here: registers that they would take are spilled.
+  RowHomes homes;
   float* home = nullptr;      // the state before the first chunk and behind the last
   uint64_t* turns = nullptr;  // what lies behind the last chunk
 };
+
+// From a row of q to that of k.
+constexpr int behind_q = static_cast<int>(offsetof(Shared, k) - offsetof(Shared, q));
 
 // Steps of a chunk, by the half that multiplies: it waits for the other one.
 struct StepsOfChunk {
@@ -70,6 +77,12 @@ __device__ __forceinline__ void read_chunks(const Args& a, const Unit& u, bool f
 
   Part p = part_of<C>(u, 0);
   const auto begin = [&](int stage) {
+    if (p.n == C) {
+      copy_whole<columns, 128>(sh.homes.q, a.q.stride[1], p.first, sh.q[stage], thread);
+      copy_whole<columns, 128>(sh.homes.k, a.k.stride[1], p.first, sh.k[stage], thread);
+      copy_whole<values, 128>(sh.homes.v, a.v.stride[1], p.first, sh.v[stage], thread);
+      return;
+    }
     copy_rows<1, 128>(a.q, Cut{}, u, p, sh.q[stage], thread);
     copy_rows<1, 128>(a.k, Cut{}, u, p, sh.k[stage], thread);
     copy_values<128>(a, Cut{}, u, p, sh.v[stage], thread);
@@ -81,7 +94,7 @@ __device__ __forceinline__ void read_chunks(const Args& a, const Unit& u, bool f
     if (saved && chunk % a.size.kept_every == 0)
       put_state(saved + chunk / a.size.kept_every * (columns * values), h);
     // What is kept of them from chunk to chunk would be spilled, and wait for them there.
-    turns.load(a, u, p);
+    turns.load(a, u, p, formed);
     if (thread < C)
       scratch.dt[thread] =
           thread < p.n
@@ -94,35 +107,31 @@ __device__ __forceinline__ void read_chunks(const Args& a, const Unit& u, bool f
     turns.add(a, p, scratch.dt, formed, scratch.turns);
     sync();
     const auto turn = [&](auto halves) {
-      const int first = turns.first_token();
-      char* const q = sh.q[stage] + first * 128;
-      char* const k = sh.k[stage] + first * 128;
+      // Eight rows begin at a multiple of 1024 bytes: row and swapped piece are bits of the place.
+      const auto at = [&](int row0, int pp) {
+        return stage * wide_bytes + row0 * 128 + place_of(0, halves() ? 2 * pp : 4 * pp);
+      };
+      const auto two_rows = [&](auto turned, int first, bool now, bool next, const float4& q_bias,
+                                const float4& k_bias, const TwoTurns(&by)[2]) {
+        char* const q0 = sh.q[0] + first;
+        char* const q1 = sh.q[0] + (first ^ 144);
+        turn_all<halves(), turned(), 4>({q0, q0 + behind_q, q1, q1 + behind_q},
+                                        {now, now, next, next}, {q_bias, k_bias, q_bias, k_bias},
+                                        {by[0], by[0], by[1], by[1]});
+      };
       turns.each_turn(a, p, sh.carried, scratch.turns,
-                      [&](int j, int own, const TwoTurns(&by)[2], bool next) {
-                        const int pp = formed_anew(own);
-                        const int at = place_of(0, halves() ? 2 * pp : 4 * pp);
-                        // The rows of a group of tokens begin at a multiple of eight.
-                        turn_all<halves(), true, 4>(
-                            {q + row_behind(at, j), k + row_behind(at, j),
-                             q + row_behind(at, j + 1), k + row_behind(at, j + 1)},
-                            {true, true, next, next},
-                            {sh.q_bias[pp], sh.k_bias[pp], sh.q_bias[pp], sh.k_bias[pp]},
-                            {by[0], by[0], by[1], by[1]});
+                      [&](int j, int pp, const TwoTurns(&by)[2], bool next) {
+                        two_rows(std::true_type{}, at(turns.first_token(), pp) ^ j * 144, true,
+                                 next, sh.q_bias[pp], sh.k_bias[pp], by);
                       });
       // Pairs that never turn.
       if constexpr (blocks == 1) {
-        const int pp = 16 + (thread & 15), row0 = thread / 16 * 8;
-        char* const q = sh.q[stage] + row0 * 128;
-        char* const k = sh.k[stage] + row0 * 128;
+        const int pp = 16 + (thread & 15), row0 = thread / 16 * 8, home = at(row0, pp);
         const float4 q_bias = sh.q_bias[pp], k_bias = sh.k_bias[pp];
 #pragma unroll 1
-        for (int i = 0; i < 8; i += 2) {
-          const bool live[2] = {row0 + i < p.n, row0 + i + 1 < p.n};
-          turn_all<halves(), false, 4>(
-              {words_at<halves()>(q, i, pp), words_at<halves()>(k, i, pp),
-               words_at<halves()>(q, i + 1, pp), words_at<halves()>(k, i + 1, pp)},
-              {live[0], live[0], live[1], live[1]}, {q_bias, k_bias, q_bias, k_bias}, {});
-        }
+        for (int i = 0; i < 8; i += 2)
+          two_rows(std::false_type{}, home ^ i * 144, row0 + i < p.n, row0 + i + 1 < p.n, q_bias,
+                   k_bias, {});
       }
     };
     if (a.size.halves)
@@ -132,7 +141,10 @@ __device__ __forceinline__ void read_chunks(const Args& a, const Unit& u, bool f
     sync();
     turns.finish(a, sh.carried);
     hopper::named_barrier_sync(stepped, 256);
-    own.put(p, sh.mimo_v, sh.steps[stage].key, sh.v[stage], sh.weighed);
+    if (a.mimo_v.data)
+      own.put(p, sh.mimo_v, sh.steps[stage].key, sh.v[stage], sh.weighed);
+    else
+      weigh_values<128>(sh.v[stage], sh.steps[stage].key, sh.weighed, thread);
     if (chunk > 0) hopper::named_barrier_sync(state_read, 256);
     join_chunk(sh, stage, h, sync);
     if (chunk + 1 < chunks) {
@@ -184,6 +196,7 @@ __global__ void __launch_bounds__(256, 2)
     sh.carried.turns[i] = turn == cuda::no_turn ? 0 : turn;
   }
   if (threadIdx.x == 0) {
+    sh.homes.set(a, u);
     sh.home = b.upstream ? b.upstream + number * (columns * values) : nullptr;
     sh.turns = b.turns ? b.turns + number * a.size.pairs : nullptr;
   }

@@ -32,12 +32,34 @@ class TurnReader {
   __device__ __forceinline__ int first_token() const { return group_ * each; }
   __device__ __forceinline__ int pair_pair(int block) const { return pair_ + 16 * block; }
 
-  // Rates as they lie in memory: all loads are under way together.
-  __device__ __forceinline__ void load(const Args& a, const Unit& u, const Part& p) {
+  // Rates as they lie in memory: all loads are under way together. formed: by launch_rates, whose
+  // pairs lie side by side.
+  __device__ __forceinline__ void load(const Args& a, const Unit& u, const Part& p, bool formed) {
     const View& from = a.angles;
     const int64_t base = cuda::at(from, u.batch, u.begin + p.first + first_token(), u.head);
     const int left = p.n - first_token();
-    if (!from.data) return;
+    if (!from.data) {
+#pragma unroll
+      for (int b = 0; b < blocks; ++b)
+#pragma unroll
+        for (int j = 0; j < each; ++j) bits_[b][j][0] = bits_[b][j][1] = 0;
+      return;
+    }
+    if (formed) {
+#pragma unroll
+      for (int b = 0; b < blocks; ++b) {
+        const int i = 2 * pair_pair(b), known = i < a.size.pairs ? left : 0;  // A is even
+        const auto* at = static_cast<const uint32_t*>(from.data) + base + i;
+#pragma unroll
+        for (int j = 0; j < each; ++j) {
+          uint2 both = {0, 0};
+          if (j < known) both = __ldg(reinterpret_cast<const uint2*>(at));
+          bits_[b][j][0] = both.x, bits_[b][j][1] = both.y;
+          at += from.stride[1];
+        }
+      }
+      return;
+    }
     const auto all = [&](auto get) {
 #pragma unroll
       for (int b = 0; b < blocks; ++b) {
@@ -60,9 +82,9 @@ class TurnReader {
       });
   }
 
-  // Rates become turns, in their place; their sums go to the other groups. Two tokens at a time: a
-  // rate does not wait for the one before it, and code that the loop comes back to is fetched once.
-  // formed: the rates are.
+  // Rates become scaled turns, in their place; their sums go to the other groups. A few tokens at a
+  // time: a rate does not wait for the one before it, and code that the loop comes back to is
+  // fetched once. formed: the rates are.
   __device__ __forceinline__ void add(const Args& a, const Part& p, const float* dt, bool formed,
                                       Scratch& scratch) {
     if (formed)
@@ -82,13 +104,13 @@ class TurnReader {
       const int pp = pair_pair(b);
       const bool turns = a.angles.data && 2 * pp < a.size.pairs;
       uint64_t sum[2] = {0, 0};
-      bool lost[2] = {false, false};
+      float taint[2] = {0, 0};
       if (turns) {
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
           sum[e] = carried.turns[2 * pp + e];
-          lost[e] = carried.tainted[2 * pp + e] != 0 ||
-                    (scratch.lost[2 * pp + e] & ((1u << group_) - 1)) != 0;
+          const unsigned before = scratch.lost[2 * pp + e] & ((1u << group_) - 1);
+          if ((before | static_cast<unsigned>(carried.tainted[2 * pp + e])) != 0) taint[e] = NAN;
         }
 #pragma unroll 1
         for (int g = 0; g < group_; ++g) {
@@ -102,27 +124,18 @@ class TurnReader {
         const int t = first_token() + j;
         if (t >= p.n) break;
         TwoTurns by[2];
-        if (turns) {
 #pragma unroll
-          for (int i = 0; i < 2; ++i) {
-#pragma unroll
-            for (int e = 0; e < 2; ++e) {
-              // None behind the last.
-              const uint64_t whole = cuda::to_turn(__uint_as_float(bits_[b][i][e]));
-              lost[e] = lost[e] || whole == cuda::no_turn;
-              sum[e] += whole;
-            }
-            turn_sine_cosine_fast(sum[0], by[i].sin0, by[i].cos0);
-            turn_sine_cosine_fast(sum[1], by[i].sin1, by[i].cos1);
-            if (lost[0]) by[i].cos0 = by[i].sin0 = NAN;
-            if (lost[1]) by[i].cos1 = by[i].sin1 = NAN;
-          }
+        for (int i = 0; i < 2; ++i) {
+          // None behind the last, nor of a pair that never turns: of 0 they are 0 and 1.
+          add_whole(bits_[b][i], sum, taint);
+          tainted_sine_cosine(sum[0], taint[0], by[i].sin0, by[i].cos0);
+          tainted_sine_cosine(sum[1], taint[1], by[i].sin1, by[i].cos1);
         }
         f(j, pp, by, t + 1 < p.n);
-        behind<2>(bits_[b], {});
+        behind<2>(bits_[b]);
       }
       end_[b][0] = sum[0], end_[b][1] = sum[1];
-      lost_[b] = (lost[0] ? 1 : 0) + (lost[1] ? 2 : 0);
+      lost_[b] = (isnan(taint[0]) ? 1 : 0) + (isnan(taint[1]) ? 2 : 0);
     }
   }
 
@@ -152,53 +165,70 @@ class TurnReader {
           for (int e = 0; e < 2; ++e)
             bits_[b][j][e] = __float_as_uint(cuda::number_of(a.angles.dtype, bits_[b][j][e]));
     }
-    constexpr int at_once = 2;
+    constexpr int at_once = each % 4 == 0 ? 4 : 2;
     static_assert(each % at_once == 0);
 #pragma unroll
     for (int b = 0; b < blocks; ++b) {
-      const int left = 2 * pair_pair(b) < a.size.pairs ? p.n - first_token() : 0;  // A is even
-      uint64_t sums[2] = {0, 0};
-      bool lost[2] = {false, false};
+      const bool turns = 2 * pair_pair(b) < a.size.pairs;
+      uint64_t sum[2] = {0, 0};
+      float taint[2] = {0, 0};
 #pragma unroll 1
       for (int first = 0; first < each; first += at_once) {
-        uint32_t turns[at_once][2];
+        uint32_t scaled[at_once][2];
 #pragma unroll
         for (int j = 0; j < at_once; ++j) {
-          const float half = 0.5f * dt[first_token() + first + j];
+          // Behind the last token both are 0, and of a pair that never turns.
+          const float half = turns ? 0.5f * dt[first_token() + first + j] : 0.0f;
 #pragma unroll
           for (int e = 0; e < 2; ++e) {
             const float rate = __uint_as_float(bits_[b][j][e]);
-            const float x = (formed ? rate : tanhf(rate)) * half;
-            const float turn = first + j < left ? x : 0.0f;
-            turns[j][e] = __float_as_uint(turn);
-            const uint64_t whole = cuda::to_turn(turn);
-            lost[e] = lost[e] || whole == cuda::no_turn;  // of a sum that none reads any more
-            sums[e] += whole;
+            scaled[j][e] = __float_as_uint(scaled_turn((formed ? rate : tanhf(rate)) * half));
           }
+          add_whole(scaled[j], sum, taint);
         }
-        behind<at_once>(bits_[b], turns);
+        behind<at_once>(bits_[b]);
+#pragma unroll
+        for (int j = 0; j < at_once; ++j)
+#pragma unroll
+          for (int e = 0; e < 2; ++e) bits_[b][each - at_once + j][e] = scaled[j][e];
       }
 #pragma unroll
       for (int e = 0; e < 2; ++e)
-        if (lost[e]) atomicOr(&scratch.lost[2 * pair_pair(b) + e], 1u << group_);
-      scratch.sums[group_][pair_pair(b)] = {sums[0], sums[1]};
+        if (isnan(taint[e])) atomicOr(&scratch.lost[2 * pair_pair(b) + e], 1u << group_);
+      scratch.sums[group_][pair_pair(b)] = {sum[0], sum[1]};
+    }
+  }
+
+  // cuda::to_turn before it is an integer. A rate is at most 1, so that half a dt times it is below
+  // the bound of to_turn or not finite, and of that the difference is no number.
+  static __device__ __forceinline__ float scaled_turn(float turns) {
+    const float rest = turns - rintf(turns);
+    return rest >= 0.5f ? -9223372036854775808.0f : rest * 18446744073709551616.0f;
+  }
+  // Two scaled turns to their sums. taint: 0, or no number behind a turn that is none; a sum that
+  // such a turn is part of is read by none.
+  static __device__ __forceinline__ void add_whole(const uint32_t (&scaled)[2], uint64_t (&sum)[2],
+                                                   float (&taint)[2]) {
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const float turn = __uint_as_float(scaled[e]);
+      sum[e] += static_cast<uint64_t>(cuda::nearest_integer(turn));
+      taint[e] = fmaf(turn, 0.0f, taint[e]);
     }
   }
 
   // The first numbers make room for others behind the last: a loop that counted through them would
   // have them in memory.
   template <int count>
-  static __device__ __forceinline__ void behind(uint32_t (&x)[each][2],
-                                                const uint32_t (&more)[count][2]) {
+  static __device__ __forceinline__ void behind(uint32_t (&x)[each][2]) {
 #pragma unroll
-    for (int j = 0; j < each; ++j)
+    for (int j = 0; j + count < each; ++j)
 #pragma unroll
-      for (int e = 0; e < 2; ++e)
-        x[j][e] = j + count < each ? x[j + count][e] : more[j + count - each][e];
+      for (int e = 0; e < 2; ++e) x[j][e] = x[j + count][e];
   }
 
   int pair_, group_;
-  uint32_t bits_[blocks][each][2];  // rates, from add() on turns
+  uint32_t bits_[blocks][each][2];  // rates, from add() on scaled turns
   uint64_t end_[blocks][2];
   int lost_[blocks];
 };

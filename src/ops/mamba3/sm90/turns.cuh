@@ -34,6 +34,14 @@ __device__ __forceinline__ void turn_sine_cosine_fast(uint64_t turn, float& sine
   sine = __sinf(x), cosine = __cosf(x);
 }
 
+// The same of a sum whose taint is 0, or no number: then there are none.
+__device__ __forceinline__ void tainted_sine_cosine(uint64_t turn, float taint, float& sine,
+                                                    float& cosine) {
+  const float x =
+      fmaf(static_cast<float>(static_cast<int32_t>(turn >> 32)), 1.4629180792671596e-9f, taint);
+  sine = __sinf(x), cosine = __cosf(x);
+}
+
 // A sum that is a number is not the mark of one that is none.
 __device__ __forceinline__ uint64_t marked(uint64_t sum, bool lost) {
   return lost ? cuda::no_turn : sum == cuda::no_turn ? cuda::no_turn + 1 : sum;

@@ -71,26 +71,31 @@ __device__ __forceinline__ void read_chunks(const Args& a, const Cut& cut, S& sh
 
   Part p = part_of<C>(u, 0);
   const auto begin = [&](int chunk, int stage) {
-    copy_rows<R, 128>(a.q, cut, u, p, sh.q[stage], thread);
-    copy_rows<R, 128>(a.k, cut, u, p, sh.k[stage], thread);
+    if (cut.whole && p.n == C) {
+      copy_tokens<R, 128>(sh.homes.q, a.q, p.first, sh.q[stage], thread);
+      copy_tokens<R, 128>(sh.homes.k, a.k, p.first, sh.k[stage], thread);
+    } else {
+      copy_rows<R, 128>(a.q, cut, u, p, sh.q[stage], thread);
+      copy_rows<R, 128>(a.k, cut, u, p, sh.k[stage], thread);
+    }
     if constexpr (R == 1) copy_values<128>(a, cut, u, p, sh.v[stage], thread);
     copy_bytes<sizeof(ChunkSteps<C>), 128>(
         sh.steps_from + chunk * static_cast<int64_t>(sizeof(ChunkSteps<C>)), &sh.steps[stage],
         thread);
     if constexpr (Shared<R>::turns_here && blocks == 1) {
-      const auto* const from = reinterpret_cast<const float4*>(sh.turns_from) + chunk * (C * 16);
+      // 128 pieces are eight tokens.
+      const auto* const from =
+          reinterpret_cast<const float4*>(sh.turns_from) + chunk * (C * 16) + thread;
+      const uint32_t to =
+          hopper::smem_address(sh.turns + Shared<R>::turn_at(thread / 16, thread % 16));
 #pragma unroll
-      for (int i = 0; i < C * 16 / 128; ++i) {
-        const int piece = thread + i * 128, to = Shared<R>::turn_at(piece / 16, piece % 16);
-        hopper::copy_16_bytes(hopper::smem_address(sh.turns + to), from + piece, true);
-      }
+      for (int i = 0; i < C * 16 / 128; ++i)
+        hopper::copy_16_bytes(to + static_cast<uint32_t>(i * 128 * sizeof(float4)), from + i * 128,
+                              true);
     }
     // What registers take once the product is through. No branch: accumulators would be moved.
     if constexpr (R > 1)
-      fetch(static_cast<const char*>(a.v.data) +
-            cuda::at(a.v, u.batch, u.begin + p.first + (thread < p.n ? thread : 0), u.head,
-                     first_value(cut, u)) *
-                2);
+      fetch(sh.homes.v + (p.first + (thread < p.n ? thread : 0)) * a.v.stride[1]);
   };
   begin(0, 0);
 #pragma unroll 1
@@ -102,7 +107,12 @@ __device__ __forceinline__ void read_chunks(const Args& a, const Cut& cut, S& sh
     const auto* turns = reinterpret_cast<const float4*>(sh.turns_from) + chunk * (C * pairs / 2);
     float4 ahead;
     if constexpr (!Shared<R>::turns_here) turns += t0 * (pairs / 2) + pp0, ahead = __ldg(turns);
-    const RawValues<R, 128> own(a, cut, u, p, thread);
+    const auto own = [&] {
+      if constexpr (R == 1)
+        return RawValues<R, 128>(thread);
+      else
+        return RankValues<R, 128>(sh.homes.v + p.first * a.v.stride[1], a.v.stride[1], p, thread);
+    }();
     copies_done();
     sync();
     const auto turn = [&](auto halves) {
@@ -240,6 +250,7 @@ __global__ void __launch_bounds__(256, 2)
     else
       at = a.pack.rounds ? find_stretch<R>(a, cut, b, first, sh)
                          : find_run<R>(a, cut, b, wave, first, ahead, sh);
+    if (sh.count > 0) sh.homes.set(a, cut, sh.unit);
     sh.turns_from = b.token_turns + at * (C * 32 * blocks * 2);
     sh.steps_from = b.token_steps + at * cuda::chunk_step_bytes(C);
     if constexpr (parts) {

@@ -35,6 +35,7 @@ struct Shared {
   float* saved = nullptr;       // of the whole unit
   const float* turns_from = nullptr;
   const char* steps_from = nullptr;
+  TokenHomes homes;
 };
 // Of stretches side by side: what those of the run add, how many are before the block's, by what
 // the state before each is weighed behind it, and where the last leaves the one behind the run.

@@ -4,7 +4,7 @@
 // Never: waits for a product that it began for the reading half.
 #pragma once
 
-#include "ops/mamba3/sm90/siso_rows.cuh"
+#include "ops/mamba3/sm90/rank_rows.cuh"
 
 namespace talea::mamba3::sm90 {
 

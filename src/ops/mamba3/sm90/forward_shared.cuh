@@ -65,17 +65,30 @@ __device__ __forceinline__ void multiply_chunks(const Args& a, const Cut& cut, c
     const int64_t token = u.begin + p.first;
     const auto load_z = [&] {
       if (!gated) return;
-      const auto* from = static_cast<const __nv_bfloat16*>(a.z.data);
-      const int64_t base = cuda::at(a.z, u.batch, token, u.head, first_value(cut, u)) + column;
+      if constexpr (R == 1) {
+        const auto* from = static_cast<const __nv_bfloat16*>(a.z.data);
+        const int64_t base = cuda::at(a.z, u.batch, token, u.head, first_value(cut, u)) + column;
 #pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        const int64_t first = base + 8 * j;
-        z[2 * j] = t0 < p.n
-                       ? __ldg(reinterpret_cast<const uint32_t*>(from + first + t0 * a.z.stride[1]))
+        for (int j = 0; j < 8; ++j) {
+          const int64_t first = base + 8 * j;
+          z[2 * j] =
+              t0 < p.n ? __ldg(reinterpret_cast<const uint32_t*>(from + first + t0 * a.z.stride[1]))
                        : 0u;
-        z[2 * j + 1] =
-            t1 < p.n ? __ldg(reinterpret_cast<const uint32_t*>(from + first + t1 * a.z.stride[1]))
-                     : 0u;
+          z[2 * j + 1] =
+              t1 < p.n ? __ldg(reinterpret_cast<const uint32_t*>(from + first + t1 * a.z.stride[1]))
+                       : 0u;
+        }
+      } else {
+        // Rows behind the last token take its own: none stores them.
+        const auto* const from = sh.homes.z + column + p.first * a.z.stride[1];
+        const int last = p.n - 1;
+        const auto* const z0 = from + (t0 < last ? t0 : last) * a.z.stride[1];
+        const auto* const z1 = from + (t1 < last ? t1 : last) * a.z.stride[1];
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+          z[2 * j] = __ldg(reinterpret_cast<const uint32_t*>(z0 + 8 * j));
+          z[2 * j + 1] = __ldg(reinterpret_cast<const uint32_t*>(z1 + 8 * j));
+        }
       }
     };
     load_z();
@@ -101,7 +114,7 @@ __device__ __forceinline__ void multiply_chunks(const Args& a, const Cut& cut, c
     if constexpr (R == 1)
       weigh_tokens(scores, steps, p.n, see);
     else
-      weigh<R>(scores, steps, p.n, see);
+      weigh_ranks<R>(scores, steps, see);
     if constexpr (R == 1) {
       // Not beside the scores: there are no registers for both and for z.
       hopper::warpgroup_arrive();
@@ -134,14 +147,18 @@ __device__ __forceinline__ void multiply_chunks(const Args& a, const Cut& cut, c
         continue;
       }
     }
-    if (skip != 0) {
-      each_two(y, [&](int i, int c, float& x0, float& x1) {
-        const uint32_t v = *reinterpret_cast<const uint32_t*>(sh.v[stage] + place_of(i, c));
-        x0 += skip * low_of(v), x1 += skip * high_of(v);
-      });
-    }
-    const auto gate = [&](auto projected) {
-      if (!projected() && !gated) return;
+    const auto add_values = [&] {
+      if constexpr (R == 1) {
+        each_two(y, [&](int i, int c, float& x0, float& x1) {
+          const uint32_t v = *reinterpret_cast<const uint32_t*>(sh.v[stage] + place_of(i, c));
+          x0 += skip * low_of(v), x1 += skip * high_of(v);
+        });
+      } else {
+        add_tile(y, sh.v[stage], skip);
+      }
+    };
+    if (skip != 0) add_values();
+    const auto gate = [&](auto projected, auto gates) {
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
         const int c = column + 8 * j;
@@ -154,7 +171,7 @@ __device__ __forceinline__ void multiply_chunks(const Args& a, const Cut& cut, c
         for (int second = 0; second < 2; ++second) {
           float& x0 = y[4 * j + 2 * second];
           float& x1 = y[4 * j + 2 * second + 1];
-          if (!projected() || gated) {
+          if (gates()) {
             const float w0 = low_of(z[2 * j + second]) * by_z.x;
             const float w1 = high_of(z[2 * j + second]) * by_z.y;
             x0 *= w0 * gate_sigmoid(w0), x1 *= w1 * gate_sigmoid(w1);
@@ -163,38 +180,31 @@ __device__ __forceinline__ void multiply_chunks(const Args& a, const Cut& cut, c
         }
       }
     };
-    // Seldom of one row a token.
-    if (R > 1 || a.mimo_z.data || a.mimo_out.data)
-      gate(std::true_type{});
-    else
-      gate(std::false_type{});
-    const int64_t out0 = cuda::at(a.out, u.batch, token, 0, u.head, first_value(cut, u)) + column;
+    constexpr std::true_type yes;
+    constexpr std::false_type no;
+    if constexpr (R > 1) {
+      if (gated)
+        gate(yes, yes);
+      else
+        gate(yes, no);
+    } else if (a.mimo_z.data || a.mimo_out.data) {  // seldom
+      gate(yes, [&] { return gated; });
+    } else if (gated) {
+      gate(no, yes);
+    }
     if constexpr (R == 1) {
-      store_values(a.out, out0 - column, p.n, y);
-    } else if (a.size.reduce) {
-#pragma unroll
-      for (int first = 0; first < 8; first += R)
-#pragma unroll
-        for (int second = 0; second < 2; ++second) {
-          float low[R], high[R];
-#pragma unroll
-          for (int k = 0; k < R; ++k) {
-            low[k] = y[4 * (first + k) + 2 * second];
-            high[k] = y[4 * (first + k) + 2 * second + 1];
-          }
-          const float x = shared_by_ranks<R>(low), w = shared_by_ranks<R>(high);
-          const int t = second ? t1 : t0;
-          const bool more = mutant(ScanMutant::m3_tail_stored) && token + t < a.size.tokens;
-          if (t < p.n || more) store_two(a.out, out0 + t * a.out.stride[1] + 8 * (first + r), x, w);
-        }
+      store_values(a.out, cuda::at(a.out, u.batch, token, 0, u.head, first_value(cut, u)), p.n, y);
     } else {
-      const int64_t at0 = out0 + t0 * a.out.stride[1] + r * a.out.stride[2];
-      const int64_t at1 = out0 + t1 * a.out.stride[1] + r * a.out.stride[2];
-#pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        if (t0 < p.n) store_two(a.out, at0 + 8 * j, y[4 * j], y[4 * j + 1]);
-        if (t1 < p.n) store_two(a.out, at1 + 8 * j, y[4 * j + 2], y[4 * j + 3]);
-      }
+      if (a.size.reduce) sum_ranks<R>(y);
+      const int64_t at0 = sh.homes.out + (p.first + t0) * a.out.stride[1] + column;
+      const auto known = [&](int t) {
+        return t < p.n || (mutant(ScanMutant::m3_tail_stored) && token + t < a.size.tokens);
+      };
+      if (a.out.dtype == DType::bf16)
+        store_ranks<R>(a, static_cast<__nv_bfloat16*>(a.out.data) + at0, r, known(t0), known(t1),
+                       y);
+      else
+        store_ranks<R>(a, static_cast<float*>(a.out.data) + at0, r, known(t0), known(t1), y);
     }
     if (chunk + 2 < end) hopper::named_barrier_arrive(empty + stage, 256);
   }

@@ -106,4 +106,102 @@ class RankValues {
   uint4 raw_[each];
 };
 
+// As weigh, of several rows a token: without a look where every token of eight columns is earlier
+// than the rows' own. A row behind the last token is weighed as if it were one: none stores it.
+template <int R, class Steps, class F>
+__device__ __forceinline__ void weigh_ranks(const float (&scores)[32], const Steps& steps, F f) {
+  static_assert(R > 1 && 8 % R == 0);
+  const int row = own_row(), top = row - (threadIdx.x & 31) / 4;  // the warp's first row
+  const int t[2] = {row / R, (row + 8) / R}, t0 = own_column() / R;
+  const float4 own[2] = {steps.pair[t[0]], steps.pair[t[1]]};
+  const float4* const keys = steps.pair + t0;
+  const auto put = [&](int j, int second, float by) {
+    f(j, second, by * scores[4 * j + 2 * second], by * scores[4 * j + 2 * second + 1]);
+  };
+  const auto earlier = [&](int j, int second) {
+    const float4 key = keys[8 * j / R];
+    put(j, second, key.z * decay_of(own[second], key));
+  };
+  const auto diagonal = [&](int j, int second) {
+    const int of = t0 + 8 * j / R;
+    const float4 key = keys[8 * j / R];
+    const float by = t[second] == of ? key.w : key.z * decay_of(own[second], key);
+    const float x = by * scores[4 * j + 2 * second], y = by * scores[4 * j + 2 * second + 1];
+    // Not 0 * Inf: what is not seen is not multiplied.
+    const bool seen = t[second] >= of;
+    f(j, second, seen ? x : 0.0f, seen ? y : 0.0f);
+  };
+#pragma unroll
+  for (int j = 0; j < 8; j += 2) {
+    if (8 * j < top) {
+      earlier(j, 0), earlier(j, 1), earlier(j + 1, 0), earlier(j + 1, 1);
+    } else {
+      f(j + 1, 0, 0.0f, 0.0f);
+      if (8 * j == top) {
+        diagonal(j, 0), earlier(j, 1), diagonal(j + 1, 1);
+      } else {
+        f(j, 0, 0.0f, 0.0f), f(j, 1, 0.0f, 0.0f), f(j + 1, 1, 0.0f, 0.0f);
+      }
+    }
+  }
+}
+
+// A tile of 64 columns, weighed, to an accumulator: four matrices of eight rows at once, as
+// put_tile has them.
+__device__ __forceinline__ void add_tile(float (&d)[32], const char* tile, float by) {
+  const int lane = threadIdx.x & 31, row = (threadIdx.x & 127) / 32 * 16 + lane % 16;
+#pragma unroll
+  for (int j = 0; j < 8; j += 2) {
+    uint32_t x[4];
+    hopper::load_matrix_x4(x, tile + place_of(row, 8 * j + lane / 16 * 8));
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      d[4 * j + 2 * i] += by * low_of(x[i]);
+      d[4 * j + 2 * i + 1] += by * high_of(x[i]);
+    }
+  }
+}
+
+// Over the R rows of a token: row r is left with the sums of groups r, R + r, ... of eight columns,
+// which lie where the first R groups begin.
+template <int R>
+__device__ __forceinline__ void sum_ranks(float (&y)[32]) {
+#pragma unroll
+  for (int first = 0; first < 8; first += R)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      float x[R];
+#pragma unroll
+      for (int k = 0; k < R; ++k) x[k] = y[4 * (first + k) + i];
+      y[4 * first + i] = shared_by_ranks<R>(x);
+    }
+}
+
+__device__ __forceinline__ void put_two(__nv_bfloat16* to, float x, float y) {
+  *reinterpret_cast<uint32_t*>(to) = two_rounded(x, y);
+}
+__device__ __forceinline__ void put_two(float* to, float x, float y) {
+  *reinterpret_cast<float2*>(to) = {x, y};
+}
+// Rows of an accumulator, or what sum_ranks leaves of them, to `to`: of the first row's token and
+// the thread's first column.
+template <int R, class T>
+__device__ __forceinline__ void store_ranks(const Args& a, T* to, int r, bool first, bool second,
+                                            const float (&y)[32]) {
+  to += a.size.reduce ? 8 * r : r * a.out.stride[2];
+  T* const behind = to + 8 / R * a.out.stride[1];
+  const auto store = [&](auto apart) {
+    if (first)
+#pragma unroll
+      for (int j = 0; j < 8; j += apart()) put_two(to + 8 * j, y[4 * j], y[4 * j + 1]);
+    if (second)
+#pragma unroll
+      for (int j = 0; j < 8; j += apart()) put_two(behind + 8 * j, y[4 * j + 2], y[4 * j + 3]);
+  };
+  if (a.size.reduce)
+    store(std::integral_constant<int, R>{});
+  else
+    store(std::integral_constant<int, 1>{});
+}
+
 }  // namespace talea::mamba3::sm90

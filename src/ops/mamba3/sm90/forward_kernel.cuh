@@ -105,14 +105,19 @@ __device__ __forceinline__ void read_chunks(const Args& a, const Cut& cut, S& sh
       put_state(sh.saved + (sh.first + chunk) / a.size.kept_every * (columns * values), h);
     // Not under the product of the chunk before: what is loaded there is spilled.
     const auto* turns = reinterpret_cast<const float4*>(sh.turns_from) + chunk * (C * pairs / 2);
-    float4 ahead;
-    if constexpr (!Shared<R>::turns_here) turns += t0 * (pairs / 2) + pp0, ahead = __ldg(turns);
+    const auto ahead = [&] {
+      if constexpr (Shared<R>::turns_here)
+        return 0;
+      else
+        return EightTurns<R, pairs>(turns += t0 * (pairs / 2) + pp0);
+    }();
     const auto own = [&] {
       if constexpr (R == 1)
         return RawValues<R, 128>(thread);
       else
         return RankValues<R, 128>(sh.homes.v + p.first * a.v.stride[1], a.v.stride[1], p, thread);
     }();
+    __syncwarp();  // what is loaded is asked for before the wait
     copies_done();
     sync();
     const auto turn = [&](auto halves) {
@@ -120,7 +125,7 @@ __device__ __forceinline__ void read_chunks(const Args& a, const Cut& cut, S& sh
 #pragma unroll
         for (int b = 0; b < blocks; ++b)
           turn_eight<R, halves(), pairs>(sh, stage, t0, p.n - t0, pp0 + 16 * b,
-                                         b == 0 ? ahead : __ldg(turns + b * 16), turns + b * 16);
+                                         b == 0 ? ahead : EightTurns<R, pairs>(turns + b * 16));
         // Pairs that never turn.
         if constexpr (blocks == 1) {
           if (a.q_bias.data) bias_rows<R, halves(), 128>(sh.q[stage], p.n, sh.q_bias, thread);

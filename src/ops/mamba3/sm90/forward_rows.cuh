@@ -59,19 +59,29 @@ __device__ __forceinline__ void fetch(const void* from) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
 }
 
+// Turns of two pairs of the tokens of eight rows.
+template <int R, int pairs>
+struct EightTurns {
+  uint4 of[8 / R];
+  __device__ __forceinline__ explicit EightTurns(const float4* from) {
+#pragma unroll
+    for (int j = 0; j < 8 / R; ++j) of[j] = load_now(from + j * (pairs / 2));
+  }
+};
+
 // Two pairs of eight rows of q and of k, of `known` tokens from t0 on: all are taken before the
 // first is put back, behind which the compiler would leave them.
 template <int R, bool halves, int pairs>
 __device__ __forceinline__ void turn_eight(Shared<R>& sh, int stage, int t0, int known, int pp,
-                                           const float4& first, const float4* turns) {
+                                           const EightTurns<R, pairs>& turns) {
   TwoTurns by[8];
   bool live[8];
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
-    const int j = i / R;
-    const float4 x = j == 0 ? first : __ldg(turns + j * (pairs / 2));
-    by[i] = {x.x, x.y, x.z, x.w};
-    live[i] = j < known;
+    const uint4& x = turns.of[i / R];
+    by[i] = {__uint_as_float(x.x), __uint_as_float(x.y), __uint_as_float(x.z),
+             __uint_as_float(x.w)};
+    live[i] = i / R < known;
   }
   // Rows of these tokens begin at a multiple of eight.
   const int place = place_of(0, halves ? 2 * pp : 4 * pp);

@@ -114,6 +114,8 @@ __device__ __forceinline__ void read_chunks(const Args& a, const Cut& cut, S& sh
     const auto own = [&] {
       if constexpr (R == 1)
         return RawValues<R, 128>(thread);
+      else if constexpr (std::is_same_v<S, SharedOfParts<R>>)  // there the others are spilled
+        return RawValues<R, 128>(a, cut, u, p, thread);
       else
         return RankValues<R, 128>(sh.homes.v + p.first * a.v.stride[1], a.v.stride[1], p, thread);
     }();

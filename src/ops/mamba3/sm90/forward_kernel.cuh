@@ -130,8 +130,8 @@ __device__ __forceinline__ void read_chunks(const Args& a, const Cut& cut, S& sh
                                          b == 0 ? ahead : EightTurns<R, pairs>(turns + b * 16));
         // Pairs that never turn.
         if constexpr (blocks == 1) {
-          if (a.q_bias.data) bias_rows<R, halves(), 128>(sh.q[stage], p.n, sh.q_bias, thread);
-          if (a.k_bias.data) bias_rows<R, halves(), 128>(sh.k[stage], p.n, sh.k_bias, thread);
+          if (a.q_bias.data) bias_tile<R, halves()>(sh.q[stage], p.n, sh.q_bias, thread);
+          if (a.k_bias.data) bias_tile<R, halves()>(sh.k[stage], p.n, sh.k_bias, thread);
         }
       } else {
         own_rows.template turn<halves()>(sh, stage, p.n, turns, a.q_bias.data || a.k_bias.data);

@@ -100,6 +100,46 @@ __device__ __forceinline__ void turn_eight(Shared<R>& sh, int stage, int t0, int
   }
 }
 
+// Pairs that never turn, with their biases: a thread has four pairs of four rows, 16 rows apart,
+// all taken before the first is put back.
+template <int R, bool halves>
+__device__ __forceinline__ void bias_tile(char* tile, int n, const float4* biases, int thread) {
+  const int row = thread / 32 + thread % 32 / 8 * 4, lane = thread % 8;
+  const float4* const from = biases + row % R * 32 + 16 + lane * 2;
+  const float4 bias[2] = {from[0], from[1]};
+  char* const at = tile + place_of(row, halves ? 32 + 4 * lane : 64 + 8 * lane);
+  uint2 words[4][2];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if constexpr (halves) {
+      const uint2 x = *reinterpret_cast<const uint2*>(at + i * 2048);
+      const uint2 y = *reinterpret_cast<const uint2*>(at + i * 2048 + panel_bytes);
+      words[i][0] = {x.x, y.x}, words[i][1] = {x.y, y.y};
+    } else {
+      const uint4 x = *reinterpret_cast<const uint4*>(at + i * 2048);
+      words[i][0] = {x.x, x.y}, words[i][1] = {x.z, x.w};
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const float4 x = turned_words<halves, false>(words[i][e], bias[e], {});
+      words[i][e] = {two_rounded(x.x, x.y), two_rounded(x.z, x.w)};
+    }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if ((row + i * 16) / R >= n) continue;
+    const uint2 x = words[i][0], y = words[i][1];
+    if constexpr (halves) {
+      *reinterpret_cast<uint2*>(at + i * 2048) = {x.x, y.x};
+      *reinterpret_cast<uint2*>(at + i * 2048 + panel_bytes) = {x.y, y.y};
+    } else {
+      *reinterpret_cast<uint4*>(at + i * 2048) = {x.x, x.y, y.x, y.y};
+    }
+  }
+}
+
 // Four pairs of two rows of q and k, 16 rows apart, turned or biased alone; all of a tile taken
 // before the first is put back, as above. at: of the first row and pair.
 template <bool halves, bool turns>

@@ -352,25 +352,6 @@ __device__ __forceinline__ void turn_all(char* const (&at)[count], const bool (&
     if (live[i]) put_words<halves>(at[i], words[i]);
 }
 
-// What is added to words that no pair turns.
-template <bool halves>
-__device__ __forceinline__ void bias_words(char* at, const float4& bias) {
-  const uint2 x = take_words<halves>(at);
-  put_words<halves>(at, {two_rounded(low_of(x.x) + bias.x, high_of(x.x) + bias.y),
-                         two_rounded(low_of(x.y) + bias.z, high_of(x.y) + bias.w)});
-}
-// The words of a tile that no pair turns.
-template <int R, bool halves, int threads>
-__device__ __forceinline__ void bias_rows(char* tile, int n, const float4* bias, int thread) {
-  constexpr int apart = threads / 16;  // rows, a multiple of R
-  const int pp = 16 + (thread & 15), row0 = thread / 16;
-  const float4 own = bias[row0 % R * 32 + pp];
-  char* const at = words_at<halves>(tile, row0, pp);
-#pragma unroll
-  for (int i = 0; i < rows / apart; ++i)
-    if ((row0 + apart * i) / R < n) bias_words<halves>(at + apart * i * 128, own);
-}
-
 // Biases in shared memory, [R, 32] of four as the words have them.
 template <int R>
 __device__ __forceinline__ void read_bias(const View& from, const Cut& cut, const Unit& u,

@@ -117,8 +117,9 @@ class RankValues {
   uint4 raw_[each];
 };
 
-// As weigh, of several rows a token: without a look where every token of eight columns is earlier
-// than the rows' own. A row behind the last token is weighed as if it were one: none stores it.
+// As weigh_tokens, of several rows a token: without a look where every token of eight columns is
+// earlier than the rows' own. A row behind the last token is weighed as if it were one: none stores
+// it.
 template <int R, class Steps, class F>
 __device__ __forceinline__ void weigh_ranks(const float (&scores)[32], const Steps& steps, F f) {
   static_assert(R > 1 && 8 % R == 0);

@@ -52,7 +52,8 @@ __device__ __forceinline__ void weigh_values(const char* plain, const float* key
   }
 }
 
-// As weigh<1>, without a look where every token of a group of columns is earlier than the warp's
+// Q K^T weighed: f(j, second, x, y) of the two neighbours of column group j, of the first row or of
+// the second. Without a look where every token of a group of columns is earlier than the warp's
 // own. A row behind the last token is weighed as if it were one: none stores it.
 template <class Steps, class F>
 __device__ __forceinline__ void weigh_tokens(const float (&scores)[32], const Steps& steps, int n,

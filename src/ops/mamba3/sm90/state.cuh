@@ -1,5 +1,5 @@
-// What: the state of a head in registers, values of a chunk as operands, weights of pairs of tokens.
-// Why: forward, states and gradients hand a state on and weigh pairs alike.
+// What: the state of a head in registers, values of a chunk as operands, sums over rows of a token.
+// Why: forward, states and gradients hand a state on alike.
 // Never: divides by a decay.
 #pragma once
 
@@ -204,42 +204,6 @@ __device__ __forceinline__ float shared_by_ranks(const float (&x)[R]) {
     share<2>(own, 8);
     share<1>(own, 16);
     return own[0];
-  }
-}
-// Q K^T weighed: f(j, second, x, y) of the two neighbours of column group j, of the first row or
-// of the second.
-template <int R, class Steps, class F>
-__device__ __forceinline__ void weigh(float (&scores)[32], const Steps& steps, int n, F f) {
-  const int row = own_row(), column = own_column();
-  const int t[2] = {row / R, (row + 8) / R};
-  const float4 own[2] = {steps.pair[t[0]], steps.pair[t[1]]};
-  const int last = (row - (threadIdx.x & 31) / 4 + 15) / R;  // token of the warp's last row
-#pragma unroll
-  for (int j = 0; j < 8; ++j) {
-    const int first = (8 * j) / R;
-    float x[2][2] = {{0, 0}, {0, 0}};
-    if (first <= last) {
-#pragma unroll
-      for (int e = 0; e < (R > 1 ? 1 : 2); ++e) {
-        // Neighbours are of one token where it has more than one row.
-        const int earlier = (column + 8 * j + e) / R;
-        const float4 key = steps.pair[earlier];
-#pragma unroll
-        for (int second = 0; second < 2; ++second) {
-          float by = 0;
-          if (t[second] > earlier && t[second] < n)
-            by = key.z * decay_of(own[second], key);
-          else if (t[second] == earlier)
-            by = key.w;
-          // Not 0 * Inf: what is not seen is not multiplied.
-          const bool seen = t[second] >= earlier;
-          x[second][e] = seen ? by * scores[4 * j + 2 * second + e] : 0.0f;
-          if constexpr (R > 1) x[second][1] = seen ? by * scores[4 * j + 2 * second + 1] : 0.0f;
-        }
-      }
-    }
-    f(j, 0, x[0][0], x[0][1]);
-    f(j, 1, x[1][0], x[1][1]);
   }
 }
 

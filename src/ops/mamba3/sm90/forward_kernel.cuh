@@ -70,7 +70,7 @@ __device__ __forceinline__ void read_chunks(const Args& a, const Cut& cut, S& sh
     if (sh.stretches) join_stretches(sh, h);
 
   Part p = part_of<C>(u, 0);
-  const auto begin_rows = [&](int stage) {
+  const auto begin = [&](int chunk, int stage) {
     if (cut.whole && p.n == C) {
       copy_tokens<R, 128>(sh.homes.q, a.q, p.first, sh.q[stage], thread);
       copy_tokens<R, 128>(sh.homes.k, a.k, p.first, sh.k[stage], thread);
@@ -79,8 +79,6 @@ __device__ __forceinline__ void read_chunks(const Args& a, const Cut& cut, S& sh
       copy_rows<R, 128>(a.k, cut, u, p, sh.k[stage], thread);
     }
     if constexpr (R == 1) copy_values<128>(a, cut, u, p, sh.v[stage], thread);
-  };
-  const auto begin_tokens = [&](int chunk, int stage) {
     copy_bytes<sizeof(ChunkSteps<C>), 128>(
         sh.steps_from + chunk * static_cast<int64_t>(sizeof(ChunkSteps<C>)), &sh.steps[stage],
         thread);
@@ -99,8 +97,7 @@ __device__ __forceinline__ void read_chunks(const Args& a, const Cut& cut, S& sh
     if constexpr (R > 1)
       fetch(sh.homes.v + (p.first + (thread < p.n ? thread : 0)) * a.v.stride[1]);
   };
-  begin_rows(0);
-  begin_tokens(0, 0);
+  begin(0, 0);
 #pragma unroll 1
   for (int chunk = 0; chunk < sh.count; ++chunk) {
     const int stage = chunk & 1;
@@ -145,16 +142,13 @@ __device__ __forceinline__ void read_chunks(const Args& a, const Cut& cut, S& sh
     else
       turn(std::false_type{});
     own.put(p, sh.mimo_v, sh.steps[stage].key, sh.v[stage], sh.weighed);
-    // Rows of the next chunk as soon as the other half leaves their place; turns of this one lie
-    // where those of the next will until all have turned.
+    if (chunk > 0) hopper::named_barrier_sync(state_read, 256);
+    join_chunk(sh, stage, h, sync);
     if (chunk + 1 < sh.count) {
       p = part_of<C>(u, chunk + 1);
       if (chunk > 0) hopper::named_barrier_sync(empty + (stage ^ 1), 256);
-      begin_rows(stage ^ 1);
+      begin(chunk + 1, stage ^ 1);
     }
-    if (chunk > 0) hopper::named_barrier_sync(state_read, 256);
-    join_chunk(sh, stage, h, sync);
-    if (chunk + 1 < sh.count) begin_tokens(chunk + 1, stage ^ 1);
     hopper::warpgroup_wait<0>();
     hopper::hold_registers(h);
   }

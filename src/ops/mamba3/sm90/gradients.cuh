@@ -112,7 +112,7 @@ class Gradients {
   __device__ __forceinline__ void anchor(int head, const AnchorRows& behind, int half, float& work);
   // gradients_tokens.cuh
   __device__ __forceinline__ void read_rates(int head);
-  template <bool handed>
+  template <bool handed, bool whole>
   __device__ __forceinline__ void angles_back(int head);
   __device__ __forceinline__ void steps_back(int head);
   __device__ __forceinline__ void decays_back(int head);

@@ -408,7 +408,10 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::form_rows() {
     if (head + 1 < place.last) begin_rows(head + 1);
     if (head > place.first) {
       if (!shared_angles) read_rates(head - 1);
-      angles_back<handed>(head - 1);
+      if (n == C && a.size.pairs == pairs && (handed || a.angles.data))
+        angles_back<handed, true>(head - 1);
+      else
+        angles_back<handed, false>(head - 1);
       decays_back(head - 1);
       if (head < place.last) hopper::named_barrier_arrive(heard, gradient_threads);
     }

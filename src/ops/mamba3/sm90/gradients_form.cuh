@@ -135,40 +135,57 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::begin_rows(int hea
 template <int R, int blocks, bool halves>
 __device__ __forceinline__ void Gradients<R, blocks, halves>::finish_rows(int head) {
   auto& to = sh.operands[stage(head)];
+  static_assert(offsetof(typename Shared::Operands, k) == wide_bytes);
   const auto& parameters = sh.of_head[stage(head)];
   const float2* const turns = sh.turns[stage(head)];
   copies_done();
   hopper::named_barrier_sync(rows_own, 128);
-  const int row0 = thread / 32 + (thread & 16) / 4, r = row0 % R;
+  const int thread = formed_anew(this->thread);
+  const int row0 = thread / 32 + (thread & 16) / 4, r = row0 % R, t0 = row0 / R;
+  // whole: no row is behind the last token's.
+  const auto turn = [&](auto whole) {
 #pragma unroll
-  for (int block = 0; block < 2; ++block) {
-    const int pp = (thread & 15) + 16 * block;
-    const bool turned = block < blocks;
-    if (!turned && !a.q_bias.data && !a.k_bias.data) break;
-    const float4 q_bias = parameters.q_bias[r * 32 + pp], k_bias = parameters.k_bias[r * 32 + pp];
-    const float4 bias[4] = {q_bias, k_bias, q_bias, k_bias};
+    for (int block = 0; block < 2; ++block) {
+      const int pp = (thread & 15) + 16 * block;
+      const bool turned = block < blocks;
+      if (!turned && !a.q_bias.data && !a.k_bias.data) break;
+      const float4 q_bias = parameters.q_bias[r * 32 + pp];
+      const float4 k_bias = parameters.k_bias[r * 32 + pp];
+      const float4 bias[4] = {q_bias, k_bias, q_bias, k_bias};
+      const int turns_at = Shared::turn_at(t0, 2 * pp);
+      // Rows eight apart swap their pieces alike; k lies behind q. That they do not meet is hidden
+      // from the compiler, which would have their loads wait for each other's stores.
+      int row_at[2] = {place_of(row0, halves ? 2 * pp : 4 * pp), 0};
+      row_at[1] = formed_anew(row_at[0] + 1024);
 #pragma unroll 1
-    for (int first = row0; first < rows; first += 16) {
-      if (first / R >= n) break;
-      TwoTurns by[4];
-      char* at[4];
-      bool live[4];
+      for (int first = 0; first < rows; first += 16) {
+        if (!whole() && t0 + first / R >= n) break;
+        TwoTurns by[4];
+        char* at[4];
+        bool live[4];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int row = first + i / 2 * 8, t = row / R;
-        if (turned) {
-          const float4 x = *reinterpret_cast<const float4*>(turns + Shared::turn_at(t, 2 * pp));
-          by[i] = {x.x, x.y, x.z, x.w};
+        for (int i = 0; i < 4; ++i) {
+          const int behind = (first + i / 2 * 8) / R;  // tokens: none carries into the next of t0
+          if (turned) {
+            const float4 x = *reinterpret_cast<const float4*>(
+                turns + (turns_at ^ (behind & 7) << 2) + behind * pairs);
+            by[i] = {x.x, x.y, x.z, x.w};
+          }
+          at[i] = to.q + row_at[i / 2] + (i & 1) * wide_bytes;
+          live[i] = whole() || t0 + behind < n;
         }
-        at[i] = (i & 1 ? to.k : to.q) + place_of(row, halves ? 2 * pp : 4 * pp);
-        live[i] = t < n;
+        if (turned)
+          turn_all<halves, true>(at, live, bias, by);
+        else
+          turn_all<halves, false>(at, live, bias, by);
+        row_at[0] += 2048, row_at[1] += 2048;
       }
-      if (turned)
-        turn_all<halves, true>(at, live, bias, by);
-      else
-        turn_all<halves, false>(at, live, bias, by);
     }
-  }
+  };
+  if (n == C)
+    turn(std::true_type{});
+  else
+    turn(std::false_type{});
   hopper::fence_async_shared();
   hopper::named_barrier_arrive(full + stage(head), gradient_threads);
 }

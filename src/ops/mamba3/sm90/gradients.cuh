@@ -82,7 +82,9 @@ class Gradients {
   __device__ __forceinline__ void gate_apart(int head);
   __device__ __forceinline__ void gates_back(int head);
   template <bool projected>
-  __device__ __forceinline__ void gate_back(int head, int t, const uint4& z, const uint4& up_here);
+  __device__ __forceinline__ void gate_back(int head, const char* y_at, const char* v_at,
+                                            float skip, const uint4& z, const uint4& up_here,
+                                            bool live, int64_t to);
   // Whether rows of z or of d_out are projected, as one row a token seldom is.
   __device__ __forceinline__ bool projects() const { return a.mimo_z.data || a.mimo_out.data; }
   __device__ __forceinline__ bool needs_y() const {

@@ -214,6 +214,9 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::begin_values(int h
       b.head_parameters + head * int64_t{Shared::parameters} + 2 * R * columns,
       sh.of_head[stage(head)].mimo_v, thread);
   copy_whole_state(sh.from.e.of(head), to.e, thread);
+  // What finish_values loads: Hout, which lies behind `h`, and z.
+  static_assert(size * 2 == 128 * 128);
+  prefetch(sh.from.h.of(head) + size * 2 + thread * 128);
   if (a.z.data && thread < n)
     prefetch(static_cast<const __nv_bfloat16*>(a.z.data) + home(sh.homes.z, a.z, head) +
              thread * a.z.stride[1]);
@@ -240,15 +243,18 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::finish_values(int 
   load(row0);
   RawValues<R, 128> own(thread);
   own.load(a, home(sh.homes.v, a.v, head), sh.part);
+  AnchorRows behind;
+  // With more rows a token there are no registers for it beside their values.
+  constexpr bool ahead = R == 1;
+  if (ahead) behind.load(sh.from.h.of(head), 0);
   copies_done();
   hopper::named_barrier_sync(values_own, 128);
   if (R > 1 || a.mimo_v.data)
     own.put(sh.part, sh.of_head[stage(head)].mimo_v, nullptr, to.v, nullptr);
-  // Two rows through the gate while half of Hout is under way.
-  AnchorRows behind;
+    // Two rows through the gate while half of Hout is under way.
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    behind.load(sh.from.h.of(head), half);
+    if (half == 1 || !ahead) behind.load(sh.from.h.of(head), half);
     // Both are gated ahead of the stores, behind which the compiler would load projections anew.
     const auto gate = [&](auto projected) {
       uint4 two[2];

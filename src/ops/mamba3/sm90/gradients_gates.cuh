@@ -20,23 +20,26 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::gates_of(int head,
   const int thread = formed_anew(this->thread);
   const int row = thread / 32 * 16 + thread % 32 / 4, r = row % R;  // as own_row and own_column
   const int column = thread % 4 * 2 + 8 * from;
-  const int t[2] = {row / R, (row + 8) / R};
   uint32_t g[count], z[count];  // of d_out, where neighbours are one load
+  const auto load = [&](const View& v, int64_t first, int64_t rank, bool has,
+                        uint32_t(&to_words)[count]) {
+    const auto* at = static_cast<const __nv_bfloat16*>(v.data) + first + row / R * v.stride[1] +
+                     r * rank + column;
 #pragma unroll
-  for (int second = 0; second < 2; ++second) {
-    const bool live = t[second] < n;
-    const int64_t up_at = d_out_home(head) + t[second] * a.d_out.stride[1] +
-                          (a.size.reduce ? 0 : r * a.d_out.stride[2]) + column * a.d_out.stride[4];
-    const auto* const z_at = static_cast<const __nv_bfloat16*>(a.z.data) +
-                             home(sh.homes.z, a.z, head) + t[second] * a.z.stride[1] + column;
+    for (int second = 0; second < 2; ++second) {
+      const bool live = has && (row + 8 * second) / R < n;
+      const auto* const words = reinterpret_cast<const uint32_t*>(at);
 #pragma unroll
-    for (int j = 0; j < to - from; ++j)
-      g[2 * j + second] = live && up.pairs ? up.both(up_at + 8 * j) : 0u;
+      for (int j = 0; j < to - from; ++j) to_words[2 * j + second] = 0;
+      if (live) {
 #pragma unroll
-    for (int j = 0; j < to - from; ++j)
-      z[2 * j + second] =
-          live && a.z.data ? __ldg(reinterpret_cast<const uint32_t*>(z_at + 8 * j)) : 0u;
-  }
+        for (int j = 0; j < to - from; ++j) to_words[2 * j + second] = __ldg(words + 4 * j);
+      }
+      at += 8 / R * v.stride[1];
+    }
+  };
+  load(a.d_out, d_out_home(head), a.size.reduce ? 0 : a.d_out.stride[2], up.pairs, g);
+  load(a.z, home(sh.homes.z, a.z, head), 0, a.z.data != nullptr, z);
   known();
   if (!up.pairs && a.d_out.data)
     gates<from, to, false, true>(head, sums, own_barrier, y, g, z);
@@ -65,6 +68,8 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::gates(
   const int64_t dz0 = home(sh.homes.d_z, a.grad.z, head) + column;
   float* const partial =
       reinterpret_cast<float*>(sh.from.partial.of(head)) + 2 * R * columns + R * values;
+  // Columns eight apart lie in other pieces of a row, of which rows eight apart swap the same.
+  const int v_at = place_of(row, column % 8), projection = projection_at(r, column % 8);
   float* const by_z_to = sums;
   float* const by_out_to = sums + 2 * (to - from) * Shared::lanes;
   if (projects) hopper::named_barrier_sync(own_barrier, 128);
@@ -77,15 +82,14 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::gates(
 #pragma unroll
       for (int k = some; k < some + summed; ++k) {
         const int j = first + k, c = column + 8 * j, slot = 2 * (k - some);
-        const float2 by_out =
-            *reinterpret_cast<const float2*>(parameters.mimo_out + projection_at(r, c));
-        const float2 by_z =
-            *reinterpret_cast<const float2*>(parameters.mimo_z + projection_at(r, c));
+        const int by_at = projection ^ (from + j) * 8;
+        const float2 by_out = *reinterpret_cast<const float2*>(parameters.mimo_out + by_at);
+        const float2 by_z = *reinterpret_cast<const float2*>(parameters.mimo_z + by_at);
         to_z[slot] = to_z[slot + 1] = to_out[slot] = to_out[slot + 1] = 0;
 #pragma unroll
         for (int second = 0; second < 2; ++second) {
           const uint32_t v =
-              *reinterpret_cast<const uint32_t*>(v_tile + place_of(row + 8 * second, c));
+              *reinterpret_cast<const uint32_t*>(v_tile + (v_at ^ (from + j) << 4) + second * 1024);
           const float2 y_here = y(from + j, second);
           const float own[2] = {y_here.x + skip * low_of(v), y_here.y + skip * high_of(v)};
           float2 here = {low_of(g[2 * j + second]), high_of(g[2 * j + second])};

@@ -71,6 +71,15 @@ class Gradients {
     return place.sequence * a.size.heads + head;
   }
 
+  // `thread`, of which nothing formed is kept from head to head: itself neither, where a token has
+  // more rows, of whose numbers more are wanted.
+  __device__ __forceinline__ int own_thread() const {
+    if constexpr (R == 1) return formed_anew(thread);
+    int x;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
+    return x & 127;
+  }
+
   // gradients_form.cuh
   __device__ __forceinline__ void begin_rows(int head);
   __device__ __forceinline__ void finish_rows(int head);

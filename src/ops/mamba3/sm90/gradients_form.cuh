@@ -99,7 +99,7 @@ __device__ __forceinline__ void copy_all_rows(const View& from, int64_t home, ch
 template <int R, int blocks, bool halves>
 __device__ __forceinline__ void Gradients<R, blocks, halves>::begin_rows(int head) {
   auto& to = sh.operands[stage(head)];
-  const int thread = formed_anew(this->thread);
+  const int thread = own_thread();
   const char* const turns = sh.from.turns.of(head) + thread * 16;
   // Swapped by row: eight rows on they lie alike.
   const int t0 = thread / (pairs / 2);
@@ -140,7 +140,7 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::finish_rows(int he
   const float2* const turns = sh.turns[stage(head)];
   copies_done();
   hopper::named_barrier_sync(rows_own, 128);
-  const int thread = formed_anew(this->thread);
+  const int thread = own_thread();
   const int row0 = thread / 32 + (thread & 16) / 4, r = row0 % R, t0 = row0 / R;
   // whole: no row is behind the last token's.
   const auto turn = [&](auto whole) {
@@ -193,7 +193,7 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::finish_rows(int he
 template <int R, int blocks, bool halves>
 __device__ __forceinline__ void Gradients<R, blocks, halves>::begin_values(int head) {
   auto& to = sh.operands[stage(head)];
-  const int thread = formed_anew(this->thread);
+  const int thread = own_thread();
   if constexpr (R == 1) copy_values<128>(a, home(sh.homes.v, a.v, head), sh.part, to.v, thread);
   if (up.pieces) {
     const auto* const from =
@@ -225,7 +225,7 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::begin_values(int h
 template <int R, int blocks, bool halves>
 __device__ __forceinline__ void Gradients<R, blocks, halves>::finish_values(int head) {
   auto& to = sh.operands[stage(head)];
-  const int thread = formed_anew(this->thread), row0 = thread / 8, c = thread % 8 * 8;
+  const int thread = own_thread(), row0 = thread / 8, c = thread % 8 * 8;
   float work = 0;
   // Two rows of z are under way while the copies are awaited; the others are in the cache by then.
   uint4 z[2];
@@ -336,7 +336,7 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::gate_apart(int hea
 // next two rows' while those at hand are at work.
 template <int R, int blocks, bool halves>
 __device__ __forceinline__ void Gradients<R, blocks, halves>::gates_back(int head) {
-  const int thread = formed_anew(this->thread), c = thread % 8 * 8;
+  const int thread = own_thread(), c = thread % 8 * 8;
   float* const partial =
       reinterpret_cast<float*>(sh.from.partial.of(head)) + 2 * R * columns + R * values;
   partial[thread] = 0;
@@ -406,7 +406,7 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::gate_back(int head
   const uint32_t own[4] = {up_here.x, up_here.y, up_here.z, up_here.w};
   const auto& parameters = sh.of_head[stage(head)];
   if constexpr (projected) {
-    const int c = formed_anew(thread) % 8 * 8;
+    const int c = own_thread() % 8 * 8;
     take_projection(parameters.mimo_out, 0, c, by);
 #pragma unroll
     for (int j = 0; j < 8; ++j) y[j] *= by[j];

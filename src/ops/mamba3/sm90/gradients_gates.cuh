@@ -17,7 +17,7 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::gates_of(int head,
                                                                        Y y) {
   constexpr int count = 2 * (to - from);
   const bool projects = a.grad.mimo_out.data || (a.z.data && a.grad.mimo_z.data);
-  const int thread = formed_anew(this->thread);
+  const int thread = own_thread();
   const int row = thread / 32 * 16 + thread % 32 / 4, r = row % R;  // as own_row and own_column
   const int column = thread % 4 * 2 + 8 * from;
   uint32_t g[count], z[count];  // of d_out, where neighbours are one load
@@ -59,7 +59,7 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::gates(
   constexpr int alike = Shared::alike, together = 4, summed = alike / 2;
   const auto& parameters = sh.of_head[stage(head)];
   const char* const v_tile = sh.operands[stage(head)].v;
-  const int thread = formed_anew(this->thread);
+  const int thread = own_thread();
   const int row = thread / 32 * 16 + thread % 32 / 4, r = row % R;  // as own_row and own_column
   const int column = thread % 4 * 2 + 8 * from;
   const int t[2] = {row / R, (row + 8) / R};
@@ -145,7 +145,7 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::gates(
 // The half of the warpgroup that forms values.
 template <int R, int blocks, bool halves>
 __device__ __forceinline__ void Gradients<R, blocks, halves>::gate_half(int head) {
-  const float* const from = sh.y[stage(head)] + formed_anew(thread) * 2;
+  const float* const from = sh.y[stage(head)] + own_thread() * 2;
   gates_of<4, 8>(
       head, sh.sums_y, values_own, [&] { hopper::named_barrier_sync(y_known + stage(head), 256); },
       [&](int j, int second) {

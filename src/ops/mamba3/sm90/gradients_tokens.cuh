@@ -40,7 +40,7 @@ template <int R, int blocks, bool halves>
 template <bool handed, bool whole>
 __device__ __forceinline__ void Gradients<R, blocks, halves>::angles_back(int head) {
   constexpr int each = angle_tokens, groups = 128 / pairs;
-  const int thread = formed_anew(this->thread);
+  const int thread = own_thread();
   const int i = thread % pairs, group = thread / pairs, first = group * each, A = a.size.pairs;
   const int lane = thread & 31;
   const int left = whole ? each : (handed || a.angles.data) && i < A ? n - first : 0;
@@ -116,7 +116,7 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::angles_back(int he
 
 template <int R, int blocks, bool halves>
 __device__ __forceinline__ void Gradients<R, blocks, halves>::steps_back(int head) {
-  const int t = formed_anew(thread);
+  const int t = own_thread();
   Unit u = sh.unit;
   u.head = head;
   cuda::Pending x;
@@ -143,7 +143,7 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::steps_back(int hea
 template <int R, int blocks, bool halves>
 __device__ __forceinline__ void Gradients<R, blocks, halves>::decays_back(int head) {
   constexpr int each = C > 32 ? C / 32 : 1;
-  const int thread = formed_anew(this->thread);
+  const int thread = own_thread();
   const int lane = thread & 31, slot = stage(head);
   if (thread == 64) {
     const double* const x = sh.traces[slot];

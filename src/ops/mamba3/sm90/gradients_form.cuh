@@ -6,6 +6,7 @@
 
 #include "ops/mamba3/sm90/gradients_anchor.cuh"
 #include "ops/mamba3/sm90/gradients_gates.cuh"
+#include "ops/mamba3/sm90/siso_rows.cuh"
 
 namespace talea::mamba3::sm90 {
 
@@ -194,21 +195,40 @@ template <int R, int blocks, bool halves>
 __device__ __forceinline__ void Gradients<R, blocks, halves>::begin_values(int head) {
   auto& to = sh.operands[stage(head)];
   const int thread = own_thread();
-  if constexpr (R == 1) copy_values<128>(a, home(sh.homes.v, a.v, head), sh.part, to.v, thread);
+  const bool whole = n == C;
+  if constexpr (R == 1) {
+    const int64_t at = home(sh.homes.v, a.v, head);
+    if (whole)
+      copy_whole<values, 128>(static_cast<const __nv_bfloat16*>(a.v.data) + at, a.v.stride[1], 0,
+                              to.v, thread);
+    else
+      copy_values<128>(a, at, sh.part, to.v, thread);
+  }
   if (up.pieces) {
-    const auto* const from =
-        static_cast<const __nv_bfloat16*>(a.d_out.data) + d_out_home(head) + thread % 8 * 8;
+    const int row0 = thread / 8;
     const uint32_t tile =
-        hopper::smem_address(to.d_y) + static_cast<uint32_t>(place_of(thread / 8, thread % 8 * 8));
+        hopper::smem_address(to.d_y) + static_cast<uint32_t>(place_of(row0, thread % 8 * 8));
+    // Sixteen rows on, the same rank.
+    const auto* at = static_cast<const __nv_bfloat16*>(a.d_out.data) + d_out_home(head) +
+                     row0 / R * a.d_out.stride[1] +
+                     (a.size.reduce ? 0 : row0 % R * a.d_out.stride[2]) + thread % 8 * 8;
+    const auto copy = [&](auto all) {
 #pragma unroll
-    for (int i = 0; i < rows / 16; ++i) {
-      const int row = thread / 8 + 16 * i, t = row / R;
-      const int64_t at = t * a.d_out.stride[1] + (a.size.reduce ? 0 : row % R * a.d_out.stride[2]);
-      bool known = t < n;
-      if (mutant(ScanMutant::m3_21_rows_behind_the_end))
-        known = sh.unit.begin + sh.part.first + t < a.size.tokens;
-      hopper::copy_16_bytes(tile + static_cast<uint32_t>(i * 2048), from + (known ? at : 0), known);
-    }
+      for (int i = 0; i < rows / 16; ++i) {
+        const int t = row0 / R + 16 / R * i;
+        bool known = t < n;
+        if (mutant(ScanMutant::m3_21_rows_behind_the_end))
+          known = sh.unit.begin + sh.part.first + t < a.size.tokens;
+        if (all()) known = true;
+        hopper::copy_16_bytes(tile + static_cast<uint32_t>(i * 2048), known ? at : a.d_out.data,
+                              known);
+        at += 16 / R * a.d_out.stride[1];
+      }
+    };
+    if (whole)
+      copy(std::true_type{});
+    else
+      copy(std::false_type{});
   }
   copy_bytes<(Shared::parameters - 2 * R * columns) * 4, 128>(
       b.head_parameters + head * int64_t{Shared::parameters} + 2 * R * columns,

@@ -89,11 +89,6 @@ class Gradients {
   __device__ __forceinline__ uint4 gated(int head, float (&x)[8], const uint4& z, int r,
                                          int c) const;
   __device__ __forceinline__ void gate_apart(int head);
-  __device__ __forceinline__ void gates_back(int head);
-  template <bool projected>
-  __device__ __forceinline__ void gate_back(int head, const char* y_at, const char* v_at,
-                                            float skip, const uint4& z, const uint4& up_here,
-                                            bool live, int64_t to);
   // Whether rows of z or of d_out are projected, as one row a token seldom is.
   __device__ __forceinline__ bool projects() const { return a.mimo_z.data || a.mimo_out.data; }
   __device__ __forceinline__ bool needs_y() const {
@@ -168,6 +163,11 @@ class Gradients {
                                         const uint32_t (&g)[2 * (to - from)],
                                         const uint32_t (&z)[2 * (to - from)]);
   __device__ __forceinline__ void gate_half(int head);
+  __device__ __forceinline__ void gates_back(int head);
+  template <bool projected>
+  __device__ __forceinline__ void gate_back(int head, const char* y_at, const char* v_at,
+                                            float skip, const uint4& z, const uint4& up_here,
+                                            bool live, int64_t to);
   // `count` of them over the warps, each to where its row and column lie.
   __device__ __forceinline__ void store_alike(const float* sums, int count, int width,
                                               float* to) const {

@@ -71,6 +71,15 @@ class Gradients {
     return place.sequence * a.size.heads + head;
   }
 
+  // `thread`, of which nothing formed is kept from head to head: itself neither, where a token has
+  // more rows, of whose numbers more are wanted.
+  __device__ __forceinline__ int own_thread() const {
+    if constexpr (R == 1) return formed_anew(thread);
+    int x;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
+    return x & 127;
+  }
+
   // gradients_form.cuh
   __device__ __forceinline__ void begin_rows(int head);
   __device__ __forceinline__ void finish_rows(int head);
@@ -80,9 +89,6 @@ class Gradients {
   __device__ __forceinline__ uint4 gated(int head, float (&x)[8], const uint4& z, int r,
                                          int c) const;
   __device__ __forceinline__ void gate_apart(int head);
-  __device__ __forceinline__ void gates_back(int head);
-  template <bool projected>
-  __device__ __forceinline__ void gate_back(int head, int t, const uint4& z, const uint4& up_here);
   // Whether rows of z or of d_out are projected, as one row a token seldom is.
   __device__ __forceinline__ bool projects() const { return a.mimo_z.data || a.mimo_out.data; }
   __device__ __forceinline__ bool needs_y() const {
@@ -112,7 +118,7 @@ class Gradients {
   __device__ __forceinline__ void anchor(int head, const AnchorRows& behind, int half, float& work);
   // gradients_tokens.cuh
   __device__ __forceinline__ void read_rates(int head);
-  template <bool handed>
+  template <bool handed, bool whole>
   __device__ __forceinline__ void angles_back(int head);
   __device__ __forceinline__ void steps_back(int head);
   __device__ __forceinline__ void decays_back(int head);
@@ -157,6 +163,11 @@ class Gradients {
                                         const uint32_t (&g)[2 * (to - from)],
                                         const uint32_t (&z)[2 * (to - from)]);
   __device__ __forceinline__ void gate_half(int head);
+  __device__ __forceinline__ void gates_back(int head);
+  template <bool projected>
+  __device__ __forceinline__ void gate_back(int head, const char* y_at, const char* v_at,
+                                            float skip, const uint4& z, const uint4& up_here,
+                                            bool live, int64_t to);
   // `count` of them over the warps, each to where its row and column lie.
   __device__ __forceinline__ void store_alike(const float* sums, int count, int width,
                                               float* to) const {

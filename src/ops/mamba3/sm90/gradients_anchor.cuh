@@ -67,7 +67,7 @@ template <int R, int blocks, bool halves>
 __device__ __forceinline__ void Gradients<R, blocks, halves>::anchor(int head,
                                                                      const AnchorRows& behind,
                                                                      int half, float& work) {
-  const int thread = formed_anew(this->thread);
+  const int thread = own_thread();
   const int lane = thread & 31, warp = thread / 32, g = lane / 4, c = lane & 3;
   const char* const tile = sh.operands[stage(head)].e;
   uint32_t e[4][4];

@@ -6,6 +6,7 @@
 
 #include "ops/mamba3/sm90/gradients_anchor.cuh"
 #include "ops/mamba3/sm90/gradients_gates.cuh"
+#include "ops/mamba3/sm90/siso_rows.cuh"
 
 namespace talea::mamba3::sm90 {
 
@@ -99,7 +100,7 @@ __device__ __forceinline__ void copy_all_rows(const View& from, int64_t home, ch
 template <int R, int blocks, bool halves>
 __device__ __forceinline__ void Gradients<R, blocks, halves>::begin_rows(int head) {
   auto& to = sh.operands[stage(head)];
-  const int thread = formed_anew(this->thread);
+  const int thread = own_thread();
   const char* const turns = sh.from.turns.of(head) + thread * 16;
   // Swapped by row: eight rows on they lie alike.
   const int t0 = thread / (pairs / 2);
@@ -135,40 +136,57 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::begin_rows(int hea
 template <int R, int blocks, bool halves>
 __device__ __forceinline__ void Gradients<R, blocks, halves>::finish_rows(int head) {
   auto& to = sh.operands[stage(head)];
+  static_assert(offsetof(typename Shared::Operands, k) == wide_bytes);
   const auto& parameters = sh.of_head[stage(head)];
   const float2* const turns = sh.turns[stage(head)];
   copies_done();
   hopper::named_barrier_sync(rows_own, 128);
-  const int row0 = thread / 32 + (thread & 16) / 4, r = row0 % R;
+  const int thread = own_thread();
+  const int row0 = thread / 32 + (thread & 16) / 4, r = row0 % R, t0 = row0 / R;
+  // whole: no row is behind the last token's.
+  const auto turn = [&](auto whole) {
 #pragma unroll
-  for (int block = 0; block < 2; ++block) {
-    const int pp = (thread & 15) + 16 * block;
-    const bool turned = block < blocks;
-    if (!turned && !a.q_bias.data && !a.k_bias.data) break;
-    const float4 q_bias = parameters.q_bias[r * 32 + pp], k_bias = parameters.k_bias[r * 32 + pp];
-    const float4 bias[4] = {q_bias, k_bias, q_bias, k_bias};
+    for (int block = 0; block < 2; ++block) {
+      const int pp = (thread & 15) + 16 * block;
+      const bool turned = block < blocks;
+      if (!turned && !a.q_bias.data && !a.k_bias.data) break;
+      const float4 q_bias = parameters.q_bias[r * 32 + pp];
+      const float4 k_bias = parameters.k_bias[r * 32 + pp];
+      const float4 bias[4] = {q_bias, k_bias, q_bias, k_bias};
+      const int turns_at = Shared::turn_at(t0, 2 * pp);
+      // Rows eight apart swap their pieces alike; k lies behind q. That they do not meet is hidden
+      // from the compiler, which would have their loads wait for each other's stores.
+      int row_at[2] = {place_of(row0, halves ? 2 * pp : 4 * pp), 0};
+      row_at[1] = formed_anew(row_at[0] + 1024);
 #pragma unroll 1
-    for (int first = row0; first < rows; first += 16) {
-      if (first / R >= n) break;
-      TwoTurns by[4];
-      char* at[4];
-      bool live[4];
+      for (int first = 0; first < rows; first += 16) {
+        if (!whole() && t0 + first / R >= n) break;
+        TwoTurns by[4];
+        char* at[4];
+        bool live[4];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int row = first + i / 2 * 8, t = row / R;
-        if (turned) {
-          const float4 x = *reinterpret_cast<const float4*>(turns + Shared::turn_at(t, 2 * pp));
-          by[i] = {x.x, x.y, x.z, x.w};
+        for (int i = 0; i < 4; ++i) {
+          const int behind = (first + i / 2 * 8) / R;  // tokens: none carries into the next of t0
+          if (turned) {
+            const float4 x = *reinterpret_cast<const float4*>(
+                turns + (turns_at ^ (behind & 7) << 2) + behind * pairs);
+            by[i] = {x.x, x.y, x.z, x.w};
+          }
+          at[i] = to.q + row_at[i / 2] + (i & 1) * wide_bytes;
+          live[i] = whole() || t0 + behind < n;
         }
-        at[i] = (i & 1 ? to.k : to.q) + place_of(row, halves ? 2 * pp : 4 * pp);
-        live[i] = t < n;
+        if (turned)
+          turn_all<halves, true>(at, live, bias, by);
+        else
+          turn_all<halves, false>(at, live, bias, by);
+        row_at[0] += 2048, row_at[1] += 2048;
       }
-      if (turned)
-        turn_all<halves, true>(at, live, bias, by);
-      else
-        turn_all<halves, false>(at, live, bias, by);
     }
-  }
+  };
+  if (n == C)
+    turn(std::true_type{});
+  else
+    turn(std::false_type{});
   hopper::fence_async_shared();
   hopper::named_barrier_arrive(full + stage(head), gradient_threads);
 }
@@ -176,27 +194,49 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::finish_rows(int he
 template <int R, int blocks, bool halves>
 __device__ __forceinline__ void Gradients<R, blocks, halves>::begin_values(int head) {
   auto& to = sh.operands[stage(head)];
-  const int thread = formed_anew(this->thread);
-  if constexpr (R == 1) copy_values<128>(a, home(sh.homes.v, a.v, head), sh.part, to.v, thread);
+  const int thread = own_thread();
+  const bool whole = n == C;
+  if constexpr (R == 1) {
+    const int64_t at = home(sh.homes.v, a.v, head);
+    if (whole)
+      copy_whole<values, 128>(static_cast<const __nv_bfloat16*>(a.v.data) + at, a.v.stride[1], 0,
+                              to.v, thread);
+    else
+      copy_values<128>(a, at, sh.part, to.v, thread);
+  }
   if (up.pieces) {
-    const auto* const from =
-        static_cast<const __nv_bfloat16*>(a.d_out.data) + d_out_home(head) + thread % 8 * 8;
+    const int row0 = thread / 8;
     const uint32_t tile =
-        hopper::smem_address(to.d_y) + static_cast<uint32_t>(place_of(thread / 8, thread % 8 * 8));
+        hopper::smem_address(to.d_y) + static_cast<uint32_t>(place_of(row0, thread % 8 * 8));
+    // Sixteen rows on, the same rank.
+    const auto* at = static_cast<const __nv_bfloat16*>(a.d_out.data) + d_out_home(head) +
+                     row0 / R * a.d_out.stride[1] +
+                     (a.size.reduce ? 0 : row0 % R * a.d_out.stride[2]) + thread % 8 * 8;
+    const auto copy = [&](auto all) {
 #pragma unroll
-    for (int i = 0; i < rows / 16; ++i) {
-      const int row = thread / 8 + 16 * i, t = row / R;
-      const int64_t at = t * a.d_out.stride[1] + (a.size.reduce ? 0 : row % R * a.d_out.stride[2]);
-      bool known = t < n;
-      if (mutant(ScanMutant::m3_21_rows_behind_the_end))
-        known = sh.unit.begin + sh.part.first + t < a.size.tokens;
-      hopper::copy_16_bytes(tile + static_cast<uint32_t>(i * 2048), from + (known ? at : 0), known);
-    }
+      for (int i = 0; i < rows / 16; ++i) {
+        const int t = row0 / R + 16 / R * i;
+        bool known = t < n;
+        if (mutant(ScanMutant::m3_21_rows_behind_the_end))
+          known = sh.unit.begin + sh.part.first + t < a.size.tokens;
+        if (all()) known = true;
+        hopper::copy_16_bytes(tile + static_cast<uint32_t>(i * 2048), known ? at : a.d_out.data,
+                              known);
+        at += 16 / R * a.d_out.stride[1];
+      }
+    };
+    if (whole)
+      copy(std::true_type{});
+    else
+      copy(std::false_type{});
   }
   copy_bytes<(Shared::parameters - 2 * R * columns) * 4, 128>(
       b.head_parameters + head * int64_t{Shared::parameters} + 2 * R * columns,
       sh.of_head[stage(head)].mimo_v, thread);
   copy_whole_state(sh.from.e.of(head), to.e, thread);
+  // What finish_values loads: Hout, which lies behind `h`, and z.
+  static_assert(size * 2 == 128 * 128);
+  prefetch(sh.from.h.of(head) + size * 2 + thread * 128);
   if (a.z.data && thread < n)
     prefetch(static_cast<const __nv_bfloat16*>(a.z.data) + home(sh.homes.z, a.z, head) +
              thread * a.z.stride[1]);
@@ -205,7 +245,7 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::begin_values(int h
 template <int R, int blocks, bool halves>
 __device__ __forceinline__ void Gradients<R, blocks, halves>::finish_values(int head) {
   auto& to = sh.operands[stage(head)];
-  const int thread = formed_anew(this->thread), row0 = thread / 8, c = thread % 8 * 8;
+  const int thread = own_thread(), row0 = thread / 8, c = thread % 8 * 8;
   float work = 0;
   // Two rows of z are under way while the copies are awaited; the others are in the cache by then.
   uint4 z[2];
@@ -223,15 +263,18 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::finish_values(int 
   load(row0);
   RawValues<R, 128> own(thread);
   own.load(a, home(sh.homes.v, a.v, head), sh.part);
+  AnchorRows behind;
+  // With more rows a token there are no registers for it beside their values.
+  constexpr bool ahead = R == 1;
+  if (ahead) behind.load(sh.from.h.of(head), 0);
   copies_done();
   hopper::named_barrier_sync(values_own, 128);
   if (R > 1 || a.mimo_v.data)
     own.put(sh.part, sh.of_head[stage(head)].mimo_v, nullptr, to.v, nullptr);
-  // Two rows through the gate while half of Hout is under way.
-  AnchorRows behind;
+    // Two rows through the gate while half of Hout is under way.
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    behind.load(sh.from.h.of(head), half);
+    if (half == 1 || !ahead) behind.load(sh.from.h.of(head), half);
     // Both are gated ahead of the stores, behind which the compiler would load projections anew.
     const auto gate = [&](auto projected) {
       uint4 two[2];
@@ -309,93 +352,6 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::gate_apart(int hea
   }
 }
 
-// d_z, of rows of one row a token. What is read of memory is under way while y is awaited, and the
-// next two rows' while those at hand are at work.
-template <int R, int blocks, bool halves>
-__device__ __forceinline__ void Gradients<R, blocks, halves>::gates_back(int head) {
-  const int thread = formed_anew(this->thread), c = thread % 8 * 8;
-  float* const partial =
-      reinterpret_cast<float*>(sh.from.partial.of(head)) + 2 * R * columns + R * values;
-  partial[thread] = 0;
-  static_assert(2 * R * values == 128);
-  const auto* const z_at =
-      static_cast<const __nv_bfloat16*>(a.z.data) + home(sh.homes.z, a.z, head) + c;
-  const auto* const up_at = static_cast<const __nv_bfloat16*>(a.d_out.data) + d_out_home(head) + c;
-  uint4 z[2], ups[2];
-  const auto load = [&](int first) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int t = first + 16 * i < n ? first + 16 * i : 0;  // of which nothing is stored
-      z[i] = load_now(z_at + t * a.z.stride[1]);
-      ups[i] = load_now(up_at + t * a.d_out.stride[1]);
-    }
-  };
-  load(thread / 8);
-  hopper::named_barrier_sync(y_known + stage(head), 256);
-  const auto back = [&](auto projected) {
-#pragma unroll 1
-    for (int first = thread / 8; first < rows; first += 32) {
-      const uint4 z_here[2] = {z[0], z[1]}, up_here[2] = {ups[0], ups[1]};
-      if (first + 32 < rows) load(first + 32);
-#pragma unroll
-      for (int i = 0; i < 2; ++i)
-        gate_back<projected()>(head, first + 16 * i, z_here[i], up_here[i]);
-    }
-  };
-  if (projects())
-    back(std::true_type{});
-  else
-    back(std::false_type{});
-}
-
-template <int R, int blocks, bool halves>
-template <bool projected>
-__device__ __forceinline__ void Gradients<R, blocks, halves>::gate_back(int head, int t,
-                                                                        const uint4& z,
-                                                                        const uint4& up_here) {
-  const int c = formed_anew(thread) % 8 * 8;
-  const auto& parameters = sh.of_head[stage(head)];
-  const auto& tiles = sh.operands[stage(head)];
-  const float skip = parameters.skip;
-  const float4 low = *reinterpret_cast<const float4*>(tiles.h + Shared::y_at(t, c));
-  const float4 high = *reinterpret_cast<const float4*>(tiles.h + Shared::y_at(t, c + 4));
-  float y[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w}, by[8];
-  if (skip != 0) {
-    const uint4 v = *reinterpret_cast<const uint4*>(tiles.v + place_of(t, c));
-    const uint32_t words[4] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-    for (int j = 0; j < 8; ++j)
-      y[j] += skip * (j & 1 ? high_of(words[j / 2]) : low_of(words[j / 2]));
-  }
-  const uint32_t own[4] = {up_here.x, up_here.y, up_here.z, up_here.w};
-  if constexpr (projected) {
-    take_projection(parameters.mimo_out, 0, c, by);
-#pragma unroll
-    for (int j = 0; j < 8; ++j) y[j] *= by[j];
-    take_projection(parameters.mimo_z, 0, c, by);
-  }
-  const uint32_t zs[4] = {z.x, z.y, z.z, z.w};
-#pragma unroll
-  for (int j = 0; j < 8; ++j) {
-    float w = j & 1 ? high_of(zs[j / 2]) : low_of(zs[j / 2]);
-    y[j] *= j & 1 ? high_of(own[j / 2]) : low_of(own[j / 2]);
-    if constexpr (projected) w *= by[j], y[j] *= by[j];
-    const float sg = gate_sigmoid(w);
-    if (mutant(ScanMutant::m3_gate_slope_dropped_siso)) w = 0;
-    y[j] *= fmaf(w * sg, 1 - sg, sg);
-  }
-  if (t >= n) return;
-  const int64_t to = home(sh.homes.d_z, a.grad.z, head) + c + t * a.grad.z.stride[1];
-  if (a.grad.z.dtype == DType::bf16) {
-    *reinterpret_cast<uint4*>(static_cast<__nv_bfloat16*>(a.grad.z.data) + to) = {
-        two_rounded(y[0], y[1]), two_rounded(y[2], y[3]), two_rounded(y[4], y[5]),
-        two_rounded(y[6], y[7])};
-  } else {
-    auto* const wide = reinterpret_cast<float4*>(static_cast<float*>(a.grad.z.data) + to);
-    wide[0] = {y[0], y[1], y[2], y[3]}, wide[1] = {y[4], y[5], y[6], y[7]};
-  }
-}
-
 template <int R, int blocks, bool halves>
 template <bool handed>
 __device__ __forceinline__ void Gradients<R, blocks, halves>::form_rows() {
@@ -408,7 +364,10 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::form_rows() {
     if (head + 1 < place.last) begin_rows(head + 1);
     if (head > place.first) {
       if (!shared_angles) read_rates(head - 1);
-      angles_back<handed>(head - 1);
+      if (n == C && a.size.pairs == pairs && (handed || a.angles.data))
+        angles_back<handed, true>(head - 1);
+      else
+        angles_back<handed, false>(head - 1);
       decays_back(head - 1);
       if (head < place.last) hopper::named_barrier_arrive(heard, gradient_threads);
     }

@@ -1,10 +1,11 @@
-// What: the gradients behind the gate where the projections' are wanted as well, or a token has more
-//       than one row.
+// What: the gradients behind the gate: with the projections', or of more rows a token, where y is
+//       formed; d_z alone of one row a token where the next head's values are.
 // Why: y is not kept; where it is formed anew, its numbers lie in registers. With more rows a token
 //      half of the columns go to the warpgroup that forms values, which has less to do.
 // Never: rounds y.
 #pragma once
 
+#include "ops/mamba3/sm90/gradients_anchor.cuh"
 #include "ops/mamba3/sm90/gradients_rows.cuh"
 
 namespace talea::mamba3::sm90 {
@@ -17,26 +18,29 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::gates_of(int head,
                                                                        Y y) {
   constexpr int count = 2 * (to - from);
   const bool projects = a.grad.mimo_out.data || (a.z.data && a.grad.mimo_z.data);
-  const int thread = formed_anew(this->thread);
+  const int thread = own_thread();
   const int row = thread / 32 * 16 + thread % 32 / 4, r = row % R;  // as own_row and own_column
   const int column = thread % 4 * 2 + 8 * from;
-  const int t[2] = {row / R, (row + 8) / R};
   uint32_t g[count], z[count];  // of d_out, where neighbours are one load
+  const auto load = [&](const View& v, int64_t first, int64_t rank, bool has,
+                        uint32_t(&to_words)[count]) {
+    const auto* at = static_cast<const __nv_bfloat16*>(v.data) + first + row / R * v.stride[1] +
+                     r * rank + column;
 #pragma unroll
-  for (int second = 0; second < 2; ++second) {
-    const bool live = t[second] < n;
-    const int64_t up_at = d_out_home(head) + t[second] * a.d_out.stride[1] +
-                          (a.size.reduce ? 0 : r * a.d_out.stride[2]) + column * a.d_out.stride[4];
-    const auto* const z_at = static_cast<const __nv_bfloat16*>(a.z.data) +
-                             home(sh.homes.z, a.z, head) + t[second] * a.z.stride[1] + column;
+    for (int second = 0; second < 2; ++second) {
+      const bool live = has && (row + 8 * second) / R < n;
+      const auto* const words = reinterpret_cast<const uint32_t*>(at);
 #pragma unroll
-    for (int j = 0; j < to - from; ++j)
-      g[2 * j + second] = live && up.pairs ? up.both(up_at + 8 * j) : 0u;
+      for (int j = 0; j < to - from; ++j) to_words[2 * j + second] = 0;
+      if (live) {
 #pragma unroll
-    for (int j = 0; j < to - from; ++j)
-      z[2 * j + second] =
-          live && a.z.data ? __ldg(reinterpret_cast<const uint32_t*>(z_at + 8 * j)) : 0u;
-  }
+        for (int j = 0; j < to - from; ++j) to_words[2 * j + second] = __ldg(words + 4 * j);
+      }
+      at += 8 / R * v.stride[1];
+    }
+  };
+  load(a.d_out, d_out_home(head), a.size.reduce ? 0 : a.d_out.stride[2], up.pairs, g);
+  load(a.z, home(sh.homes.z, a.z, head), 0, a.z.data != nullptr, z);
   known();
   if (!up.pairs && a.d_out.data)
     gates<from, to, false, true>(head, sums, own_barrier, y, g, z);
@@ -56,7 +60,7 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::gates(
   constexpr int alike = Shared::alike, together = 4, summed = alike / 2;
   const auto& parameters = sh.of_head[stage(head)];
   const char* const v_tile = sh.operands[stage(head)].v;
-  const int thread = formed_anew(this->thread);
+  const int thread = own_thread();
   const int row = thread / 32 * 16 + thread % 32 / 4, r = row % R;  // as own_row and own_column
   const int column = thread % 4 * 2 + 8 * from;
   const int t[2] = {row / R, (row + 8) / R};
@@ -65,6 +69,8 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::gates(
   const int64_t dz0 = home(sh.homes.d_z, a.grad.z, head) + column;
   float* const partial =
       reinterpret_cast<float*>(sh.from.partial.of(head)) + 2 * R * columns + R * values;
+  // Columns eight apart lie in other pieces of a row, of which rows eight apart swap the same.
+  const int v_at = place_of(row, column % 8), projection = projection_at(r, column % 8);
   float* const by_z_to = sums;
   float* const by_out_to = sums + 2 * (to - from) * Shared::lanes;
   if (projects) hopper::named_barrier_sync(own_barrier, 128);
@@ -77,15 +83,14 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::gates(
 #pragma unroll
       for (int k = some; k < some + summed; ++k) {
         const int j = first + k, c = column + 8 * j, slot = 2 * (k - some);
-        const float2 by_out =
-            *reinterpret_cast<const float2*>(parameters.mimo_out + projection_at(r, c));
-        const float2 by_z =
-            *reinterpret_cast<const float2*>(parameters.mimo_z + projection_at(r, c));
+        const int by_at = projection ^ (from + j) * 8;
+        const float2 by_out = *reinterpret_cast<const float2*>(parameters.mimo_out + by_at);
+        const float2 by_z = *reinterpret_cast<const float2*>(parameters.mimo_z + by_at);
         to_z[slot] = to_z[slot + 1] = to_out[slot] = to_out[slot + 1] = 0;
 #pragma unroll
         for (int second = 0; second < 2; ++second) {
           const uint32_t v =
-              *reinterpret_cast<const uint32_t*>(v_tile + place_of(row + 8 * second, c));
+              *reinterpret_cast<const uint32_t*>(v_tile + (v_at ^ (from + j) << 4) + second * 1024);
           const float2 y_here = y(from + j, second);
           const float own[2] = {y_here.x + skip * low_of(v), y_here.y + skip * high_of(v)};
           float2 here = {low_of(g[2 * j + second]), high_of(g[2 * j + second])};
@@ -141,12 +146,113 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::gates(
 // The half of the warpgroup that forms values.
 template <int R, int blocks, bool halves>
 __device__ __forceinline__ void Gradients<R, blocks, halves>::gate_half(int head) {
-  const float* const from = sh.y[stage(head)] + formed_anew(thread) * 2;
+  const float* const from = sh.y[stage(head)] + own_thread() * 2;
   gates_of<4, 8>(
       head, sh.sums_y, values_own, [&] { hopper::named_barrier_sync(y_known + stage(head), 256); },
       [&](int j, int second) {
         return *reinterpret_cast<const float2*>(from + (2 * (j - 4) + second) * 256);
       });
+}
+
+// d_z, of rows of one row a token. What is read of memory is under way while y is awaited, and the
+// next two rows' while those at hand are at work.
+template <int R, int blocks, bool halves>
+__device__ __forceinline__ void Gradients<R, blocks, halves>::gates_back(int head) {
+  const int thread = own_thread(), c = thread % 8 * 8;
+  float* const partial =
+      reinterpret_cast<float*>(sh.from.partial.of(head)) + 2 * R * columns + R * values;
+  partial[thread] = 0;
+  static_assert(2 * R * values == 128);
+  // From here on all is sixteen rows behind the one before, of which shared places are alike.
+  const int t0 = thread / 8;
+  const auto row_of = [&](const View& v, int64_t first) {
+    return static_cast<const __nv_bfloat16*>(v.data) + first + t0 * v.stride[1] + c;
+  };
+  const auto* z_at = row_of(a.z, home(sh.homes.z, a.z, head));
+  const auto* up_at = row_of(a.d_out, d_out_home(head));
+  int64_t to = home(sh.homes.d_z, a.grad.z, head) + t0 * a.grad.z.stride[1] + c;
+  uint4 z[2], ups[2];
+  const auto load = [&](int first) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const bool live = first + 16 * i < n;  // or any, of which nothing is stored
+      z[i] = load_now(live ? z_at : a.z.data);
+      ups[i] = load_now(live ? up_at : a.d_out.data);
+      z_at += 16 * a.z.stride[1], up_at += 16 * a.d_out.stride[1];
+    }
+  };
+  load(t0);
+  const auto& tiles = sh.operands[stage(head)];
+  const char* y_at = tiles.h + Shared::y_at(t0, c);
+  const char* v_at = tiles.v + place_of(t0, c);
+  const float skip = sh.of_head[stage(head)].skip;
+  hopper::named_barrier_sync(y_known + stage(head), 256);
+  const auto back = [&](auto projected) {
+#pragma unroll 1
+    for (int first = t0; first < rows; first += 32) {
+      const uint4 z_here[2] = {z[0], z[1]}, up_here[2] = {ups[0], ups[1]};
+      if (first + 32 < rows) load(first + 32);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        gate_back<projected()>(head, y_at + i * 4096, v_at + i * 2048, skip, z_here[i], up_here[i],
+                               first + 16 * i < n, to);
+        to += 16 * a.grad.z.stride[1];
+      }
+      y_at += 8192, v_at += 4096;
+    }
+  };
+  if (projects())
+    back(std::true_type{});
+  else
+    back(std::false_type{});
+}
+
+// Eight columns of y to where they go in d_z, if anywhere.
+template <int R, int blocks, bool halves>
+template <bool projected>
+__device__ __forceinline__ void Gradients<R, blocks, halves>::gate_back(int head, const char* y_at,
+                                                                        const char* v_at,
+                                                                        float skip, const uint4& z,
+                                                                        const uint4& up_here,
+                                                                        bool live, int64_t to) {
+  const auto* const eight = reinterpret_cast<const float4*>(y_at);
+  const float4 low = eight[0], high = eight[1];
+  float y[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w}, by[8];
+  if (skip != 0) {
+    const uint4 v = *reinterpret_cast<const uint4*>(v_at);
+    const uint32_t words[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+    for (int j = 0; j < 8; ++j)
+      y[j] += skip * (j & 1 ? high_of(words[j / 2]) : low_of(words[j / 2]));
+  }
+  const uint32_t own[4] = {up_here.x, up_here.y, up_here.z, up_here.w};
+  const auto& parameters = sh.of_head[stage(head)];
+  if constexpr (projected) {
+    const int c = own_thread() % 8 * 8;
+    take_projection(parameters.mimo_out, 0, c, by);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) y[j] *= by[j];
+    take_projection(parameters.mimo_z, 0, c, by);
+  }
+  const uint32_t zs[4] = {z.x, z.y, z.z, z.w};
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    float w = j & 1 ? high_of(zs[j / 2]) : low_of(zs[j / 2]);
+    y[j] *= j & 1 ? high_of(own[j / 2]) : low_of(own[j / 2]);
+    if constexpr (projected) w *= by[j], y[j] *= by[j];
+    const float sg = gate_sigmoid(w);
+    if (mutant(ScanMutant::m3_gate_slope_dropped_siso)) w = 0;
+    y[j] *= fmaf(w * sg, 1 - sg, sg);
+  }
+  if (!live) return;
+  if (a.grad.z.dtype == DType::bf16) {
+    *reinterpret_cast<uint4*>(static_cast<__nv_bfloat16*>(a.grad.z.data) + to) = {
+        two_rounded(y[0], y[1]), two_rounded(y[2], y[3]), two_rounded(y[4], y[5]),
+        two_rounded(y[6], y[7])};
+  } else {
+    auto* const wide = reinterpret_cast<float4*>(static_cast<float*>(a.grad.z.data) + to);
+    wide[0] = {y[0], y[1], y[2], y[3]}, wide[1] = {y[4], y[5], y[6], y[7]};
+  }
 }
 
 }  // namespace talea::mamba3::sm90

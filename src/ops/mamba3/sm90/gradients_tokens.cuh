@@ -10,13 +10,12 @@ namespace talea::mamba3::sm90 {
 // exp(-2 |x|) with the sign of x: tanh and its slope come of it without a difference of which
 // nothing would be left where tanh is near 1.
 __device__ __forceinline__ float rate_of(float x) { return copysignf(expf(-2 * fabsf(x)), x); }
-__device__ __forceinline__ float tanh_of(float rate) {
-  const float e = fabsf(rate);
-  return copysignf(__fdividef(1 - e, 1 + e), rate);
-}
-__device__ __forceinline__ float slope_of(float rate) {
+// One division is of both: of 1 and 2 it is a product.
+__device__ __forceinline__ float tanh_and_slope(float rate, float& slope) {
+  asm volatile("" : "+f"(rate));  // registers that both would take from head to head are spilled
   const float e = fabsf(rate), by = __fdividef(1, 1 + e);
-  return 4 * e * by * by;
+  slope = 4 * e * by * by;
+  return copysignf((1 - e) * by, rate);
 }
 
 // A thread has a pair of a few tokens.
@@ -36,73 +35,79 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::read_rates(int hea
     rates_[j] = rate_of(cuda::number_of(a.angles.dtype, bits[j]));
 }
 
-// d_angles, and what they leave for d_dt.
+// d_angles, and what they leave for d_dt. whole: of all tokens and pairs.
 template <int R, int blocks, bool halves>
-template <bool handed>
+template <bool handed, bool whole>
 __device__ __forceinline__ void Gradients<R, blocks, halves>::angles_back(int head) {
   constexpr int each = angle_tokens, groups = 128 / pairs;
-  const int thread = formed_anew(this->thread);
+  const int thread = own_thread();
   const int i = thread % pairs, group = thread / pairs, first = group * each, A = a.size.pairs;
-  const int lane = thread & 31, left = (handed || a.angles.data) && i < A ? n - first : 0;
+  const int lane = thread & 31;
+  const int left = whole ? each : (handed || a.angles.data) && i < A ? n - first : 0;
+  const auto live = [&](int j) { return whole || j < left; };
   float own[each], sum = 0;
+  const int first_at = Shared::turn_at(first, i);
 #pragma unroll
   for (int j = 0; j < each; ++j) {
-    const int at = Shared::turn_at(first + j, i);
-    own[j] = j < left ? sh.turn_q[at] + sh.turn_k[at] : 0.0f;
+    const int at = (first_at ^ (j & 7) << 2) + j * pairs;  // no carry: `each` or 8 divides `first`
+    own[j] = live(j) ? sh.turn_q[at] + sh.turn_k[at] : 0.0f;
     sum += own[j];
   }
   sh.ends[thread] = sum;
   hopper::named_barrier_sync(rows_own, 128);
   const float* const torque = sh.torque[third(head)][0] + i;
-  float whole = -(((torque[0] + torque[pairs]) + torque[2 * pairs]) + torque[3 * pairs]);
-  if constexpr (handed) whole += turn_behind(a, b, sh.unit, head, i);
+  float turn = -(((torque[0] + torque[pairs]) + torque[2 * pairs]) + torque[3 * pairs]);
+  if constexpr (handed) turn += turn_behind(a, b, sh.unit, head, i);
 #pragma unroll
   for (int later = groups - 1; later > 0; --later)
-    if (later > group) whole += sh.ends[later * pairs + i];
+    if (later > group) turn += sh.ends[later * pairs + i];
       // What lies at a token and behind it.
 #pragma unroll
-  for (int j = each - 1; j >= 0; --j) own[j] = whole += own[j];
+  for (int j = each - 1; j >= 0; --j) own[j] = turn += own[j];
   if constexpr (handed)
     if (first == 0 && i < A) store_first_angle(a, sh.unit, sh.part, head, i, own[0]);
-  const float pi = 3.14159265358979f;
-  const auto angle = [&](int j, float step) { return own[j] * step * pi * slope_of(rates_[j]); };
-  // Steps of four tokens; ahead of the stores, behind which the compiler would leave them.
-  const auto steps_of = [&](int j0) {
-    return *reinterpret_cast<const float4*>(late(head).dt + first + j0);
+  // f(j, x, slope) of four tokens, whose angle has x slope; own is left with what d_dt has of them.
+  // Steps are read ahead of the stores, behind which the compiler would leave them.
+  const auto four_angles = [&](int j0, auto f) {
+    const auto four = *reinterpret_cast<const float4*>(late(head).dt + first + j0);
+    const float dt[4] = {four.x, four.y, four.z, four.w}, pi = 3.14159265358979f;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      float slope;
+      const float x = own[j0 + j], tanh = tanh_and_slope(rates_[j0 + j], slope);
+      own[j0 + j] = live(j0 + j) ? x * tanh : 0.0f;
+      if (live(j0 + j)) f(j, x * dt[j] * pi, slope);
+    }
   };
   if (b.dangles) {
     // Sums over the part's heads: what lies there is this thread's own.
     const int lines = a.size.groups * b.parts;
     const int64_t place0 = (place.sequence * wave.slice_chunks + place.in_slice) * C + first;
-    float* const to = b.dangles + (place0 * lines + place.group * b.parts + place.part) * A + i;
+    float* to = b.dangles + (place0 * lines + place.group * b.parts + place.part) * A + i;
     const int64_t apart = int64_t{lines} * A;
 #pragma unroll
     for (int j0 = 0; j0 < each; j0 += 4) {
-      const float4 four = steps_of(j0);
-      const float dt[4] = {four.x, four.y, four.z, four.w};
-      float before[4];
+      float* at[4];
+      float before[4] = {0, 0, 0, 0};
 #pragma unroll
-      for (int j = 0; j < 4; ++j)
-        before[j] = head > place.first && j0 + j < left ? to[(j0 + j) * apart] : 0.0f;
+      for (int j = 0; j < 4; ++j) at[j] = to, to += apart;
+      if (head > place.first) {
 #pragma unroll
-      for (int j = 0; j < 4; ++j)
-        if (j0 + j < left) to[(j0 + j) * apart] = before[j] + angle(j0 + j, dt[j]);
+        for (int j = 0; j < 4; ++j)
+          if (live(j0 + j)) before[j] = *at[j];
+      }
+      four_angles(j0, [&](int j, float x, float slope) { *at[j] = fmaf(x, slope, before[j]); });
     }
-  } else if (a.grad.angles.data) {
+  } else {
     const int64_t to = home(sh.homes.d_angles, a.grad.angles, head) +
                        first * a.grad.angles.stride[1] + i * a.grad.angles.stride[3];
 #pragma unroll
-    for (int j0 = 0; j0 < each; j0 += 4) {
-      const float4 four = steps_of(j0);
-      const float dt[4] = {four.x, four.y, four.z, four.w};
-#pragma unroll
-      for (int j = 0; j < 4; ++j)
-        if (j0 + j < left)
-          cuda::store(a.grad.angles, to + (j0 + j) * a.grad.angles.stride[1], angle(j0 + j, dt[j]));
-    }
+    for (int j0 = 0; j0 < each; j0 += 4)
+      four_angles(j0, [&](int j, float x, float slope) {
+        if (a.grad.angles.data)
+          cuda::store(a.grad.angles, to + (j0 + j) * a.grad.angles.stride[1], x * slope);
+      });
   }
-#pragma unroll
-  for (int j = 0; j < each; ++j) own[j] = j < left ? own[j] * tanh_of(rates_[j]) : 0.0f;
   const float by_rate = shared_over_warp<each>(own);
   if (lane % (32 / each) == 0) sh.by_rate[i / 32][first + lane / (32 / each)] = by_rate;
   hopper::named_barrier_sync(rows_own, 128);
@@ -111,7 +116,7 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::angles_back(int he
 
 template <int R, int blocks, bool halves>
 __device__ __forceinline__ void Gradients<R, blocks, halves>::steps_back(int head) {
-  const int t = thread;
+  const int t = own_thread();
   Unit u = sh.unit;
   u.head = head;
   cuda::Pending x;
@@ -138,6 +143,7 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::steps_back(int hea
 template <int R, int blocks, bool halves>
 __device__ __forceinline__ void Gradients<R, blocks, halves>::decays_back(int head) {
   constexpr int each = C > 32 ? C / 32 : 1;
+  const int thread = own_thread();
   const int lane = thread & 31, slot = stage(head);
   if (thread == 64) {
     const double* const x = sh.traces[slot];

@@ -24,20 +24,24 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::values_back(int he
     });
   float* const projections = reinterpret_cast<float*>(sh.from.partial.of(head)) + 2 * R * columns;
   if (a.grad.mimo_v.data) {
-    const auto* const v0 =
-        static_cast<const __nv_bfloat16*>(a.v.data) + home(sh.homes.v, a.v, head) + column;
+    const auto* at = static_cast<const __nv_bfloat16*>(a.v.data) + home(sh.homes.v, a.v, head) +
+                     t[0] * a.v.stride[1] + column;
     float to[16];
 #pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      to[2 * j] = to[2 * j + 1] = 0;
+    for (float& x : to) x = 0;
 #pragma unroll
-      for (int second = 0; second < 2; ++second) {
-        if (t[second] >= n) continue;
-        const uint32_t v =
-            __ldg(reinterpret_cast<const uint32_t*>(v0 + t[second] * a.v.stride[1] + 8 * j));
-        to[2 * j] += dv[4 * j + 2 * second] * low_of(v);
-        to[2 * j + 1] += dv[4 * j + 2 * second + 1] * high_of(v);
+    for (int second = 0; second < 2; ++second) {
+      if (t[second] < n) {
+        uint32_t v[8];
+#pragma unroll
+        for (int j = 0; j < 8; ++j) v[j] = __ldg(reinterpret_cast<const uint32_t*>(at + 8 * j));
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+          to[2 * j] = fmaf(dv[4 * j + 2 * second], low_of(v[j]), to[2 * j]);
+          to[2 * j + 1] = fmaf(dv[4 * j + 2 * second + 1], high_of(v[j]), to[2 * j + 1]);
+        }
       }
+      at += 8 / R * a.v.stride[1];
     }
     hopper::named_barrier_sync(keys, 128);
 #pragma unroll

@@ -134,7 +134,7 @@ void step_on_host(const Args& a) {
       std::vector<float4> shared(Step::shared_floats / 4 + 1, float4{NAN, NAN, NAN, NAN});
       block.run([&] {
         Step one(a, &shared[0].x, head);
-        one.run(0, a.size.sequences, 1);
+        for (int64_t i = 0; i < a.size.sequences; ++i) one.run(i);
       });
     }
   });

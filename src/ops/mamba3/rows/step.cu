@@ -10,27 +10,17 @@
 namespace talea::mamba3::cuda {
 namespace {
 
-constexpr int64_t most_entries = 65535;  // side by side
-constexpr int64_t most_each = 16;        // entries of a block
-constexpr int64_t processors = 132;      // of the chips that this is tuned for
+constexpr int64_t most_entries = 65535;       // side by side
+constexpr int64_t rounds = 6, most_each = 8;  // of blocks, of entries of a block
+constexpr int64_t processors = 132;           // of the chips that this is tuned for
 
 template <class Step>
 __global__ void __launch_bounds__(one_step::threads, Step::blocks)
     step_kernel(const __grid_constant__ Args a) {
   extern __shared__ __align__(16) float shared[];
   Step step(a, shared, static_cast<int>(blockIdx.x));
-  step.run(blockIdx.y, a.size.sequences, gridDim.y);
-}
-
-// The rounds of blocks times what a block takes are least: its entries, and half of one to begin.
-int64_t entries_of_a_block(const Sizes& s, int64_t side_by_side) {
-  int64_t best = 1, least = 0;
-  for (int64_t each = 1; each <= std::min<int64_t>(s.sequences, most_each); ++each) {
-    const int64_t blocks = s.heads * ((s.sequences + each - 1) / each);
-    const int64_t takes = (blocks + side_by_side - 1) / side_by_side * (2 * each + 1);
-    if (each == 1 || takes < least) best = each, least = takes;
-  }
-  return best;
+  for (int64_t sequence = blockIdx.y; sequence < a.size.sequences; sequence += gridDim.y)
+    step.run(sequence);
 }
 
 template <class Step>
@@ -41,7 +31,10 @@ void launch(const Args& a, cudaStream_t stream) {
       cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
                            cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)),
       "mamba3: step");
-  const int64_t each = entries_of_a_block(a.size, processors * Step::blocks);
+  // Enough rounds of blocks that the last one is short.
+  const int64_t round = processors * Step::blocks;
+  const int64_t units = a.size.heads * a.size.sequences;
+  const int64_t each = std::clamp<int64_t>(units / (rounds * round), 1, most_each);
   const int64_t along = std::min((a.size.sequences + each - 1) / each, most_entries);
   const dim3 grid(static_cast<unsigned>(a.size.heads), static_cast<unsigned>(along));
   kernel<<<grid, one_step::threads, bytes, stream>>>(a);

@@ -47,46 +47,20 @@ class Step {
     stage_head();
   }
 
-  // Entries [first, end), each `apart` behind the one before.
-  __device__ void run(int64_t first, int64_t end, int64_t apart) {
-    Held one, other;  // one is loaded while the other is at work
-    int64_t next = first < end ? a.ends[first] : -1;
-    look_at(next);
-    load_state(row_of(0), one);
-    load_state(row_of(1), other);
-    for (int64_t sequence = first; sequence < end; sequence += apart) {
-      row_ = next, sequence_ = sequence;
-      next = sequence + apart < end ? a.ends[sequence + apart] : -1;
-      run(one, other, next);
-    }
-  }
-
- private:
-  using Held = float[rows][loads][vector];  // rows of the state
-
-  // load_state() is of this row of states, -1: of none.
-  __device__ __forceinline__ void look_at(int64_t row) {
-    const View& v = a.initial.ssm;
-    from_end = row < 0 ? 0 : s.values;
-    from_state =
-        static_cast<const float*>(v.data) + cuda::at(v, row < 0 ? 0 : row, head_, 0, lane * vector);
-  }
-
-  // The entry at row_, whose first rows of the state are loaded already. next: the row of the entry
-  // behind, whose first rows are loaded while the last of this one are at work.
-  __device__ __forceinline__ void run(Held& one, Held& other, int64_t next) {
-    if (row_ < 0) {
-      look_at(next);
-      load_state(row_of(0), one);
-      load_state(row_of(1), other);
-      return;
-    }
-    to_state =
-        static_cast<float*>(a.last.ssm.data) + cuda::at(a.last.ssm, row_, head_, 0, lane * vector);
+  __device__ void run(int64_t sequence) {
+    row_ = a.ends[sequence], sequence_ = sequence;
+    if (row_ < 0) return;
+    const auto state = [&](const View& v) {
+      return static_cast<float*>(v.data) + cuda::at(v, row_, head_, 0, lane * vector);
+    };
+    from_state = state(a.initial.ssm), to_state = state(a.last.ssm);
     Four q_asked[items][loads], k_asked[items][loads], held_asked[items][loads];
     ask_rows<queries>(a.q, cuda::at(a.q, sequence_, 0, 0, group_), 2, true, q_asked);
     ask_rows<keys>(a.k, cuda::at(a.k, sequence_, 0, 0, group_), 2, true, k_asked);
     ask_rows<held_keys>(a.initial.k, cuda::at(a.initial.k, row_, 0, head_), 1, held, held_asked);
+    Held one, other;  // one is loaded while the other is at work
+    load_state(row_of(0), one);
+    load_state(row_of(1), other);
     read_token();
     stage_values();
     for (int i = static_cast<int>(threadIdx.x); i < s.pairs; i += threads) turn(i);
@@ -98,19 +72,18 @@ class Step {
     __syncthreads();
     hold_rows();
     for (int turn = 0; row_of(turn) < s.values; turn += 2) {
-      const bool more = row_of(turn + 2) < s.values;
-      const int later = more ? turn + 2 : 0;
-      if (!more) look_at(next);
       advance(row_of(turn), one);
-      load_state(row_of(later), one);
+      load_state(row_of(turn + 2), one);
       advance(row_of(turn + 1), other);
-      load_state(row_of(later + 1), other);
+      load_state(row_of(turn + 3), other);
     }
-    if (row_of(0) >= s.values) look_at(next);  // a warp without rows
     __syncthreads();
     if (a.out.data) finish();
     __syncthreads();
   }
+
+ private:
+  using Held = float[rows][loads][vector];  // rows of the state
 
   __device__ __forceinline__ int row_of(int turn) const { return (turn * warps + warp) * rows; }
 
@@ -177,10 +150,10 @@ class Step {
     __syncthreads();
   }
 
-  // Rows from `from` on of the state looked at, before its token, which is fp32 (rules.cpp). Where
-  // rows lie in vectors, P is a multiple of those at work.
+  // Rows from `from` on of the state before the token, which is fp32 (rules.cpp). Where rows lie in
+  // vectors, P is a multiple of those at work.
   __device__ __forceinline__ void load_state(int from, Held& h) const {
-    each_row(from_state, a.initial.ssm, from, from_end, [&](const float* row, int i, int j, int c) {
+    each_row(from_state, a.initial.ssm, from, s.values, [&](const float* row, int i, int j, int c) {
       float4 x = {0, 0, 0, 0};
       const int64_t apart = a.initial.ssm.stride[3];
       if constexpr (whole) {
@@ -420,7 +393,6 @@ class Step {
   int head_, group_, warp, lane;
   bool held;
   const float* from_state;  // of a lane's first column
-  int from_end = 0;         // of its rows
   float* to_state;
   float alpha = 0, b = 0, gamma = 0, skip = 0, dt = 0;
   float q[ranks][loads][vector], k[ranks][loads][vector], held_k[ranks][loads][vector];

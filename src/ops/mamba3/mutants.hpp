@@ -54,7 +54,6 @@ namespace talea::mamba3 {
   X(m3_place_not_exchanged, "device: tokens of the next run are formed where some are read") \
   X(m3_chain_of_the_place_beside, "device: a chain reads the place of the next segment")     \
   X(m3_gradients_of_the_place_before, "device: gradients read the place of the last ones")   \
-  X(m3_beside_wait_left_out, "device: a kernel beside another ends without it")              \
   X(m3_sums_of_the_next_slice, "device: rows are summed to where the next slice has them")   \
   X(m3_tokens_of_the_round_before, "device: a round has the tokens of the one before")       \
   X(m3_rates_of_the_token_before, "device: shared angles are those of the token before")     \

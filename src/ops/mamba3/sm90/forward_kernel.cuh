@@ -152,7 +152,6 @@ __device__ __forceinline__ void read_chunks(const Args& a, const Cut& cut, S& sh
     hopper::warpgroup_wait<0>();
     hopper::hold_registers(h);
   }
-  hold_back(ScanMutant::m3_beside_wait_left_out);
   if (sh.left) put_state(sh.left, h);
 }
 

@@ -51,7 +51,6 @@ class BesideEarlierKernel {
     if (!beside || !crowds) talea::sm90::let_later_kernels_start();
   }
   __device__ __forceinline__ ~BesideEarlierKernel() {
-    if (mutant(ScanMutant::m3_beside_wait_left_out)) return;
     if (beside_ && blockIdx.x == 0) talea::sm90::wait_for_earlier_kernels();
   }
   BesideEarlierKernel(const BesideEarlierKernel&) = delete;

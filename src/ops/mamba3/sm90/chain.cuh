@@ -5,39 +5,9 @@
 // Never: knows what the states are for, or forms a turn or a step.
 #pragma once
 
-#include "ops/mamba3/sm90/chain_columns.cuh"
-#include "ops/mamba3/sm90/gate.cuh"
+#include "ops/mamba3/sm90/chain_source.cuh"
 
 namespace talea::mamba3::sm90 {
-
-inline constexpr int chain_threads = 256;
-
-template <int R, int blocks>
-struct ChainShared {
-  static constexpr int C = tokens_of<R>, pairs = 32 * blocks;
-  // Of a chunk, and of the one behind it.
-  struct alignas(1024) Stage {  // tiles swap their pieces by address
-    char rows[wide_bytes], weighed[panel_bytes];
-    uint4 z[C * 8];
-    float2 turns[C * pairs];  // a token's pairs swap places, turn_at
-    ChunkSteps<C> steps;
-  } stages[2];
-  static_assert(sizeof(stages) <= 110 << 10 || blocks > 1);
-  float4 bias[R * 32];
-  float mimo_v[R * values], mimo_z[R * values], mimo_out[R * values];
-  Unit unit;
-  __nv_bfloat16* to = nullptr;  // states of the first chunk as operands
-  float* home = nullptr;        // E
-  // Of the segment's first chunk.
-  const float* turns_from = nullptr;
-  const char* steps_from = nullptr;
-
-  // Where a pair of a token lies: the tokens of eight rows, which a warp reads at once, meet no
-  // bank twice.
-  static __device__ __forceinline__ int turn_at(int t, int pair) {
-    return t * pairs + (pair ^ ((R == 1 ? t % 8 / 2 : t % (8 / R)) << 2));
-  }
-};
 
 template <int R, int blocks, bool halves>
 class Chain {
@@ -71,26 +41,27 @@ class Chain {
       const int rest = tokens - of * C;
       return rest < C ? rest : C;
     };
-    Source<upstream> source(*this, chunk);
+    ChunkSource<R, blocks, upstream> source(a, cut, u, sh, chunk, chunk - segment);
     const Bias bias(sh);
     const Values<upstream> own_values(*this);
     const char* const tile = sh.stages[0].rows + place_of(threadIdx.x / 16, threadIdx.x % 16 * 8);
     if (to) to += int64_t{chunk - first} * (columns * values) + threadIdx.x * 8;
-    source.copy(sh.stages[0], known(chunk));
+    const bool copies = threadIdx.x >= 128;
+    if (copies) source.copy(sh.stages[0], known(chunk));
 #pragma unroll 1
     for (int i = 0; i < end - first; ++i, chunk += step) {
       const int n = known(chunk);
       auto& stage = sh.stages[i & 1];
       copies_done();
       __syncthreads();  // the other stage has been read as well
-      if (i + 1 < end - first) source.copy(sh.stages[~i & 1], known(chunk + step));
+      if (copies && i + 1 < end - first) source.copy(sh.stages[~i & 1], known(chunk + step));
       uint32_t turned[4][4];
       if (blocks == 2 || threadIdx.x < 128)
         turn_rows<true>(stage, bias, turned);
       else
         turn_rows<false>(stage, bias, turned);
       if (n < C) keep_rows(n, turned);
-      own_values.put(stage, n, chunk, source.pieces);
+      own_values.put(stage, n, chunk, source.pieces());
       hopper::fence_async_shared();
       if (to) {
         // A warp has read all that it needs of its columns: the state takes their place.
@@ -98,7 +69,7 @@ class Chain {
         own.put_rounded(stage.rows, h);
       }
       __syncthreads();
-      scale_state(h, stage.steps.whole);
+      scale_state(h, stage.whole);
       products_begin(h);
       registers_by_columns<64>(h, turned, Operand(stage.weighed));
       hopper::warpgroup_commit();
@@ -131,96 +102,6 @@ class Chain {
       __stcg(reinterpret_cast<uint4*>(to) + i * chain_threads,
              *reinterpret_cast<const uint4*>(tile + i * (16 * 128)));
   }
-
-  // What a thread copies of a chunk. Rows behind the last token are zeros.
-  template <bool upstream>
-  struct Source {
-    static constexpr int row_step = 16 / R, z_pieces = C * 8, turn_pieces = C * pairs / 2;
-    static constexpr int step_pieces = sizeof(ChunkSteps<C>) / 16;
-    static constexpr int64_t turn_bytes = C * pairs * 8, step_bytes = sizeof(ChunkSteps<C>);
-    static_assert(step_pieces <= chain_threads);
-
-    const char *rows, *narrow, *z, *turns, *steps;
-    int64_t row_bytes, narrow_bytes, z_bytes;  // of a token
-    int rows_to, narrow_to, turns_to;
-    bool has_column, pieces, gated;
-
-    // From chunk `chunk` of the unit on.
-    __device__ __forceinline__ Source(const Chain& c, int chunk) {
-      const Args& a = c.a;
-      const Unit& u = c.u;
-      const int thread = threadIdx.x, row0 = thread / 16, narrow0 = thread / 8;
-      const int64_t token = u.begin + int64_t{chunk} * C, at = chunk - c.segment;
-      const View& wide = upstream ? a.q : a.k;
-      const View& v = upstream ? a.d_out : a.v;
-      const int column = c.cut.own_column(part_of_columns(c.cut, u), thread % 16 * 8);
-      has_column = c.cut.has(column);
-      const int64_t row = cuda::at(wide, u.batch, token + row0 / R, 0, u.group) +
-                          (R > 1 ? row0 % R * wide.stride[2] : 0) + column;
-      rows = static_cast<const char*>(wide.data) + row * 2;
-      const int first = first_value(c.cut, u), piece = thread % 8 * 8;
-      const int r = upstream && !a.size.reduce ? narrow0 % R : 0;
-      const int64_t value = upstream ? cuda::at(v, u.batch, token + narrow0 / R, r, u.head, first)
-                                     : cuda::at(v, u.batch, token + narrow0 / R, u.head, first);
-      narrow = static_cast<const char*>(v.data) + (value + piece) * 2;
-      const int item = thread % z_pieces / 8;
-      z = static_cast<const char*>(a.z.data) +
-          (cuda::at(a.z, u.batch, token + item, u.head, first) + piece) * 2;
-      turns = reinterpret_cast<const char*>(c.sh.turns_from) + at * turn_bytes +
-              thread % turn_pieces * 16;
-      steps = c.sh.steps_from + at * step_bytes +
-              (thread < step_pieces ? thread : step_pieces - 1) * 16;
-      row_bytes = wide.stride[1] * 2, narrow_bytes = v.stride[1] * 2;
-      z_bytes = a.z.stride[1] * 2;
-      rows_to = place_of(row0, thread % 16 * 8);
-      narrow_to = place_of(narrow0, piece);
-      const int turn = thread % turn_pieces;
-      turns_to = Shared::turn_at(turn / (pairs / 2), turn % (pairs / 2) * 2) * 8;
-      pieces = !upstream || Upstream(a).pieces;
-      gated = upstream && a.z.data;
-    }
-    // One chunk, of n tokens; the next call has the one behind it, or before it for E.
-    __device__ __forceinline__ void copy(Stage& to, int n) {
-      const int thread = threadIdx.x;
-      const auto base = static_cast<uint32_t>(hopper::smem_address(&to));
-      const auto place = [&](const void* of) {
-        return base + static_cast<uint32_t>(static_cast<const char*>(of) -
-                                            reinterpret_cast<const char*>(&to));
-      };
-      const int rows_n = has_column ? n : 0;
-#pragma unroll
-      for (int i = 0; i < 4; ++i)
-        hopper::copy_16_bytes(place(to.rows) + static_cast<uint32_t>(rows_to + i * 2048),
-                              rows + i * row_step * row_bytes,
-                              thread / 16 / R + i * row_step < rows_n);
-      if (pieces)
-#pragma unroll
-        for (int i = 0; i < 2; ++i)
-          hopper::copy_16_bytes(place(to.weighed) + static_cast<uint32_t>(narrow_to + i * 4096),
-                                narrow + i * (32 / R) * narrow_bytes,
-                                thread / 8 / R + i * (32 / R) < n);
-      if (gated) {
-#pragma unroll
-        for (int i = 0; i < (z_pieces + chain_threads - 1) / chain_threads; ++i) {
-          const int item = thread % z_pieces + i * chain_threads;
-          hopper::copy_16_bytes(place(to.z) + static_cast<uint32_t>(item * 16),
-                                z + i * (chain_threads / 8) * z_bytes, item / 8 < n);
-        }
-      }
-#pragma unroll
-      for (int i = 0; i < (turn_pieces + chain_threads - 1) / chain_threads; ++i)
-        hopper::copy_16_bytes(
-            place(to.turns) + static_cast<uint32_t>(turns_to + i * chain_threads * 16),
-            turns + i * chain_threads * 16, true);
-      hopper::copy_16_bytes(
-          place(&to.steps) +
-              static_cast<uint32_t>((thread < step_pieces ? thread : step_pieces - 1) * 16),
-          steps, true);
-      constexpr int by = upstream ? -1 : 1;
-      rows += by * C * row_bytes, narrow += by * C * narrow_bytes, z += by * C * z_bytes;
-      turns += by * turn_bytes, steps += by * step_bytes;
-    }
-  };
 
   // Of the two columns of the lane's pair, of its rows 2 (lane % 4) and the next of each eight.
   struct Bias {
@@ -327,7 +208,7 @@ class Chain {
       for (int i = 0; i < 2; ++i) {
         own[i] = *reinterpret_cast<const uint4*>(to.weighed + at + i * 4096);
         const int behind = mutant(ScanMutant::m3_state_weighed_by_halves) ? 0 : i * (32 / R);
-        by[i] = (upstream ? to.steps.left : to.steps.key)[row0 / R + behind];
+        by[i] = to.by[row0 / R + behind];
         if (upstream && c.a.z.data) z[i] = to.z[z_at + i * (32 / R) * 8];
       }
 #pragma unroll

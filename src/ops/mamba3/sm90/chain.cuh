@@ -187,7 +187,7 @@ class Chain {
   struct Values {
     const Chain& c;
     int row0, at, z_at;
-    float by_v[upstream ? 1 : 8], by_out[upstream ? 8 : 1], by_z[upstream ? 8 : 1];
+    float by_value[8], by_z[upstream ? 8 : 1];
 
     __device__ __forceinline__ explicit Values(const Chain& of) : c(of) {
       const int piece = threadIdx.x % 8;
@@ -195,12 +195,29 @@ class Chain {
       z_at = row0 / R * 8 + piece;
       const int r = row0 % R, column = piece * 8;
       if constexpr (upstream)
-        take_projection(c.sh.mimo_out, r, column, by_out),
+        take_projection(c.sh.mimo_out, r, column, by_value),
             take_projection(c.sh.mimo_z, r, column, by_z);
       else
-        take_projection(c.sh.mimo_v, r, column, by_v);
+        take_projection(c.sh.mimo_v, r, column, by_value);
     }
+    // pieces: they have been copied.
     __device__ __forceinline__ void put(Stage& to, int n, int chunk, bool pieces) const {
+      if (upstream && !pieces) return put_apart(to, n, chunk);
+      if (upstream && c.a.z.data)
+        put_copied<true>(to);
+      else
+        put_copied<false>(to);
+      if (n < C) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+          if (row0 / R + i * (32 / R) >= n)
+            *reinterpret_cast<uint4*>(to.weighed + at + i * 4096) = {0, 0, 0, 0};
+      }
+    }
+
+   private:
+    template <bool gates>
+    __device__ __forceinline__ void put_copied(Stage& to) const {
       // All loads ahead of the first store, behind which the compiler would leave them.
       uint4 own[2], z[2];
       float by[2];
@@ -209,53 +226,60 @@ class Chain {
         own[i] = *reinterpret_cast<const uint4*>(to.weighed + at + i * 4096);
         const int behind = mutant(ScanMutant::m3_state_weighed_by_halves) ? 0 : i * (32 / R);
         by[i] = to.by[row0 / R + behind];
-        if (upstream && c.a.z.data) z[i] = to.z[z_at + i * (32 / R) * 8];
+        if (gates) z[i] = to.z[z_at + i * (32 / R) * 8];
       }
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const int t = row0 / R + i * (32 / R);
         float x[8];
         eight_of(own[i], x);
-        if constexpr (upstream) {
-          if (!pieces) read_apart(t, t < n, chunk, x);
-          gate(z[i], x);
-        } else {
+        project<gates>(z[i], x);
+        own[i] = weighed(by[i], x);
+      }
 #pragma unroll
-          for (int j = 0; j < 8; ++j) x[j] *= by_v[j];
+      for (int i = 0; i < 2; ++i) *reinterpret_cast<uint4*>(to.weighed + at + i * 4096) = own[i];
+    }
+    // Of d_out where eight neighbours are not one load.
+    __device__ __forceinline__ void put_apart(Stage& to, int n, int chunk) const {
+      const View& v = c.a.d_out;
+      const int first = first_value(c.cut, c.u) + threadIdx.x % 8 * 8;
+#pragma unroll 1
+      for (int i = 0; i < 2; ++i) {
+        const int t = row0 / R + i * (32 / R);
+        uint4 own = {0, 0, 0, 0};
+        if (t < n) {
+          const int64_t from = cuda::at(v, c.u.batch, c.u.begin + int64_t{chunk} * C + t,
+                                        c.a.size.reduce ? 0 : row0 % R, c.u.head, first);
+          float x[8];
+#pragma unroll
+          for (int j = 0; j < 8; ++j) x[j] = v.data ? cuda::read(v, from + j * v.stride[4]) : 0.0f;
+          if (c.a.z.data)
+            project<true>(to.z[z_at + i * (32 / R) * 8], x);
+          else
+            project<false>({}, x);
+          own = weighed(to.by[t], x);
         }
-        uint32_t words[4];
-#pragma unroll
-        for (int j = 0; j < 4; ++j)
-          words[j] = t < n ? two_rounded(by[i] * x[2 * j], by[i] * x[2 * j + 1]) : 0u;
-        *reinterpret_cast<uint4*>(to.weighed + at + i * 4096) = {words[0], words[1], words[2],
-                                                                 words[3]};
+        *reinterpret_cast<uint4*>(to.weighed + at + i * 4096) = own;
       }
     }
-
-   private:
     static __device__ __forceinline__ void eight_of(const uint4& from, float (&x)[8]) {
       const uint32_t words[4] = {from.x, from.y, from.z, from.w};
 #pragma unroll
       for (int j = 0; j < 8; ++j) x[j] = j & 1 ? high_of(words[j / 2]) : low_of(words[j / 2]);
     }
-    __device__ __forceinline__ void gate(const uint4& z, float (&x)[8]) const {
-#pragma unroll
-      for (int j = 0; j < 8; ++j) x[j] *= by_out[j];
-      if (!c.a.z.data) return;
-      float w[8];
-      eight_of(z, w);
-#pragma unroll
-      for (int j = 0; j < 8; ++j) w[j] *= by_z[j], x[j] *= w[j] * gate_sigmoid(w[j]);
+    static __device__ __forceinline__ uint4 weighed(float by, const float (&x)[8]) {
+      return {two_rounded(by * x[0], by * x[1]), two_rounded(by * x[2], by * x[3]),
+              two_rounded(by * x[4], by * x[5]), two_rounded(by * x[6], by * x[7])};
     }
-    // Of d_out where eight neighbours are not one load.
-    __device__ __forceinline__ void read_apart(int t, bool known, int chunk, float (&x)[8]) const {
-      const View& v = c.a.d_out;
-      const int first = first_value(c.cut, c.u) + threadIdx.x % 8 * 8;
-      const int64_t from = cuda::at(v, c.u.batch, c.u.begin + int64_t{chunk} * C + t,
-                                    c.a.size.reduce ? 0 : row0 % R, c.u.head, first);
+    template <bool gates>
+    __device__ __forceinline__ void project(const uint4& z, float (&x)[8]) const {
 #pragma unroll
-      for (int j = 0; j < 8; ++j)
-        x[j] = v.data && known ? cuda::read(v, from + j * v.stride[4]) : 0.0f;
+      for (int j = 0; j < 8; ++j) x[j] *= by_value[j];
+      if constexpr (gates) {
+        float w[8];
+        eight_of(z, w);
+#pragma unroll
+        for (int j = 0; j < 8; ++j) w[j] *= by_z[j], x[j] *= w[j] * gate_sigmoid(w[j]);
+      }
     }
   };
 

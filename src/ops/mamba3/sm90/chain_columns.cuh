@@ -48,19 +48,21 @@ struct Columns {
     if constexpr (halves) {
       // Matrices of eight values: of the first columns, the second ones, and both eight values on.
       const int lane = threadIdx.x & 31;
-      const int from = lane % 8 + lane / 16 * 8, column = pair / 8 * 8 + (lane & 8 ? 64 : 0);
+      char* const at =
+          tile + place_of(lane % 8 + lane / 16 * 8, pair / 8 * 8 + (lane & 8 ? 64 : 0));
 #pragma unroll
       for (int j = 0; j < 8; j += 2)
-        hopper::store_matrix_x4_transposed(
-            tile + place_of(8 * j + from, column), two_rounded(h[4 * j], h[4 * j + 1]),
-            two_rounded(h[4 * j + 2], h[4 * j + 3]), two_rounded(h[4 * j + 4], h[4 * j + 5]),
-            two_rounded(h[4 * j + 6], h[4 * j + 7]));
+        hopper::store_matrix_x4_transposed(at + j * 1024, two_rounded(h[4 * j], h[4 * j + 1]),
+                                           two_rounded(h[4 * j + 2], h[4 * j + 3]),
+                                           two_rounded(h[4 * j + 4], h[4 * j + 5]),
+                                           two_rounded(h[4 * j + 6], h[4 * j + 7]));
     } else {
+      const int even = place_of(value, first()), odd = row_behind(even, 1);
 #pragma unroll
       for (int j = 0; j < 8; ++j)
 #pragma unroll
         for (int i = 0; i < 2; ++i)
-          *reinterpret_cast<uint32_t*>(tile + place_of(8 * j + value + i, first())) =
+          *reinterpret_cast<uint32_t*>(tile + (i ? odd : even) + j * 1024) =
               two_rounded(h[4 * j + i], h[4 * j + i + 2]);
     }
   }

@@ -19,15 +19,16 @@ class Chain {
   __device__ __forceinline__ Chain(const Args& args, const Cut& of, Shared& shared, int first)
       : a(args), cut(of), u(shared.unit), sh(shared), segment(first) {}
 
-  // Ahead of a walk; as launch_parameters has written them.
-  __device__ __forceinline__ void read_parameters(const float* head_parameters, bool upstream) {
+  // Ahead of a walk, which waits for them; as launch_parameters has written them. Behind a barrier:
+  // what a thread has put into `shared` is seen by all.
+  __device__ __forceinline__ void ask_parameters(const float* head_parameters, bool upstream) {
     const float* const from =
         head_parameters + number_of(cut, u) * cuda::head_parameter_count(R, columns, values);
     const int thread = threadIdx.x;
     copy_bytes<R * columns * 4, chain_threads>(from + (upstream ? 0 : R * columns), sh.bias,
                                                thread);
     copy_bytes<3 * R * values * 4, chain_threads>(from + 2 * R * columns, sh.mimo_v, thread);
-    copies_done();
+    copies_commit();
     __syncthreads();
   }
 
@@ -42,12 +43,15 @@ class Chain {
       return rest < C ? rest : C;
     };
     ChunkSource<R, blocks, upstream> source(a, cut, u, sh, chunk, chunk - segment);
+    const bool copies = threadIdx.x >= 128;
+    if (copies) source.copy(sh.stages[0], known(chunk));
+    copies_commit();
+    copies_done_but_one();
+    __syncthreads();  // the parameters, while the first chunk is under way
     const Bias bias(sh);
     const Values<upstream> own_values(*this);
     const char* const tile = sh.stages[0].rows + place_of(threadIdx.x / 16, threadIdx.x % 16 * 8);
     if (to) to += int64_t{chunk - first} * (columns * values) + threadIdx.x * 8;
-    const bool copies = threadIdx.x >= 128;
-    if (copies) source.copy(sh.stages[0], known(chunk));
 #pragma unroll 1
     for (int i = 0; i < end - first; ++i, chunk += step) {
       const int n = known(chunk);

@@ -58,7 +58,7 @@ __device__ __forceinline__ void states_of(const Args& a, const Cut& cut, const U
     put_places(a, cut, b, number, sh);
   }
   Chain<R, blocks, halves> chain(a, cut, sh, w.segment);
-  chain.read_parameters(b.head_parameters, false);
+  chain.ask_parameters(b.head_parameters, false);
   float h[32];
   const float* const saved = saved_states(a, cut, sh.unit);
   if (handed && w.starts && starts_with_state(a)) {
@@ -99,7 +99,7 @@ __device__ __forceinline__ void upstream_of(const Args& a, const Cut& cut, const
     put_places(a, cut, b, number, sh);
   }
   Chain<R, blocks, halves> chain(a, cut, sh, w.segment);
-  chain.read_parameters(b.head_parameters, true);
+  chain.ask_parameters(b.head_parameters, true);
   float e[32];
   if (!handed && w.starts) {
 #pragma unroll

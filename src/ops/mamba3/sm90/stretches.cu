@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(chain_threads, 2)
   __syncthreads();
   const Cut whole;
   Chain<R, blocks, halves> chain(a, whole, sh, run);
-  chain.read_parameters(b.head_parameters, false);
+  chain.ask_parameters(b.head_parameters, false);
   float h[32];
 #pragma unroll
   for (float& x : h) x = 0;

@@ -14,6 +14,7 @@ class Chain {
  public:
   static constexpr int C = tokens_of<R>, pairs = 32 * blocks;
   using Shared = ChainShared<R, blocks>;
+  static_assert(sizeof(Shared) <= 113 << 10 || blocks > 1);
 
   // first: chunk of the unit with which the segment begins.
   __device__ __forceinline__ Chain(const Args& args, const Cut& of, Shared& shared, int first)
@@ -44,7 +45,7 @@ class Chain {
     };
     ChunkSource<R, blocks, upstream> source(a, cut, u, sh, chunk, chunk - segment);
     const bool copies = threadIdx.x >= 128;
-    if (copies) source.copy(sh.stages[0], known(chunk));
+    if (copies) source.copy(sh.stages[0], sh.values_of[0], known(chunk));
     copies_commit();
     copies_done_but_one();
     __syncthreads();  // the parameters, while the first chunk is under way
@@ -52,20 +53,28 @@ class Chain {
     const Values<upstream> own_values(*this);
     const char* const tile = sh.stages[0].rows + place_of(threadIdx.x / 16, threadIdx.x % 16 * 8);
     if (to) to += int64_t{chunk - first} * (columns * values) + threadIdx.x * 8;
-#pragma unroll 1
-    for (int i = 0; i < end - first; ++i, chunk += step) {
-      const int n = known(chunk);
-      auto& stage = sh.stages[i & 1];
+    int slot = 0;  // of the values of the chunk at work
+    const auto behind = [](int of) { return of == 2 ? 0 : of + 1; };
+    // Chunk i of the walk is there; the one behind it is asked for.
+    const auto begin = [&](int i, int own_slot) {
       copies_done();
       __syncthreads();  // the other stage has been read as well
-      if (copies && i + 1 < end - first) source.copy(sh.stages[~i & 1], known(chunk + step));
+      if (copies && i + 1 < end - first)
+        source.copy(sh.stages[~i & 1], sh.values_of[behind(own_slot)], known(chunk + step));
+      own_values.put(sh.stages[i & 1], sh.values_of[own_slot], known(chunk), chunk,
+                     source.pieces());
+    };
+    begin(0, slot);
+#pragma unroll 1
+    for (int i = 0; i < end - first; ++i) {
+      const int n = known(chunk);
+      auto& stage = sh.stages[i & 1];
       uint32_t turned[4][4];
       if (blocks == 2 || threadIdx.x < 128)
         turn_rows<true>(stage, bias, turned);
       else
         turn_rows<false>(stage, bias, turned);
       if (n < C) keep_rows(n, turned);
-      own_values.put(stage, n, chunk, source.pieces());
       hopper::fence_async_shared();
       if (to) {
         // A warp has read all that it needs of its columns: the state takes their place.
@@ -75,12 +84,16 @@ class Chain {
       __syncthreads();
       scale_state(h, stage.whole);
       products_begin(h);
-      registers_by_columns<64>(h, turned, Operand(stage.weighed));
+      registers_by_columns<64>(h, turned, Operand(sh.values_of[slot]));
       hopper::warpgroup_commit();
       if (to) {
         store_tile(tile + (i & 1) * sizeof(Stage), to);
         to += step * (columns * values);
       }
+      // Under the product.
+      chunk += step;
+      slot = behind(slot);
+      if (i + 1 < end - first) begin(i + 1, slot);
       hopper::warpgroup_wait<0>();
       hopper::hold_registers(h);
     }
@@ -205,32 +218,33 @@ class Chain {
         take_projection(c.sh.mimo_v, r, column, by_value);
     }
     // pieces: they have been copied.
-    __device__ __forceinline__ void put(Stage& to, int n, int chunk, bool pieces) const {
-      if (upstream && !pieces) return put_apart(to, n, chunk);
+    __device__ __forceinline__ void put(const Stage& from, char* tile, int n, int chunk,
+                                        bool pieces) const {
+      if (upstream && !pieces) return put_apart(from, tile, n, chunk);
       if (upstream && c.a.z.data)
-        put_copied<true>(to);
+        put_copied<true>(from, tile);
       else
-        put_copied<false>(to);
+        put_copied<false>(from, tile);
       if (n < C) {
 #pragma unroll
         for (int i = 0; i < 2; ++i)
           if (row0 / R + i * (32 / R) >= n)
-            *reinterpret_cast<uint4*>(to.weighed + at + i * 4096) = {0, 0, 0, 0};
+            *reinterpret_cast<uint4*>(tile + at + i * 4096) = {0, 0, 0, 0};
       }
     }
 
    private:
     template <bool gates>
-    __device__ __forceinline__ void put_copied(Stage& to) const {
+    __device__ __forceinline__ void put_copied(const Stage& from, char* tile) const {
       // All loads ahead of the first store, behind which the compiler would leave them.
       uint4 own[2], z[2];
       float by[2];
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        own[i] = *reinterpret_cast<const uint4*>(to.weighed + at + i * 4096);
+        own[i] = *reinterpret_cast<const uint4*>(tile + at + i * 4096);
         const int behind = mutant(ScanMutant::m3_state_weighed_by_halves) ? 0 : i * (32 / R);
-        by[i] = to.by[row0 / R + behind];
-        if (gates) z[i] = to.z[z_at + i * (32 / R) * 8];
+        by[i] = from.by[row0 / R + behind];
+        if (gates) z[i] = from.z[z_at + i * (32 / R) * 8];
       }
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
@@ -240,10 +254,11 @@ class Chain {
         own[i] = weighed(by[i], x);
       }
 #pragma unroll
-      for (int i = 0; i < 2; ++i) *reinterpret_cast<uint4*>(to.weighed + at + i * 4096) = own[i];
+      for (int i = 0; i < 2; ++i) *reinterpret_cast<uint4*>(tile + at + i * 4096) = own[i];
     }
     // Of d_out where eight neighbours are not one load.
-    __device__ __forceinline__ void put_apart(Stage& to, int n, int chunk) const {
+    __device__ __forceinline__ void put_apart(const Stage& from, char* tile, int n,
+                                              int chunk) const {
       const View& v = c.a.d_out;
       const int first = first_value(c.cut, c.u) + threadIdx.x % 8 * 8;
 #pragma unroll 1
@@ -251,18 +266,18 @@ class Chain {
         const int t = row0 / R + i * (32 / R);
         uint4 own = {0, 0, 0, 0};
         if (t < n) {
-          const int64_t from = cuda::at(v, c.u.batch, c.u.begin + int64_t{chunk} * C + t,
+          const int64_t home = cuda::at(v, c.u.batch, c.u.begin + int64_t{chunk} * C + t,
                                         c.a.size.reduce ? 0 : row0 % R, c.u.head, first);
           float x[8];
 #pragma unroll
-          for (int j = 0; j < 8; ++j) x[j] = v.data ? cuda::read(v, from + j * v.stride[4]) : 0.0f;
+          for (int j = 0; j < 8; ++j) x[j] = v.data ? cuda::read(v, home + j * v.stride[4]) : 0.0f;
           if (c.a.z.data)
-            project<true>(to.z[z_at + i * (32 / R) * 8], x);
+            project<true>(from.z[z_at + i * (32 / R) * 8], x);
           else
             project<false>({}, x);
-          own = weighed(to.by[t], x);
+          own = weighed(from.by[t], x);
         }
-        *reinterpret_cast<uint4*>(to.weighed + at + i * 4096) = own;
+        *reinterpret_cast<uint4*>(tile + at + i * 4096) = own;
       }
     }
     static __device__ __forceinline__ void eight_of(const uint4& from, float (&x)[8]) {

@@ -18,13 +18,14 @@ struct ChainShared {
   static constexpr int C = tokens_of<R>, pairs = 32 * blocks;
   // Of a chunk, and of the one behind it.
   struct alignas(1024) Stage {  // tiles swap their pieces by address
-    char rows[wide_bytes], weighed[panel_bytes];
+    char rows[wide_bytes];
     uint4 z[C * 8];
     float2 turns[C * pairs];  // a token's pairs swap places, turn_at
     float by[C];              // key of each token, or e^L for E
     float whole;              // e^(L_C)
   } stages[2];
-  static_assert(sizeof(stages) <= 110 << 10 || blocks > 1);
+  // Values of three chunks, by turns: the product of the one before may still read its own.
+  char values_of[3][panel_bytes];
   float4 bias[R * 32];
   float mimo_v[R * values], mimo_z[R * values], mimo_out[R * values];
   Unit unit;
@@ -91,12 +92,13 @@ class ChunkSource {
   // Whether rows of values are copied: not where eight neighbours are not one load.
   __device__ __forceinline__ bool pieces() const { return pieces_; }
 
-  // One chunk, of n tokens; the next call has the one behind it, or before it for E.
-  __device__ __forceinline__ void copy(Stage& to, int n) {
+  // One chunk, of n tokens, its values into `tile`; the next call has the one behind it, or before
+  // it for E.
+  __device__ __forceinline__ void copy(Stage& to, char* tile, int n) {
     if (n == C && has_column_)
-      copy_chunk<true>(to, n);
+      copy_chunk<true>(to, tile, n);
     else
-      copy_chunk<false>(to, n);
+      copy_chunk<false>(to, tile, n);
     constexpr int by = upstream ? -1 : 1;
     rows_ += by * C * row_bytes_, narrow_ += by * C * narrow_bytes_, z_ += by * C * z_bytes_;
     turns_ += by * turn_bytes, steps_ += by * step_bytes;
@@ -105,7 +107,7 @@ class ChunkSource {
  private:
   // Rows behind the last token are zeros; whole: there are none.
   template <bool whole>
-  __device__ __forceinline__ void copy_chunk(Stage& to, int n) const {
+  __device__ __forceinline__ void copy_chunk(Stage& to, char* tile, int n) const {
     const int thread = threadIdx.x % threads;
     const auto base = static_cast<uint32_t>(hopper::smem_address(&to));
     const auto copy = [&](size_t part, int at, const char* from, bool present) {
@@ -120,11 +122,12 @@ class ChunkSource {
       at += 8 / R * row_bytes_;
     }
     if (pieces_) {
+      const auto narrow_to = hopper::smem_address(tile) + static_cast<uint32_t>(narrow_to_);
       at = narrow_;
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        copy(offsetof(Stage, weighed), narrow_to_ + i * 2048, at,
-             thread / 8 / R + i * (16 / R) < n);
+        hopper::copy_16_bytes(narrow_to + static_cast<uint32_t>(i * 2048), at,
+                              whole || thread / 8 / R + i * (16 / R) < n);
         at += 16 / R * narrow_bytes_;
       }
     }

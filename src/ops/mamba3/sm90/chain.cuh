@@ -53,6 +53,9 @@ class Chain {
     const Values<upstream> own_values(*this);
     const char* const tile = sh.stages[0].rows + place_of(threadIdx.x / 16, threadIdx.x % 16 * 8);
     if (to) to += int64_t{chunk - first} * (columns * values) + threadIdx.x * 8;
+    // Kept from chunk to chunk.
+    const int place = formed_anew(own.place());
+    const int turns_at = formed_anew(Shared::turn_at(own.value / R, own.pair));
     int slot = 0;  // of the values of the chunk at work
     const auto behind = [](int of) { return of == 2 ? 0 : of + 1; };
     // Chunk i of the walk is there; the one behind it is asked for.
@@ -71,15 +74,15 @@ class Chain {
       auto& stage = sh.stages[i & 1];
       uint32_t turned[4][4];
       if (blocks == 2 || threadIdx.x < 128)
-        turn_rows<true>(stage, bias, turned);
+        turn_rows<true>(stage, place, turns_at, bias, turned);
       else
-        turn_rows<false>(stage, bias, turned);
+        turn_rows<false>(stage, place, turns_at, bias, turned);
       if (n < C) keep_rows(n, turned);
       hopper::fence_async_shared();
       if (to) {
         // A warp has read all that it needs of its columns: the state takes their place.
         __syncwarp();
-        own.put_rounded(stage.rows, h);
+        own.put_rounded(stage.rows, place, h);
       }
       __syncthreads();
       scale_state(h, stage.whole);
@@ -102,7 +105,7 @@ class Chain {
   __device__ __forceinline__ void put_last(const float (&h)[32], __nv_bfloat16* to) {
     char* const tile = sh.stages[0].rows;
     __syncthreads();
-    own.put_rounded(tile, h);
+    own.put_rounded(tile, own.place(), h);
     __syncthreads();
     store_tile(tile + place_of(threadIdx.x / 16, threadIdx.x % 16 * 8), to + threadIdx.x * 8);
   }
@@ -137,28 +140,23 @@ class Chain {
 
   // Rows of the warp's columns as left operands: `to[k]` of rows 16 k and on, biased and turned.
   template <bool turns>
-  __device__ __forceinline__ void turn_rows(const Stage& from, const Bias& bias,
-                                            uint32_t (&to)[4][4]) const {
-    const int lane = threadIdx.x & 31;
-    // Of matrices of eight rows: first columns, second ones, and both eight rows on.
-    const char* const matrices =
-        from.rows + place_of(lane % 8 + lane / 16 * 8, own.pair / 8 * 8 + (lane & 8 ? 64 : 0));
-    const int words = place_of(own.value, 2 * own.pair);
-    const float2* const turns_at = from.turns + Shared::turn_at(own.value / R, own.pair);
+  __device__ __forceinline__ void turn_rows(const Stage& from, int place, int turns_place,
+                                            const Bias& bias, uint32_t (&to)[4][4]) const {
+    const float2* const turns_at = from.turns + turns_place;
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
       // [first or second column][rows, and those eight on]: two rows a word.
       uint32_t raw[2][2];
       if constexpr (halves) {
         uint32_t x[4];
-        hopper::load_matrix_x4_transposed(x, matrices + k * 2048);
+        hopper::load_matrix_x4_transposed(x, from.rows + place + k * 2048);
         raw[0][0] = x[0], raw[1][0] = x[1], raw[0][1] = x[2], raw[1][1] = x[3];
       } else {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           const char* const at = from.rows + (2 * k + i) * 1024;
-          const uint32_t even = *reinterpret_cast<const uint32_t*>(at + words);
-          const uint32_t odd = *reinterpret_cast<const uint32_t*>(at + row_behind(words, 1));
+          const uint32_t even = *reinterpret_cast<const uint32_t*>(at + place);
+          const uint32_t odd = *reinterpret_cast<const uint32_t*>(at + row_behind(place, 1));
           raw[0][i] = __byte_perm(even, odd, 0x5410), raw[1][i] = __byte_perm(even, odd, 0x7632);
         }
       }

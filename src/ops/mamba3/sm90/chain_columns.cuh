@@ -43,26 +43,29 @@ struct Columns {
           *reinterpret_cast<float2*>(row + first()) = {h[4 * j + i], h[4 * j + i + 2]};
       }
   }
-  // Rounded, into a tile of 64 rows of 128 columns, of which a warp writes its own columns alone.
-  __device__ __forceinline__ void put_rounded(char* tile, const float (&h)[32]) const {
+  // Where the lane's columns begin in a tile of 64 rows of 128 columns: by matrices of eight rows,
+  // first columns, second ones, and both eight rows on; or the two of one row.
+  __device__ __forceinline__ int place() const {
+    const int lane = threadIdx.x & 31;
+    if (halves) return place_of(lane % 8 + lane / 16 * 8, pair / 8 * 8 + (lane & 8 ? 64 : 0));
+    return place_of(value, first());
+  }
+  // Rounded, into such a tile, of which a warp writes its own columns alone. place: place().
+  __device__ __forceinline__ void put_rounded(char* tile, int place, const float (&h)[32]) const {
     if constexpr (halves) {
-      // Matrices of eight values: of the first columns, the second ones, and both eight values on.
-      const int lane = threadIdx.x & 31;
-      char* const at =
-          tile + place_of(lane % 8 + lane / 16 * 8, pair / 8 * 8 + (lane & 8 ? 64 : 0));
 #pragma unroll
       for (int j = 0; j < 8; j += 2)
-        hopper::store_matrix_x4_transposed(at + j * 1024, two_rounded(h[4 * j], h[4 * j + 1]),
-                                           two_rounded(h[4 * j + 2], h[4 * j + 3]),
-                                           two_rounded(h[4 * j + 4], h[4 * j + 5]),
-                                           two_rounded(h[4 * j + 6], h[4 * j + 7]));
+        hopper::store_matrix_x4_transposed(
+            tile + place + j * 1024, two_rounded(h[4 * j], h[4 * j + 1]),
+            two_rounded(h[4 * j + 2], h[4 * j + 3]), two_rounded(h[4 * j + 4], h[4 * j + 5]),
+            two_rounded(h[4 * j + 6], h[4 * j + 7]));
     } else {
-      const int even = place_of(value, first()), odd = row_behind(even, 1);
+      const int odd = row_behind(place, 1);
 #pragma unroll
       for (int j = 0; j < 8; ++j)
 #pragma unroll
         for (int i = 0; i < 2; ++i)
-          *reinterpret_cast<uint32_t*>(tile + (i ? odd : even) + j * 1024) =
+          *reinterpret_cast<uint32_t*>(tile + (i ? odd : place) + j * 1024) =
               two_rounded(h[4 * j + i], h[4 * j + i + 2]);
     }
   }

@@ -66,6 +66,7 @@ class Chain {
         source.copy(sh.stages[~i & 1], sh.values_of[behind(own_slot)], known(chunk + step));
       own_values.put(sh.stages[i & 1], sh.values_of[own_slot], known(chunk), chunk,
                      source.pieces());
+      hopper::fence_async_shared();
     };
     begin(0, slot);
 #pragma unroll 1
@@ -78,14 +79,13 @@ class Chain {
       else
         turn_rows<false>(stage, place, turns_at, bias, turned);
       if (n < C) keep_rows(n, turned);
-      hopper::fence_async_shared();
       if (to) {
         // A warp has read all that it needs of its columns: the state takes their place.
         __syncwarp();
         own.put_rounded(stage.rows, place, h);
       }
-      __syncthreads();
       scale_state(h, stage.whole);
+      __syncthreads();
       products_begin(h);
       registers_by_columns<64>(h, turned, Operand(sh.values_of[slot]));
       hopper::warpgroup_commit();

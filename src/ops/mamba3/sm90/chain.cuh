@@ -44,11 +44,17 @@ class Chain {
       return rest < C ? rest : C;
     };
     ChunkSource<R, blocks, upstream> source(a, cut, u, sh, chunk, chunk - segment);
+    constexpr int depth = Shared::depth, ahead = depth - 1;
     const bool copies = threadIdx.x >= 128;
     if (copies) source.copy(sh.stages[0], sh.values_of[0], known(chunk));
     copies_commit();
-    copies_done_but_one();
+    copies_done_but<1>();
     __syncthreads();  // the parameters, while the first chunk is under way
+    if (depth > 2) {
+      if (copies && end - first > 1)
+        source.copy(sh.stages[1], sh.values_of[1], known(chunk + step));
+      copies_commit();
+    }
     const Bias bias(sh);
     const Values<upstream> own_values(*this);
     const char* const tile = sh.stages[0].rows + place_of(threadIdx.x / 16, threadIdx.x % 16 * 8);
@@ -56,23 +62,24 @@ class Chain {
     // Kept from chunk to chunk.
     const int place = formed_anew(own.place());
     const int turns_at = formed_anew(Shared::turn_at(own.value / R, own.pair));
-    int slot = 0;  // of the values of the chunk at work
-    const auto behind = [](int of) { return of == 2 ? 0 : of + 1; };
-    // Chunk i of the walk is there; the one behind it is asked for.
-    const auto begin = [&](int i, int own_slot) {
-      copies_done();
-      __syncthreads();  // the other stage has been read as well
-      if (copies && i + 1 < end - first)
-        source.copy(sh.stages[~i & 1], sh.values_of[behind(own_slot)], known(chunk + step));
-      own_values.put(sh.stages[i & 1], sh.values_of[own_slot], known(chunk), chunk,
-                     source.pieces());
+    // Chunk i of the walk is there, its rows in stage `at`, its values in `slot`; the one that is
+    // `ahead` of it is asked for.
+    int at = 0, slot = 0;
+    const auto begin = [&](int i) {
+      copies_done_but<depth - 2>();
+      __syncthreads();  // the stage before has been read as well
+      if (copies && i + ahead < end - first)
+        source.copy(sh.stages[behind<depth>(at, ahead)],
+                    sh.values_of[behind<depth + 1>(slot, ahead)], known(chunk + ahead * step));
+      copies_commit();
+      own_values.put(sh.stages[at], sh.values_of[slot], known(chunk), chunk, source.pieces());
       hopper::fence_async_shared();
     };
-    begin(0, slot);
+    begin(0);
 #pragma unroll 1
     for (int i = 0; i < end - first; ++i) {
       const int n = known(chunk);
-      auto& stage = sh.stages[i & 1];
+      auto& stage = sh.stages[at];
       uint32_t turned[4][4];
       if (blocks == 2 || threadIdx.x < 128)
         turn_rows<true>(stage, place, turns_at, bias, turned);
@@ -90,13 +97,13 @@ class Chain {
       registers_by_columns<64>(h, turned, Operand(sh.values_of[slot]));
       hopper::warpgroup_commit();
       if (to) {
-        store_tile(tile + (i & 1) * sizeof(Stage), to);
+        store_tile(tile + at * sizeof(Stage), to);
         to += step * (columns * values);
       }
       // Under the product.
       chunk += step;
-      slot = behind(slot);
-      if (i + 1 < end - first) begin(i + 1, slot);
+      at = behind<depth>(at, 1), slot = behind<depth + 1>(slot, 1);
+      if (i + 1 < end - first) begin(i + 1);
       hopper::warpgroup_wait<0>();
       hopper::hold_registers(h);
     }
@@ -114,6 +121,12 @@ class Chain {
 
  private:
   using Stage = typename Shared::Stage;
+
+  // The place `on` behind `at`, of `count` that are taken by turns.
+  template <int count>
+  static __device__ __forceinline__ int behind(int at, int on) {
+    return at + on >= count ? at + on - count : at + on;
+  }
 
   // A tile of 64 rows of 128 columns to memory, row by row; the thread's first piece of either.
   static __device__ __forceinline__ void store_tile(const char* tile, __nv_bfloat16* to) {

@@ -16,16 +16,19 @@ inline constexpr int chain_threads = 256;
 template <int R, int blocks>
 struct ChainShared {
   static constexpr int C = tokens_of<R>, pairs = 32 * blocks;
-  // Of a chunk, and of the one behind it.
+  // Of a chunk, and of those behind it.
   struct alignas(1024) Stage {  // tiles swap their pieces by address
     char rows[wide_bytes];
     uint4 z[C * 8];
     float2 turns[C * pairs];  // a token's pairs swap places, turn_at
     float by[C];              // key of each token, or e^L for E
     float whole;              // e^(L_C)
-  } stages[2];
-  // Values of three chunks, by turns: the product of the one before may still read its own.
-  char values_of[3][panel_bytes];
+  };
+  // A chunk is asked for one ahead, or two where two blocks have room for it.
+  static constexpr int depth = 3 * sizeof(Stage) + 4 * panel_bytes <= 102 << 10 ? 3 : 2;
+  Stage stages[depth];
+  // By turns: the product of the chunk before may still read its own.
+  char values_of[depth + 1][panel_bytes];
   float4 bias[R * 32];
   float mimo_v[R * values], mimo_z[R * values], mimo_out[R * values];
   Unit unit;
@@ -44,6 +47,12 @@ struct ChainShared {
     return t * pairs + (pair ^ turn_swap(t));
   }
 };
+
+// All but the last `count` committed copies are done.
+template <int count>
+__device__ __forceinline__ void copies_done_but() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(count) : "memory");
+}
 
 // Copies the chunks of a walk, one after another: by the threads of the second warpgroup.
 template <int R, int blocks, bool upstream>

@@ -356,7 +356,6 @@ template <int R, int blocks, bool halves>
 template <bool handed>
 __device__ __forceinline__ void Gradients<R, blocks, halves>::form_rows() {
   const bool shared_angles = a.angles.stride[2] == 0;
-  if (shared_angles) read_rates(place.first);
 #pragma unroll 1
   for (int head = place.first - 1; head <= place.last; ++head) {
     // Room for the next one, and what the one before has left.
@@ -372,6 +371,8 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::form_rows() {
       if (head < place.last) hopper::named_barrier_arrive(heard, gradient_threads);
     }
     if (head + 1 < place.last) finish_rows(head + 1);
+    // Behind the first rows, for which others wait.
+    if (shared_angles && head < place.first) read_rates(place.first);
   }
 }
 

@@ -238,17 +238,20 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::store_rows(const f
     const int t = (row + 8 * second) / R;
     if (t >= n) continue;
     const int64_t at = cuda::at(to, u.batch, u.begin + sh.part.first + t, r, place.group);
+    auto* const own = static_cast<__nv_bfloat16*>(to.data) + at + own_column();
+    // One question a row: each of a block's instructions is fetched for this once.
+    if (pieces && reinterpret_cast<uintptr_t>(own) % 4 == 0) {
+#pragma unroll
+      for (int j = 0; j < 16; ++j)
+        *reinterpret_cast<uint32_t*>(own + 8 * j) =
+            two_rounded(sums[4 * j + 2 * second], sums[4 * j + 2 * second + 1]);
+      continue;
+    }
 #pragma unroll
     for (int j = 0; j < 16; ++j) {
       const int c = own_column() + j * 8;
-      const float x = sums[4 * j + 2 * second], w = sums[4 * j + 2 * second + 1];
-      auto* const own = static_cast<__nv_bfloat16*>(to.data) + at + c;
-      if (pieces && reinterpret_cast<uintptr_t>(own) % 4 == 0) {
-        *reinterpret_cast<uint32_t*>(own) = two_rounded(x, w);
-      } else {
-        cuda::store(to, at + c * to.stride[4], x);
-        cuda::store(to, at + (c + 1) * to.stride[4], w);
-      }
+      cuda::store(to, at + c * to.stride[4], sums[4 * j + 2 * second]);
+      cuda::store(to, at + (c + 1) * to.stride[4], sums[4 * j + 2 * second + 1]);
     }
   }
 }

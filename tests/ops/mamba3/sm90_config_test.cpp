@@ -701,15 +701,6 @@ TEST(ScanSm90Config, EveryColumnIsOneOfAUnit) {
     }
 }
 
-TEST(ScanSm90Config, ForwardOfWideRowsYields) {
-  Problem p = problem(Pass::forward, 2, 4096, 64, 8, 4);
-  EXPECT_FALSE(yields(p));
-  p.state_dim = 256;
-  EXPECT_TRUE(yields(p));
-  p.pass = Pass::backward;
-  EXPECT_FALSE(yields(p));
-}
-
 TEST(ScanSm90Config, MemoryOfTheLargestTrainingRow) {
   const Problem p = problem(Pass::backward, 2, 4096, 112, 8, 4);
   EXPECT_LT(cuda::workspace_of(p, make_plan(p, h200())), int64_t{160} << 20);

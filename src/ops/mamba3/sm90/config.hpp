@@ -15,9 +15,6 @@ inline constexpr int64_t processors = 132;  // of the chips that the lane is for
 // Nothing: the kernels take it. Otherwise what of the problem they do not.
 std::optional<std::string> declined(const Problem& p, const DeviceFacts& device);
 
-// Why another lane should come before it.
-std::optional<std::string> yields(const Problem& p);
-
 cuda::Plan make_plan(const Problem& p, const DeviceFacts& device);
 
 }  // namespace talea::mamba3::sm90

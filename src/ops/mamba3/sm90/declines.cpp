@@ -1,4 +1,4 @@
-// What: what lane sm90 does not take, or leaves to another lane, and why.
+// What: what lane sm90 does not take, and why.
 // Why: a call that names the lane is refused with the reason; others go elsewhere.
 // Never: reads a tensor.
 #include <tuple>
@@ -75,12 +75,6 @@ std::optional<std::string> declined(const Problem& p, const DeviceFacts&) {
     return fmt::format("rows on {} bytes, must be on 16", p.alignment_bytes);
   if (p.tokens >= int64_t{1} << 31 || p.sequences * p.heads * units_of(p) >= int64_t{1} << 31)
     return "2^31 tokens, or heads of sequences";
-  return std::nullopt;
-}
-
-std::optional<std::string> yields(const Problem& p) {
-  if (p.pass == Pass::forward && p.state_dim == 2 * columns && p.head_dim == values && !p.out.saved)
-    return "forward of N 256 and P 64: y of each half of N goes through memory";
   return std::nullopt;
 }
 

@@ -137,8 +137,7 @@ Lane sm90_lane() {
                                 .kind = "native kernel",
                                 .runs_on = DeviceKind::cuda,
                                 .decline = decline,
-                                .details = details,
-                                .yields = sm90::yields});
+                                .details = details});
 }
 
 }  // namespace talea::mamba3

@@ -18,11 +18,9 @@ struct Cut {
   int slab_bits = 0, part_bits = 0;
   int columns = 0, pairs = 0;  // N and A of a head
   int panel_apart = 0, part_apart = 0;
-  int part = 0;  // at work, in forward
   // What a slab leaves for the next one, [blocks of the gradients, their heads] of slab_count; with
-  // parts what they add up to: tiles of y and of the gradient of values, [the same, slabs, 2]; of
-  // forward tiles of y, [units of a part, ahead].
-  float *slabs = nullptr, *tiles = nullptr, *outs = nullptr;
+  // parts what they add up to: tiles of y and of the gradient of values, [the same, slabs, 2].
+  float *slabs = nullptr, *tiles = nullptr;
 
   constexpr int bits() const { return part_bits + slab_bits; }
   constexpr int heads_of(const Sizes& s) const { return s.heads >> bits(); }

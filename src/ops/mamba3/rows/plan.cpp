@@ -193,8 +193,6 @@ Buffers lay_out(Arena& arena, const Problem& real, const Plan& plan) {
       b.units.head_parameters =
           arena.take<float>(p.heads * head_parameter_count(p.rank, p.state_dim, p.head_dim));
     }
-    if (cut.part_bits > 0)
-      cut.outs = arena.take<float>(units / 2 * plan.ahead * plan.forward.rows * p.head_dim);
     return b;
   }
   const int64_t count = p.rank * (2 * p.state_dim + 3 * p.head_dim) + p.head_dim + 1;

@@ -4,7 +4,7 @@
 // Never: writes a state of every chunk, or divides by a decay.
 #pragma once
 
-#include "ops/mamba3/sm90/forward_rows.cuh"
+#include "ops/mamba3/sm90/forward_parts.cuh"
 #include "ops/mamba3/sm90/launch.cuh"
 
 namespace talea::mamba3::sm90::forward {
@@ -155,12 +155,14 @@ __device__ __forceinline__ void read_chunks(const Args& a, const Cut& cut, S& sh
   if (sh.left) put_state(sh.left, h);
 }
 
-// The unit of a block, among those of the sequences at work: of the part at work alone.
+// The unit of a block, among those of the sequences at work. The parts of a head lie side by side.
 __device__ __forceinline__ int64_t number_of_block(const Cut& cut) {
   const int64_t block = blockIdx.x;
   if (cut.part_bits == 0) return block;
-  const int slab = cut.slab_of(static_cast<int>(blockIdx.x));
-  return (((block >> cut.slab_bits << cut.part_bits) + cut.part) << cut.slab_bits) + slab;
+  const int64_t of_parts = block >> cut.part_bits, head = of_parts >> cut.slab_bits;
+  const int64_t part = block & ((1 << cut.part_bits) - 1);
+  return (((head << cut.part_bits) + part) << cut.slab_bits) +
+         cut.slab_of(static_cast<int>(of_parts));
 }
 
 // A run of `count` chunks from `first` on.
@@ -235,13 +237,10 @@ __device__ __forceinline__ int64_t find_stretch(const Args& a, const Cut& cut, c
 
 // first: of a pack the round. Stretches have instructions of their own: what joins their states
 // would spill registers of all others.
-template <int R, int blocks, class Memory, class... Units>
-__global__ void __launch_bounds__(256, 2)
-    forward_kernel(const __grid_constant__ Args a, const __grid_constant__ UnitBuffers b,
-                   const __grid_constant__ Wave wave, int first, int ahead,
-                   const __grid_constant__ Units... units) {
+template <int R, int blocks, class Memory>
+__device__ __forceinline__ void forward_block(const Args& a, const UnitBuffers& b, const Wave& wave,
+                                              int first, int ahead, const Cut& cut) {
   hopper::begin_after_earlier_kernels();
-  const Cut cut = cuda::cut_of(units...);
   extern __shared__ __align__(1024) char memory[];
   constexpr int C = tokens_of<R>;
   constexpr bool parts = std::is_same_v<Memory, SharedOfParts<R>>;
@@ -259,15 +258,12 @@ __global__ void __launch_bounds__(256, 2)
     if (sh.count > 0) sh.homes.set(a, cut, sh.unit);
     sh.turns_from = b.token_turns + at * (C * 32 * blocks * 2);
     sh.steps_from = b.token_steps + at * cuda::chunk_step_bytes(C);
-    if constexpr (parts) {
-      // As `at`, but by slab and not by part.
-      const int64_t run = a.pack.rounds ? a.size.segment : ahead, turning = at / run;
-      const int64_t unit = (turning >> cut.part_bits << cut.slab_bits) +
-                           cut.slab_of(static_cast<int>(sh.unit.number));
-      sh.outs = reinterpret_cast<float4*>(cut.outs) + (unit * run + at % run) * (rows * values / 4);
-    }
+    if constexpr (parts) begin_sharing<R>(sh);
   }
-  __syncthreads();
+  if constexpr (parts)
+    hopper::cluster_sync();
+  else
+    __syncthreads();
   if (sh.count <= 0) return;
   hold_back(ScanMutant::m3_place_not_exchanged);
   if constexpr (abreast)
@@ -281,38 +277,54 @@ __global__ void __launch_bounds__(256, 2)
   __syncthreads();
   if (warpgroup() == 0) {
     hopper::lower_registers<112>();
-    multiply_chunks<R, parts>(a, cut, sh.unit, sh, 0, sh.count);
+    if constexpr (parts)
+      multiply_parts<R>(a, sh.unit, sh);
+    else
+      multiply_chunks<R>(a, cut, sh.unit, sh, 0, sh.count);
   } else {
     hopper::raise_registers<144>();
     read_chunks<R, blocks>(a, cut, sh);
   }
 }
 
-// Chunks [first, first + ahead) of `heads` units, or a round of a pack. Parts of N go one after
-// another: what they give y adds up.
+template <int R, int blocks, class Memory, class... Units>
+__global__ void __launch_bounds__(256, 2)
+    forward_kernel(const __grid_constant__ Args a, const __grid_constant__ UnitBuffers b,
+                   const __grid_constant__ Wave wave, int first, int ahead,
+                   const __grid_constant__ Units... units) {
+  forward_block<R, blocks, Memory>(a, b, wave, first, ahead, cuda::cut_of(units...));
+}
+// Of two parts of N, side by side in a cluster.
+template <int R>
+__global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(256, 2)
+    forward_parts_kernel(const __grid_constant__ Args a, const __grid_constant__ UnitBuffers b,
+                         const __grid_constant__ Wave wave, int first, int ahead,
+                         const __grid_constant__ Cut units) {
+  forward_block<R, 2, SharedOfParts<R>>(a, b, wave, first, ahead, cuda::cut_of(units));
+}
+
+// Chunks [first, first + ahead) of `count` units, or a round of a pack.
 template <class... Units>
 void launch_chunks(const Args& args, const Wave& wave, const UnitBuffers& b, int64_t count,
                    int64_t first, int64_t ahead, cudaStream_t stream, const Units&... units) {
-  const auto one = [&](auto rank, auto blocks, auto memory, const Units&... of) {
+  using Kernel = KernelOf<Args, UnitBuffers, Wave, int, int, Units...>;
+  const auto one = [&](auto memory, Kernel kernel) {
     using Memory = typename decltype(memory)::type;
     static_assert(sizeof(Memory) <= most_shared);
-    launch("mamba3: forward",
-           KernelOf<Args, UnitBuffers, Wave, int, int, Units...>(
-               forward_kernel<rank(), blocks(), Memory, Units...>),
-           count, 256, sizeof(Memory), stream, args, b, wave, static_cast<int>(first),
-           static_cast<int>(ahead), of...);
+    launch("mamba3: forward", kernel, count, 256, sizeof(Memory), stream, args, b, wave,
+           static_cast<int>(first), static_cast<int>(ahead), units...);
   };
   with_shape<(sizeof...(Units) > 0)>(args.size, [&](auto rank, auto blocks) {
-    Cut cut = cuda::cut_of(units...);
+    const auto of = [&](auto memory) {
+      using Memory = typename decltype(memory)::type;
+      one(memory, Kernel(forward_kernel<rank(), blocks(), Memory, Units...>));
+    };
     if constexpr (sizeof...(Units) == 0)
-      if (b.stretch > 0) return one(rank, blocks, std::type_identity<SharedAbreast<rank()>>{});
-    if (cut.part_bits == 0)
-      return one(rank, blocks, std::type_identity<Shared<rank()>>{}, units...);
-    if constexpr (blocks() == 2 && sizeof...(Units) > 0) {
-      count >>= cut.part_bits;
-      for (; cut.part < 1 << cut.part_bits; ++cut.part)
-        one(rank, blocks, std::type_identity<SharedOfParts<rank()>>{}, cut);
-    }
+      if (b.stretch > 0) return of(std::type_identity<SharedAbreast<rank()>>{});
+    if constexpr (blocks() == 2 && sizeof...(Units) > 0)
+      if (cuda::cut_of(units...).part_bits > 0)
+        return one(std::type_identity<SharedOfParts<rank()>>{}, forward_parts_kernel<rank()>);
+    of(std::type_identity<Shared<rank()>>{});
   });
 }
 

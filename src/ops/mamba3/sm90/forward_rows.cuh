@@ -46,9 +46,10 @@ struct SharedAbreast : Shared<R> {
   float* next = nullptr;
   float decays[most_abreast];
 };
+// Of the blocks of a cluster, each with a part of N: the other's share of y has room, and has come.
 template <int R>
 struct SharedOfParts : Shared<R> {
-  float4* outs = nullptr;  // y of the parts before
+  uint64_t has_room, has_come;
 };
 
 // Of stretches side by side: where a run leaves the state behind it, among the three of a unit.

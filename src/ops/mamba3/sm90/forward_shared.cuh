@@ -46,9 +46,9 @@ __device__ __forceinline__ void pass_chunks(int from, int end, Before& before) {
   }
 }
 
-// Chunks [from, end), which come through `sh` one after the other. parts: of N, of which the last
-// has y of all. before(chunk): while the other half reads it.
-template <int R, bool parts = false, class Shared, class Before = Nothing>
+// Chunks [from, end), which come through `sh` one after the other. before(chunk): while the other
+// half reads it.
+template <int R, class Shared, class Before = Nothing>
 __device__ __forceinline__ void multiply_chunks(const Args& a, const Cut& cut, const Unit& u,
                                                 Shared& sh, int from, int end, Before before = {}) {
   const int row = own_row(), column = own_column();
@@ -131,22 +131,6 @@ __device__ __forceinline__ void multiply_chunks(const Args& a, const Cut& cut, c
     products_begin(y);
     registers_by_columns<64>(y, seen, Operand(sh.v[stage]));
     products_end(y);
-    if constexpr (parts) {
-      float4* const before = sh.outs + chunk * (rows * values / 4) + (threadIdx.x & 127);
-#pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        if (cut.part == 0) {
-          before[i * 128] = {y[4 * i], y[4 * i + 1], y[4 * i + 2], y[4 * i + 3]};
-        } else {
-          const float4 x = before[i * 128];
-          y[4 * i] += x.x, y[4 * i + 1] += x.y, y[4 * i + 2] += x.z, y[4 * i + 3] += x.w;
-        }
-      }
-      if (cut.part == 0) {
-        if (chunk + 2 < end) hopper::named_barrier_arrive(empty + stage, 256);
-        continue;
-      }
-    }
     const auto add_values = [&] {
       if constexpr (R == 1) {
         each_two(y, [&](int i, int c, float& x0, float& x1) {

@@ -176,7 +176,7 @@ TEST_P(ScanTraining, StatesOfAPrefill) {
 // More blocks than a round has, so that a block takes several heads, one after another: each with
 // angles of its own, and all with the same.
 TEST_P(ScanTraining, HeadsOfABlockInTurn) {
-  for (const int64_t R : {1, 4})
+  for (const int64_t R : {1, 4, 8})
     for (const bool shared : {false, true}) {
       Sizes s{8, R == 1 ? 130 : 34, 40, 1, 128, 64, R, 32};
       s.rank_axis = R > 1;
@@ -194,7 +194,7 @@ TEST_P(ScanTraining, HeadsOfABlockInTurn) {
 // Parts of a group that have not as many heads each, beside another group; of one row a token
 // without projections, whose gate is formed elsewhere.
 TEST_P(ScanTraining, GroupsInUnevenParts) {
-  for (const int64_t R : {1, 4}) {
+  for (const int64_t R : {1, 4, 8}) {
     Sizes s{1, R == 1 ? 130 : 34, 50, 2, 128, 64, R, 32};
     s.rank_axis = R > 1;
     Case c = full_case(s, DType::bf16, 9);

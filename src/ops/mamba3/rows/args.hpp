@@ -135,7 +135,7 @@ constexpr int64_t head_parameter_count(int64_t rank, int64_t columns, int64_t va
 
 // Whether two whole heads have room in the shared memory of a block of the gradients, which then
 // forms operands ahead and sums over the heads of a part (lane sm90).
-constexpr bool has_two_heads(int64_t rank, int64_t pairs) { return rank <= 4 && pairs <= 32; }
+constexpr bool has_two_heads(int64_t rank, int64_t pairs) { return rank <= 8 && pairs <= 32; }
 
 struct UnitBuffers {
   float* states = nullptr;    // [units, segments, Pp, Np] before each segment; dense: by segment

@@ -42,11 +42,11 @@ __global__ void __launch_bounds__(back_threads, 1)
   }
 }
 
-// Heads that are cut are handed no states here.
+// Heads that are cut, or of eight rows a token, are handed no states here.
 template <int R, int blocks, bool halves, class... Units>
 KernelOf<Args, UnitBuffers, Wave, Units...> kernel_of(const Args& args) {
   using Kernel = KernelOf<Args, UnitBuffers, Wave, Units...>;
-  if constexpr (sizeof...(Units) == 0)
+  if constexpr (sizeof...(Units) == 0 && R <= 4)
     if (backward_hands(args)) return back_kernel<R, blocks, halves, true>;
   return Kernel(back_kernel<R, blocks, halves, false, Units...>);
 }
@@ -56,7 +56,7 @@ void launch_back(const Args& args, const Wave& wave, const UnitBuffers& b, cudaS
                  const Units&... units) {
   constexpr bool cut = sizeof...(Units) > 0;
   const int64_t count = (wave.last - wave.first) * wave.slice_chunks * args.size.groups * b.parts;
-  with_turns<cut>(args.size, [&](auto rank, auto blocks, auto halves) {
+  with_turns<true>(args.size, [&](auto rank, auto blocks, auto halves) {
     using Memory = std::conditional_t<cut, UnitShared<rank(), blocks()>,  //
                                       BackShared<rank(), blocks()>>;
     if constexpr (cut || !has_two_heads(rank(), 32 * blocks()))

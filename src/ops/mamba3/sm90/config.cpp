@@ -219,7 +219,7 @@ int64_t stretch_of(const Problem& p, const cuda::Plan& plan) {
   const bool asked = p.options.schedule == Schedule::parallel ||
                      (p.options.schedule == Schedule::automatic && few);
   const int64_t chunks = p.rank > 1 ? 16 : 8;
-  const bool whole = plan.columns == 0;
+  const bool whole = plan.columns == 0 && p.rank <= 4;
   return asked && whole && !p.packed && !p.out.saved && plan.chunks >= 4 * chunks ? chunks : 0;
 }
 
@@ -330,7 +330,7 @@ cuda::Plan make_plan(const Problem& p, const DeviceFacts&) {
     places->padded_values = static_cast<int>(values);
   }
   if (p.pass == Pass::step) return plan;
-  const bool whole = p.state_dim == columns && p.head_dim == values && p.rank <= 4;
+  const bool whole = p.state_dim == columns && p.head_dim == values;
   if (!whole) plan.columns = columns, plan.values = values;
   if (!p.backward()) {
     const int64_t limit = p.options.workspace_limit_bytes;

@@ -314,12 +314,12 @@ void launch_chunks(const Args& args, const Wave& wave, const UnitBuffers& b, int
     launch("mamba3: forward", kernel, count, 256, sizeof(Memory), stream, args, b, wave,
            static_cast<int>(first), static_cast<int>(ahead), units...);
   };
-  with_shape<(sizeof...(Units) > 0)>(args.size, [&](auto rank, auto blocks) {
+  with_shape<true>(args.size, [&](auto rank, auto blocks) {
     const auto of = [&](auto memory) {
       using Memory = typename decltype(memory)::type;
       one(memory, Kernel(forward_kernel<rank(), blocks(), Memory, Units...>));
     };
-    if constexpr (sizeof...(Units) == 0)
+    if constexpr (sizeof...(Units) == 0 && rank() <= 4)
       if (b.stretch > 0) return of(std::type_identity<SharedAbreast<rank()>>{});
     if constexpr (blocks() == 2 && sizeof...(Units) > 0)
       if (cuda::cut_of(units...).part_bits > 0)

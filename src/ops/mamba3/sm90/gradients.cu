@@ -9,6 +9,7 @@ void launch_gradients(const Args& args, const Wave& wave, const UnitBuffers& b,
                       cudaStream_t stream) {
   if (args.size.rank == 1) return gradients::launch_rank<1>(args, wave, b, stream);
   if (args.size.rank == 2) return gradients::launch_two_rows(args, wave, b, stream);
+  if (args.size.rank == 8) return gradients::launch_eight_rows(args, wave, b, stream);
   gradients::launch_four_rows(args, wave, b, stream);
 }
 

@@ -39,7 +39,7 @@ class Gradients {
                                                    const Wave& wave, Shared& sh);
 
  private:
-  // full and y_known: two, of heads in turn.
+  // full and y_known: two, of heads in turn. y_read: where y has one place.
   enum Barrier {
     full = 1,
     done = 3,
@@ -48,7 +48,8 @@ class Gradients {
     keys = 6,
     rows_own = 7,
     values_own = 8,
-    y_known = 9
+    y_known = 9,
+    y_read = 11
   };
   static constexpr int angle_tokens = C * pairs / 128;  // of a thread
 
@@ -58,6 +59,16 @@ class Gradients {
   __device__ __forceinline__ int third(int head) const { return (head - place.first) % 3; }
   __device__ __forceinline__ const StepsNear<C>& steps(int head) const {
     return sh.near[stage(head)];
+  }
+  __device__ __forceinline__ typename Shared::Biases& biases(int head) const {
+    if constexpr (Shared::has_room)
+      return sh.of_head[stage(head)];
+    else
+      return sh.only_biases;
+  }
+  // Where y of a head lies.
+  __device__ __forceinline__ int y_stage(int head) const {
+    return Shared::has_room ? stage(head) : 0;
   }
   __device__ __forceinline__ StepsLate<C>& late(int head) const { return sh.late[third(head)]; }
   // Where rows of a head begin.

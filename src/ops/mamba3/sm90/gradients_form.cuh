@@ -109,6 +109,7 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::begin_rows(int hea
       static_cast<uint32_t>(Shared::turn_at(t0, thread % (pairs / 2) * 2) * 8);
   constexpr int apart = 256 / pairs;  // tokens
   static_assert(apart % 8 == 0);
+  if constexpr (!Shared::has_room) hopper::named_barrier_sync(rows_own, 128);  // biases are read
   if (n == C) {
     copy_all_rows<R>(a.q, sh.homes.q, to.q, thread);
     copy_all_rows<R>(a.k, sh.homes.k, to.k, thread);
@@ -124,7 +125,7 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::begin_rows(int hea
                             t0 + i * apart < n);
   }
   copy_bytes<R * columns * 8, 128>(b.head_parameters + head * int64_t{Shared::parameters},
-                                   sh.of_head[stage(head)].q_bias, thread);
+                                   biases(head).q_bias, thread);
   const char* const steps_from = sh.from.steps.of(head);
   copy_bytes<sizeof(StepsNear<C>), 128>(steps_from, &sh.near[stage(head)], thread);
   copy_bytes<sizeof(StepsLate<C>), 128>(steps_from + sizeof(StepsNear<C>), &late(head), thread);
@@ -137,7 +138,7 @@ template <int R, int blocks, bool halves>
 __device__ __forceinline__ void Gradients<R, blocks, halves>::finish_rows(int head) {
   auto& to = sh.operands[stage(head)];
   static_assert(offsetof(typename Shared::Operands, k) == wide_bytes);
-  const auto& parameters = sh.of_head[stage(head)];
+  const auto& parameters = biases(head);
   const float2* const turns = sh.turns[stage(head)];
   copies_done();
   hopper::named_barrier_sync(rows_own, 128);

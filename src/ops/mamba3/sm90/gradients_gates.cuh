@@ -57,7 +57,7 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::gates(
     int head, float* sums, int own_barrier, Y y, const uint32_t (&g)[2 * (to - from)],
     const uint32_t (&z)[2 * (to - from)]) {
   // Columns together of which d_z, or a sum, is one number a lane.
-  constexpr int alike = Shared::alike, together = 4, summed = alike / 2;
+  constexpr int alike = Shared::alike, together = 4, summed = alike > 1 ? alike / 2 : 1;
   const auto& parameters = sh.of_head[stage(head)];
   const char* const v_tile = sh.operands[stage(head)].v;
   const int thread = own_thread();
@@ -79,7 +79,7 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::gates(
     float dz[2][2][together];
 #pragma unroll
     for (int some = 0; some < together; some += summed) {
-      float to_z[alike], to_out[alike];
+      float to_z[2 * summed], to_out[2 * summed];
 #pragma unroll
       for (int k = some; k < some + summed; ++k) {
         const int j = first + k, c = column + 8 * j, slot = 2 * (k - some);
@@ -115,22 +115,43 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::gates(
         }
       }
       if constexpr (projects) {
-        put_alike<R>(by_z_to, 2 * (first + some), to_z);
-        put_alike<R>(by_out_to, 2 * (first + some), to_out);
+        if constexpr (alike > 1) {
+          put_alike<R>(by_z_to, 2 * (first + some), to_z);
+          put_alike<R>(by_out_to, 2 * (first + some), to_out);
+        } else {
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            float of_z[1] = {to_z[i]}, of_out[1] = {to_out[i]};
+            put_alike<R>(by_z_to, 2 * (first + some) + i, of_z);
+            put_alike<R>(by_out_to, 2 * (first + some) + i, of_out);
+          }
+        }
       }
     }
     if (a.grad.z.data) {
 #pragma unroll
-      for (int second = 0; second < 2; ++second)
+      for (int second = 0; second < 2; ++second) {
+        if constexpr (R > together) {
+          // Both neighbours of a column group are numbers of their own, of rows beside each other.
+          float all[R];
 #pragma unroll
-        for (int k = 0; k < together; k += R) {
-          float low[R], high[R];
+          for (int i = 0; i < R; ++i) all[i] = dz[second][i & 1][i / 2];
+          const float x = shared_by_ranks<R>(all), w = __shfl_xor_sync(0xffffffffu, x, 4);
+          if (r % 2 == 0 && t[second] < n)
+            store_two(a.grad.z, dz0 + t[second] * a.grad.z.stride[1] + 8 * (first + r / 2), x, w);
+        } else {
 #pragma unroll
-          for (int i = 0; i < R; ++i) low[i] = dz[second][0][k + i], high[i] = dz[second][1][k + i];
-          const float x = shared_by_ranks<R>(low), w = shared_by_ranks<R>(high);
-          if (t[second] < n)
-            store_two(a.grad.z, dz0 + t[second] * a.grad.z.stride[1] + 8 * (first + k + r), x, w);
+          for (int k = 0; k < together; k += R) {
+            float low[R], high[R];
+#pragma unroll
+            for (int i = 0; i < R; ++i)
+              low[i] = dz[second][0][k + i], high[i] = dz[second][1][k + i];
+            const float x = shared_by_ranks<R>(low), w = shared_by_ranks<R>(high);
+            if (t[second] < n)
+              store_two(a.grad.z, dz0 + t[second] * a.grad.z.stride[1] + 8 * (first + k + r), x, w);
+          }
         }
+      }
     }
   }
   if (projects) {
@@ -146,12 +167,14 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::gates(
 // The half of the warpgroup that forms values.
 template <int R, int blocks, bool halves>
 __device__ __forceinline__ void Gradients<R, blocks, halves>::gate_half(int head) {
-  const float* const from = sh.y[stage(head)] + own_thread() * 2;
+  const float* const from = sh.y[y_stage(head)] + own_thread() * 2;
   gates_of<4, 8>(
       head, sh.sums_y, values_own, [&] { hopper::named_barrier_sync(y_known + stage(head), 256); },
       [&](int j, int second) {
         return *reinterpret_cast<const float2*>(from + (2 * (j - 4) + second) * 256);
       });
+  if constexpr (!Shared::has_room)
+    if (head + 1 < place.last) hopper::named_barrier_arrive(y_read, 256);
 }
 
 // d_z, of rows of one row a token. What is read of memory is under way while y is awaited, and the

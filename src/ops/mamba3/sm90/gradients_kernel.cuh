@@ -53,16 +53,19 @@ __global__ void __launch_bounds__(gradient_threads, 1)
 void launch_two_rows(const Args& args, const Wave& wave, const UnitBuffers& b, cudaStream_t stream);
 void launch_four_rows(const Args& args, const Wave& wave, const UnitBuffers& b,
                       cudaStream_t stream);
+void launch_eight_rows(const Args& args, const Wave& wave, const UnitBuffers& b,
+                       cudaStream_t stream);
 
 // Of R rows a token.
 template <int R>
 void launch_rank(const Args& args, const Wave& wave, const UnitBuffers& b, cudaStream_t stream) {
   const int64_t count = (wave.last - wave.first) * wave.slice_chunks * args.size.groups * b.parts;
   const auto run = [&](auto halves) {
-    launch("mamba3: gradients",
-           backward_hands(args) ? gradients_kernel<R, 1, halves(), true>
-                                : gradients_kernel<R, 1, halves(), false>,
-           count, gradient_threads, sizeof(GradientShared<R, 1>), stream, args, b, wave);
+    auto* kernel = gradients_kernel<R, 1, halves(), false>;
+    if constexpr (R <= 4)  // of eight rows a token no states are handed here
+      if (backward_hands(args)) kernel = gradients_kernel<R, 1, halves(), true>;
+    launch("mamba3: gradients", kernel, count, gradient_threads, sizeof(GradientShared<R, 1>),
+           stream, args, b, wave);
   };
   if (args.size.halves) return run(std::true_type{});
   run(std::false_type{});

@@ -84,7 +84,9 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::multiply(bool of_k
           [&] {
             if constexpr (R > 1) {
               // The others' columns, as they lie in registers.
-              float* const to = sh.y[stage(head)] + thread * 2;
+              if constexpr (!Shared::has_room)
+                if (head > place.first) hopper::named_barrier_sync(y_read, 256);
+              float* const to = sh.y[y_stage(head)] + thread * 2;
 #pragma unroll
               for (int i = 0; i < 8; ++i)
                 *reinterpret_cast<float2*>(to + i * 256) = {y[16 + 2 * i], y[17 + 2 * i]};

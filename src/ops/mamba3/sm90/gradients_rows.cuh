@@ -146,14 +146,19 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::rows_back(int head
         const float high = one(turned, by[at + 1], high_of(x), high_of(w), gx[1], gw[1]);
         if (turned) torque[at] = low, torque[at + 1] = high;
       }
+      if constexpr (R > pairs / 8) {
+        static_assert(R == pairs / 4);
+        torques[(turns_at ^ 8 * (r / 2) ^ swap) + r % 2 + apart] = shared_by_ranks<R>(torque);
+      } else {
 #pragma unroll
-      for (int first = 0; first < pairs / 8; first += R) {
-        float low[R], high[R];
+        for (int first = 0; first < pairs / 8; first += R) {
+          float low[R], high[R];
 #pragma unroll
-        for (int k = 0; k < R; ++k)
-          low[k] = torque[2 * (first + k)], high[k] = torque[2 * (first + k) + 1];
-        *reinterpret_cast<float2*>(torques + (turns_at ^ 8 * (first + r) ^ swap) + apart) = {
-            shared_by_ranks<R>(low), shared_by_ranks<R>(high)};
+          for (int k = 0; k < R; ++k)
+            low[k] = torque[2 * (first + k)], high[k] = torque[2 * (first + k) + 1];
+          *reinterpret_cast<float2*>(torques + (turns_at ^ 8 * (first + r) ^ swap) + apart) = {
+              shared_by_ranks<R>(low), shared_by_ranks<R>(high)};
+        }
       }
     } else {
 #pragma unroll
@@ -189,23 +194,28 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::rows_back(int head
     for (int i = thread; i < R * columns; i += 128) to[i] = 0;
     return;
   }
-  // The place of the sums before is free.
-  hopper::named_barrier_sync(of_keys ? keys : queries, 128);
+  const auto add_biases = [&](auto from) {
+    constexpr int slots = Shared::slots;
+    // The place of the sums before is free.
+    hopper::named_barrier_sync(of_keys ? keys : queries, 128);
 #pragma unroll
-  for (int slot = 0; slot < 32; slot += alike) {
-    float x[alike];
+    for (int slot = 0; slot < slots; slot += alike) {
+      float x[alike];
 #pragma unroll
-    for (int i = 0; i < alike; ++i) {
-      const int at = (slot + i) / 2 * 4 + (slot + i) % 2;
-      x[i] = g[at] + g[at + 2];
-      if (R == 1 ? mutant(ScanMutant::m3_2_bias_after_group_sum_siso)
-                 : mutant(ScanMutant::m3_2_bias_after_group_sum_ranks))
-        x[i] = sums[at] + sums[at + 2];
+      for (int i = 0; i < alike; ++i) {
+        const int own = from() + slot + i, at = own / 2 * 4 + own % 2;
+        x[i] = g[at] + g[at + 2];
+        if (R == 1 ? mutant(ScanMutant::m3_2_bias_after_group_sum_siso)
+                   : mutant(ScanMutant::m3_2_bias_after_group_sum_ranks))
+          x[i] = sums[at] + sums[at + 2];
+      }
+      put_alike<R>(alike_to, slot, x);
     }
-    put_alike<R>(alike_to, slot, x);
-  }
-  hopper::named_barrier_sync(of_keys ? keys : queries, 128);
-  store_alike(alike_to, R * columns, columns, to);
+    hopper::named_barrier_sync(of_keys ? keys : queries, 128);
+    store_alike(alike_to, R * columns / 32 * slots, columns, to + from() / 2 * 8);
+  };
+  add_biases(std::integral_constant<int, 0>{});
+  if constexpr (!Shared::has_room) add_biases(std::integral_constant<int, Shared::slots>{});
 }
 
 // Sums over the heads of the part: the gradient itself where it is the group's only one.

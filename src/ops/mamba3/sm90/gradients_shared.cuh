@@ -26,6 +26,8 @@ struct GradientShared {
   static constexpr int C = tokens_of<R>, pairs = 32 * blocks;
   // Lanes of a warp whose rows have the same r: their sums are one.
   static constexpr int alike = 8 / R, lanes = 128 / alike;
+  // Of what is but for a moment there is one, or half, where eight rows a token leave no more room.
+  static constexpr bool has_room = R < 8;
   // Eights of columns that are gated back where y is formed: the others go to another warpgroup.
   static constexpr int own_gates = R > 1 ? 4 : 8;
   static constexpr int parameters = R * (2 * columns + 3 * values) + 4;
@@ -34,11 +36,14 @@ struct GradientShared {
     char v[panel_bytes], d_y[panel_bytes];
   };
   // Of a head as launch_parameters has written them.
-  struct Parameters {
+  struct Biases {
     float4 q_bias[R * 32], k_bias[R * 32];
+  };
+  struct alignas(16) Projections {
     float mimo_v[R * values], mimo_z[R * values], mimo_out[R * values];
     float skip, unused[3];
   };
+  struct Parameters : Biases, Projections {};
   static_assert(sizeof(Parameters) == parameters * 4);
   static_assert(sizeof(StepsNear<C>) + sizeof(StepsLate<C>) == sizeof(ChunkSteps<C>));
   Operands operands[2];
@@ -46,11 +51,12 @@ struct GradientShared {
   float turn_q[C * pairs], turn_k[C * pairs];  // torques by queries and by keys
   StepsNear<C> near[2];
   StepsLate<C> late[3];
-  Parameters of_head[2];
+  std::conditional_t<has_room, Parameters, Projections> of_head[2];
   // Sums over the chunk, of the lanes of a warpgroup: rows; values, z and out before them.
-  float sums_q[32 * lanes], sums_k[32 * lanes];
-  float y[2][R > 1 ? rows* values / 2 : 2];  // of heads in turn
-  float sums_y[R > 1 ? 16 * lanes : 2];      // as sums_q, of the other columns
+  static constexpr int slots = has_room ? 32 : 16;  // of rows together
+  float sums_q[slots * lanes], sums_k[slots * lanes];
+  float y[has_room ? 2 : 1][R > 1 ? rows* values / 2 : 2];  // of heads in turn
+  float sums_y[R > 1 ? 16 * lanes : 2];                     // as sums_q, of the other columns
   float dots_q[C], dots_k[C];
   float by_same[2][C], of_step[2][C];  // of heads in turn
   float by_rate[blocks][C];
@@ -62,6 +68,8 @@ struct GradientShared {
   Buffers from;
   Place place;
   Part part;
+  struct None {};
+  std::conditional_t<has_room, None, Biases> only_biases;
 
   // Where a pair of a token lies, so that eight rows meet no bank twice.
   static __device__ __forceinline__ int turn_at(int t, int pair) {
@@ -77,10 +85,11 @@ struct GradientShared {
 // l / (32 / count).
 template <int count>
 __device__ __forceinline__ float shared_over_warp(float (&x)[count]) {
-  static_assert(count == 4 || count == 8 || count == 16);
+  static_assert(count == 2 || count == 4 || count == 8 || count == 16);
   if constexpr (count == 16) share<8>(x, 16), share<4>(x, 8), share<2>(x, 4), share<1>(x, 2);
   if constexpr (count == 8) share<4>(x, 16), share<2>(x, 8), share<1>(x, 4);
   if constexpr (count == 4) share<2>(x, 16), share<1>(x, 8);
+  if constexpr (count == 2) share<1>(x, 16);
   float sum = x[0];
 #pragma unroll
   for (int step = 16 / count; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);

@@ -66,13 +66,22 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::angles_back(int he
   for (int j = each - 1; j >= 0; --j) own[j] = turn += own[j];
   if constexpr (handed)
     if (first == 0 && i < A) store_first_angle(a, sh.unit, sh.part, head, i, own[0]);
-  // f(j, x, slope) of four tokens, whose angle has x slope; own is left with what d_dt has of them.
+  // f(j, x, slope) of some tokens, whose angle has x slope; own is left with what d_dt has of them.
   // Steps are read ahead of the stores, behind which the compiler would leave them.
-  const auto four_angles = [&](int j0, auto f) {
-    const auto four = *reinterpret_cast<const float4*>(late(head).dt + first + j0);
-    const float dt[4] = {four.x, four.y, four.z, four.w}, pi = 3.14159265358979f;
+  constexpr int some = each < 4 ? each : 4;
+  const auto some_angles = [&](int j0, auto f) {
+    constexpr float pi = 3.14159265358979f;
+    float dt[some];
+    const float* const from = late(head).dt + first + j0;
+    if constexpr (some == 4) {
+      const auto four = *reinterpret_cast<const float4*>(from);
+      dt[0] = four.x, dt[1] = four.y, dt[2] = four.z, dt[3] = four.w;
+    } else {
+      const auto two = *reinterpret_cast<const float2*>(from);
+      dt[0] = two.x, dt[1] = two.y;
+    }
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
+    for (int j = 0; j < some; ++j) {
       float slope;
       const float x = own[j0 + j], tanh = tanh_and_slope(rates_[j0 + j], slope);
       own[j0 + j] = live(j0 + j) ? x * tanh : 0.0f;
@@ -86,24 +95,24 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::angles_back(int he
     float* to = b.dangles + (place0 * lines + place.group * b.parts + place.part) * A + i;
     const int64_t apart = int64_t{lines} * A;
 #pragma unroll
-    for (int j0 = 0; j0 < each; j0 += 4) {
-      float* at[4];
-      float before[4] = {0, 0, 0, 0};
+    for (int j0 = 0; j0 < each; j0 += some) {
+      float* at[some];
+      float before[some] = {};
 #pragma unroll
-      for (int j = 0; j < 4; ++j) at[j] = to, to += apart;
+      for (int j = 0; j < some; ++j) at[j] = to, to += apart;
       if (head > place.first) {
 #pragma unroll
-        for (int j = 0; j < 4; ++j)
+        for (int j = 0; j < some; ++j)
           if (live(j0 + j)) before[j] = *at[j];
       }
-      four_angles(j0, [&](int j, float x, float slope) { *at[j] = fmaf(x, slope, before[j]); });
+      some_angles(j0, [&](int j, float x, float slope) { *at[j] = fmaf(x, slope, before[j]); });
     }
   } else {
     const int64_t to = home(sh.homes.d_angles, a.grad.angles, head) +
                        first * a.grad.angles.stride[1] + i * a.grad.angles.stride[3];
 #pragma unroll
-    for (int j0 = 0; j0 < each; j0 += 4)
-      four_angles(j0, [&](int j, float x, float slope) {
+    for (int j0 = 0; j0 < each; j0 += some)
+      some_angles(j0, [&](int j, float x, float slope) {
         if (a.grad.angles.data)
           cuda::store(a.grad.angles, to + (j0 + j) * a.grad.angles.stride[1], x * slope);
       });

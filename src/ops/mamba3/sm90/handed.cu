@@ -173,7 +173,7 @@ void launch_end(const Args& args, const Cut& cut, const Wave& wave, const UnitBu
   with_shape<true>(args.size, [&](auto rank, auto) {
     if (!cut.whole)
       end_kernel<tokens_of<rank()>, Cut><<<units, threads, 0, stream>>>(args, b, wave, most, cut);
-    else if constexpr (rank() <= 4)
+    else
       end_kernel<tokens_of<rank()>><<<units, threads, 0, stream>>>(args, b, wave, most);
   });
   device::check_launch("mamba3: states handed on");

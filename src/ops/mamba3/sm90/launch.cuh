@@ -12,13 +12,13 @@
 
 namespace talea::mamba3::sm90 {
 
-// f(rank, blocks of 32 pairs) as constants; cut: of units of heads.
-template <bool cut, class F>
+// f(rank, blocks of 32 pairs) as constants; eight: of eight rows a token, too.
+template <bool eight, class F>
 void with_shape(const cuda::Sizes& s, F f) {
   const auto by_rank = [&](auto blocks) {
     if (s.rank == 1) return f(std::integral_constant<int, 1>{}, blocks);
     if (s.rank == 2) return f(std::integral_constant<int, 2>{}, blocks);
-    if constexpr (cut)
+    if constexpr (eight)
       if (s.rank == 8) return f(std::integral_constant<int, 8>{}, blocks);
     f(std::integral_constant<int, 4>{}, blocks);
   };
@@ -27,9 +27,9 @@ void with_shape(const cuda::Sizes& s, F f) {
 }
 
 // The same, and which columns a pair has.
-template <bool cut, class F>
+template <bool eight, class F>
 void with_turns(const cuda::Sizes& s, F f) {
-  with_shape<cut>(s, [&](auto rank, auto blocks) {
+  with_shape<eight>(s, [&](auto rank, auto blocks) {
     if (s.halves) return f(rank, blocks, std::true_type{});
     f(rank, blocks, std::false_type{});
   });

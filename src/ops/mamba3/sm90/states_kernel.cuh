@@ -189,9 +189,9 @@ void launch_chains(const Args& args, const Wave& wave, const UnitBuffers& b, int
   constexpr bool cut = sizeof...(Units) > 0;  // heads that are cut are handed no states here
   using Kernel = KernelOf<Args, UnitBuffers, Wave, int64_t, bool, Units...>;
   const bool handed = args.pack.rounds && backward_hands(args);
-  with_turns<cut>(args.size, [&](auto rank, auto blocks, auto halves) {
+  with_turns<true>(args.size, [&](auto rank, auto blocks, auto halves) {
     auto kernel = Kernel(segment_kernel<rank(), blocks(), halves(), false, Units...>);
-    if constexpr (!cut)
+    if constexpr (!cut && rank() <= 4)
       if (handed) kernel = segment_kernel<rank(), blocks(), halves(), true>;
     launch("mamba3: states", kernel, states + upstream, chain_threads,
            sizeof(ChainShared<rank(), blocks()>), stream, args, b, wave, states, ahead, units...);

@@ -21,7 +21,7 @@ void launch_turns(const Args& args, const Wave& wave, const UnitBuffers& b, int6
   const int64_t pieces = most * (args.size.chunk / cuda::turn_tokens(args.size.chunk));
   const int64_t groups = groups_of(args, cut, wave, summed_together);
   if (groups * pieces * args.size.pairs == 0 || !turns_asked(args)) return;
-  with_shape<(sizeof...(Units) > 0)>(args.size, [&](auto rank, auto) {
+  with_shape<true>(args.size, [&](auto rank, auto) {
     launch("mamba3: turns of pieces",
            KernelOf<Args, UnitBuffers, Wave, int64_t, int64_t, Units...>(
                sums_kernel<rank(), Units...>),
@@ -42,7 +42,7 @@ void launch_turns(const Args& args, const Wave& wave, const UnitBuffers& b, int6
 template <class... Units>
 void launch_parameters(const Args& args, const UnitBuffers& b, cudaStream_t stream,
                        const Units&... units) {
-  with_shape<(sizeof...(Units) > 0)>(args.size, [&](auto rank, auto) {
+  with_shape<true>(args.size, [&](auto rank, auto) {
     launch("mamba3: parameters of heads",
            KernelOf<Args, UnitBuffers, Units...>(parameters_kernel<rank(), Units...>),
            int64_t{args.size.heads}, threads, 0, stream, args, b, units...);
@@ -55,7 +55,7 @@ void launch_tokens(const Args& args, const Wave& wave, const UnitBuffers& b, con
   const int64_t groups = groups_of(args, cuda::cut_of(units...), wave, formed_together);
   if (groups == 0) return;
   const int64_t pieces = args.size.chunk / cuda::turn_tokens(args.size.chunk);
-  with_shape<(sizeof...(Units) > 0)>(args.size, [&](auto rank, auto blocks) {
+  with_shape<true>(args.size, [&](auto rank, auto blocks) {
     launch("mamba3: tokens of chunks",
            KernelOf<Args, UnitBuffers, Wave, TokenRun, Units...>(
                tokens_kernel<rank(), blocks(), Units...>),

@@ -82,14 +82,15 @@ __device__ __forceinline__ void read_chunks(const Args& a, const Cut& cut, S& sh
     copy_bytes<sizeof(ChunkSteps<C>), 128>(
         sh.steps_from + chunk * static_cast<int64_t>(sizeof(ChunkSteps<C>)), &sh.steps[stage],
         thread);
-    if constexpr (Shared<R>::turns_here && blocks == 1) {
-      // 128 pieces are eight tokens.
+    if constexpr (Shared<R>::turns_here) {
+      constexpr int pieces = 16 * blocks;  // of a token; whole tokens a copy
       const auto* const from =
-          reinterpret_cast<const float4*>(sh.turns_from) + chunk * (C * 16) + thread;
-      const uint32_t to =
-          hopper::smem_address(sh.turns + Shared<R>::turn_at(thread / 16, thread % 16));
+          reinterpret_cast<const float4*>(sh.turns_from) + chunk * (C * pieces) + thread;
+      const uint32_t to = hopper::smem_address(
+          sh.template turns_of<blocks>(stage) +
+          Shared<R>::template turn_at<blocks>(thread / pieces, thread % pieces));
 #pragma unroll
-      for (int i = 0; i < C * 16 / 128; ++i)
+      for (int i = 0; i < C * pieces / 128; ++i)
         hopper::copy_16_bytes(to + static_cast<uint32_t>(i * 128 * sizeof(float4)), from + i * 128,
                               true);
     }
@@ -104,7 +105,8 @@ __device__ __forceinline__ void read_chunks(const Args& a, const Cut& cut, S& sh
     if (sh.saved && (sh.first + chunk) % a.size.kept_every == 0)
       put_state(sh.saved + (sh.first + chunk) / a.size.kept_every * (columns * values), h);
     // Not under the product of the chunk before: what is loaded there is spilled.
-    const auto* turns = reinterpret_cast<const float4*>(sh.turns_from) + chunk * (C * pairs / 2);
+    [[maybe_unused]] const auto* turns =
+        reinterpret_cast<const float4*>(sh.turns_from) + chunk * (C * pairs / 2);
     const auto ahead = [&] {
       if constexpr (Shared<R>::turns_here)
         return 0;
@@ -134,7 +136,8 @@ __device__ __forceinline__ void read_chunks(const Args& a, const Cut& cut, S& sh
           if (a.k_bias.data) bias_tile<R, halves()>(sh.k[stage], p.n, sh.k_bias, thread);
         }
       } else {
-        own_rows.template turn<halves()>(sh, stage, p.n, turns, a.q_bias.data || a.k_bias.data);
+        own_rows.template turn<halves()>(sh, stage, p.n, a.q_bias.data || a.k_bias.data);
+        if constexpr (blocks == 2) sync();  // values take the place of the turns
       }
     };
     if (a.size.halves)

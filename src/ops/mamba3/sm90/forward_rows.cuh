@@ -23,9 +23,18 @@ struct Shared {
   float4 turns[turns_here ? C * 16 : 1];                               // by turn_at
   float mimo_v[R * values], mimo_z[R * values], mimo_out[R * values];  // by projection_at
   ChunkSteps<C> steps[2];
-  // Of two pairs, number `piece` of 16: eight lanes with two neighbours each meet no bank twice.
+  // Of two pairs, number `piece` of 16 a block: eight lanes with two neighbours each meet no bank
+  // twice.
+  template <int blocks>
   static __device__ __forceinline__ int turn_at(int t, int piece) {
-    return t * 16 + piece % 2 * 8 + piece / 2;
+    if constexpr (blocks == 1) return t * 16 + piece % 2 * 8 + piece / 2;
+    return t * 32 + piece / 16 * 16 + piece % 2 * 8 + piece % 16 / 2;
+  }
+  // Those of two blocks lie where the values of the chunk will.
+  template <int blocks>
+  __device__ __forceinline__ float4* turns_of(int stage) {
+    static_assert(C * 16 * blocks * sizeof(float4) <= panel_bytes || !turns_here);
+    return blocks == 1 ? turns : reinterpret_cast<float4*>(v[stage]);
   }
   // Read from here: registers that they would take are spilled.
   Unit unit;                    // from the first chunk of the run on
@@ -201,10 +210,9 @@ class OwnRows {
       }
   }
 
-  // turns: of the chunk's first token in memory, for what Shared has no room.
   template <bool halves>
-  __device__ __forceinline__ void turn(Shared<R>& sh, int stage, int n, const float4* turns,
-                                       bool biased) const {
+  __device__ __forceinline__ void turn(Shared<R>& sh, int stage, int n, bool biased) const {
+    const float4* const turns = sh.template turns_of<blocks>(stage);
     char* const q = sh.q[stage];
     char* const k = sh.k[stage];
     const int t0 = row_ / R;
@@ -219,9 +227,8 @@ class OwnRows {
           for (int j = 0; j < 2; ++j)
 #pragma unroll
             for (int e = 0; e < 2; ++e) {
-              const int t = t0 + (i + j) * step, piece = 2 * lane_ + e;
-              const float4 x = blocks == 1 ? sh.turns[Shared<R>::turn_at(t, piece)]
-                                           : __ldg(turns + t * (pairs / 2) + 16 * b() + piece);
+              const int t = t0 + (i + j) * step, piece = 16 * b() + 2 * lane_ + e;
+              const float4 x = turns[Shared<R>::template turn_at<blocks>(t, piece)];
               by[j][e] = {x.x, x.y, x.z, x.w};
             }
         }

@@ -71,9 +71,9 @@ __device__ __forceinline__ void read_chunks(const Args& a, const Cut& cut, S& sh
 
   Part p = part_of<C>(u, 0);
   const auto begin = [&](int chunk, int stage) {
-    if (cut.whole && p.n == C) {
-      copy_tokens<R, 128>(sh.homes.q, a.q, p.first, sh.q[stage], thread);
-      copy_tokens<R, 128>(sh.homes.k, a.k, p.first, sh.k[stage], thread);
+    if ((cut.whole || cut.columns >= columns) && p.n == C) {
+      copy_tokens<R, 128>(sh.homes.q, a.q, cut, p.first, sh.q[stage], thread);
+      copy_tokens<R, 128>(sh.homes.k, a.k, cut, p.first, sh.k[stage], thread);
     } else {
       copy_rows<R, 128>(a.q, cut, u, p, sh.q[stage], thread);
       copy_rows<R, 128>(a.k, cut, u, p, sh.k[stage], thread);

@@ -7,7 +7,7 @@
 
 namespace talea::mamba3::sm90 {
 
-// Where the first token of a run has its rows; out by number.
+// Where the first token of a run has its rows, of q and k those of the unit's part; out by number.
 struct TokenHomes {
   const __nv_bfloat16 *q = nullptr, *k = nullptr, *v = nullptr, *z = nullptr;
   int64_t out = 0;
@@ -16,8 +16,9 @@ struct TokenHomes {
       return from.data ? static_cast<const __nv_bfloat16*>(from.data) + at : nullptr;
     };
     const int first = first_value(cut, u);
-    q = of(a.q, cuda::at(a.q, u.batch, u.begin, 0, u.group));
-    k = of(a.k, cuda::at(a.k, u.batch, u.begin, 0, u.group));
+    const int part = cut.whole ? 0 : part_of_columns(cut, u) * cut.part_apart;
+    q = of(a.q, cuda::at(a.q, u.batch, u.begin, 0, u.group) + part);
+    k = of(a.k, cuda::at(a.k, u.batch, u.begin, 0, u.group) + part);
     v = of(a.v, cuda::at(a.v, u.batch, u.begin, u.head, first));
     z = of(a.z, cuda::at(a.z, u.batch, u.begin, u.head, first));
     out = cuda::at(a.out, u.batch, u.begin, 0, u.head, first);
@@ -35,15 +36,17 @@ __device__ __forceinline__ uint4 load_now(const void* from) {
   return x;
 }
 
-// All rows of a chunk of q or k whose tokens begin `first` behind `home`, as copy_rows has them.
+// All rows of a chunk of q or k whose tokens begin `first` behind `home`, as copy_rows has them, of
+// heads that fill both panels.
 template <int R, int threads>
 __device__ __forceinline__ void copy_tokens(const __nv_bfloat16* home, const View& from,
-                                            int64_t first, char* tile, int thread) {
+                                            const Cut& cut, int64_t first, char* tile, int thread) {
   constexpr int apart = threads / 16;  // rows
   static_assert(apart % R == 0);
   const int piece = thread & 15, row0 = thread >> 4;
   const uint32_t to = hopper::smem_address(tile) + static_cast<uint32_t>(place_of(row0, piece * 8));
-  const auto* at = home + (first + row0 / R) * from.stride[1] + piece * 8;
+  const int column = cut.whole ? piece * 8 : piece % 8 * 8 + piece / 8 * cut.panel_apart;
+  const auto* at = home + (first + row0 / R) * from.stride[1] + column;
   if constexpr (R > 1) at += row0 % R * from.stride[2];
   const int64_t step = from.stride[1] * (apart / R);
 #pragma unroll

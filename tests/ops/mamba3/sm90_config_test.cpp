@@ -234,7 +234,8 @@ TEST(ScanSm90Config, RoundsOfBlocksAreFull) {
   EXPECT_GT(full(4, 4096, 64, 1, 1), 0.9);
   EXPECT_GT(full(1, 4096, 32, 1, 1), 0.9);
   EXPECT_GT(full(8, 4096, 128, 8, 1), 0.9);
-  EXPECT_GT(full(2, 4096, 64, 8, 8), 0.9);
+  // Without what forward saves both sequences go side by side: that is worth more than full rounds.
+  EXPECT_GT(full(2, 4096, 64, 8, 8), 0.75);
   EXPECT_GT(full(2, 4096, 64, 1, 4, 256), 0.9);
   EXPECT_GT(full(2, 4096, 64, 1, 4, 128, 128), 0.9);
 }
@@ -376,6 +377,8 @@ TEST(ScanSm90Config, StretchesOfFewHeadsGoSideBySide) {
   EXPECT_EQ(made(2, 4096, 64, 4, usual).stretch, 0);  // heads enough
   EXPECT_EQ(made(1, 4096, 64, 4, [](Problem& p) { p.total_heads = 128; }).stretch, 0);  // by ranks
   EXPECT_EQ(made(1, 16384, 64, 4, [](Problem& p) { p.head_dim = 128; }).stretch, 0);
+  EXPECT_EQ(made(1, 16384, 64, 8, usual).stretch, 0);
+  EXPECT_EQ(made(1, 16384, 64, 8, usual).columns, 0);  // a whole head
   EXPECT_EQ(made(1, 16384, 64, 4, [](Problem& p) { p.out.saved.present = true; }).stretch, 0);
   EXPECT_EQ(
       made(1, 16384, 64, 4, [](Problem& p) { p.options.schedule = Schedule::sequential; }).stretch,

@@ -90,21 +90,26 @@ TEST_P(ScanTraining, TheSameBitsEveryTimeAndUnderAnyLimit) {
   EXPECT_EQ(same_bits(first.out, run(lane(), whole, how).out), "");
 }
 
-// A head of two slabs: what they share is summed in one order, whatever goes side by side.
+// A head of two slabs, or of two parts, which forward has in two blocks of a cluster: what they
+// share is summed in one order, whatever goes side by side.
 TEST_P(ScanTraining, TheSameBitsOfWiderHeads) {
-  for (const int64_t N : {128, 256})
+  for (const auto& [N, P, R] : {std::tuple<int64_t, int64_t, int64_t>{128, 128, 4},
+                                {256, 64, 4},
+                                {256, 64, 1},
+                                {256, 128, 8}})
     for (const bool shared : {false, true}) {
-      Sizes s{2, 300, 6, 2, N, N == 128 ? 128 : 64, 4, N == 128 ? 32 : 100};
+      Sizes s{2, 300, 6, 2, N, P, R, N == 128 ? 32 : 100};
       s.rank_axis = true;
       s.shared_angles = shared;
       Case c = full_case(s, DType::bf16, 21);
       leave_states_out(c);
       const How how = of_training(c);
-      EXPECT_EQ(verify(lane(), c, how), "") << "shared " << shared;
+      EXPECT_EQ(verify(lane(), c, how), "")
+          << "N = " << N << ", R = " << R << ", shared " << shared;
       const Outcome first = run(lane(), c, how);
-      EXPECT_EQ(same_bits(first.out, run(lane(), c, how).out), "");
+      EXPECT_EQ(same_bits(first.out, run(lane(), c, how).out), "") << "N = " << N << ", R = " << R;
       c.options.workspace_limit_bytes = int64_t{16} << 20;
-      EXPECT_EQ(same_bits(first.out, run(lane(), c, how).out), "");
+      EXPECT_EQ(same_bits(first.out, run(lane(), c, how).out), "") << "N = " << N << ", R = " << R;
     }
 }
 

@@ -136,7 +136,12 @@ __device__ __forceinline__ void read_chunks(const Args& a, const Cut& cut, S& sh
           if (a.k_bias.data) bias_tile<R, halves()>(sh.k[stage], p.n, sh.k_bias, thread);
         }
       } else {
-        own_rows.template turn<halves()>(sh, stage, p.n, a.q_bias.data || a.k_bias.data);
+        const bool biased = a.q_bias.data || a.k_bias.data;
+        constexpr bool parts = std::is_same_v<S, SharedOfParts<R>>;
+        if (parts && cut.pairs_of(a.size, part_of_columns(cut, u)) <= 0)
+          own_rows.template turn<halves(), false>(sh, stage, p.n, biased);
+        else
+          own_rows.template turn<halves(), true>(sh, stage, p.n, biased);
         if constexpr (blocks == 2) sync();  // values take the place of the turns
       }
     };

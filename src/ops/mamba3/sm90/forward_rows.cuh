@@ -210,9 +210,10 @@ class OwnRows {
       }
   }
 
-  template <bool halves>
+  // turns: those of a part of N that has no pairs are biased alone.
+  template <bool halves, bool turns>
   __device__ __forceinline__ void turn(Shared<R>& sh, int stage, int n, bool biased) const {
-    const float4* const turns = sh.template turns_of<blocks>(stage);
+    const float4* const from = sh.template turns_of<blocks>(stage);
     char* const q = sh.q[stage];
     char* const k = sh.k[stage];
     const int t0 = row_ / R;
@@ -222,20 +223,21 @@ class OwnRows {
       const auto block = [&](auto b) {
         const int at = place_of(row_, (halves ? 32 : 64) * b() + (halves ? 4 : 8) * lane_);
         TwoTurns by[2][2];
-        if constexpr (b() < blocks) {
+        constexpr bool turned = turns && b() < blocks;
+        if constexpr (turned) {
 #pragma unroll
           for (int j = 0; j < 2; ++j)
 #pragma unroll
             for (int e = 0; e < 2; ++e) {
               const int t = t0 + (i + j) * step, piece = 16 * b() + 2 * lane_ + e;
-              const float4 x = turns[Shared<R>::template turn_at<blocks>(t, piece)];
+              const float4 x = from[Shared<R>::template turn_at<blocks>(t, piece)];
               by[j][e] = {x.x, x.y, x.z, x.w};
             }
         }
-        turn_two<halves, (b() < blocks)>(q, k, at + i * 2048, q_bias_[b()], k_bias_[b()], by, live);
+        turn_two<halves, turned>(q, k, at + i * 2048, q_bias_[b()], k_bias_[b()], by, live);
       };
-      block(std::integral_constant<int, 0>{});
-      if (blocks == 2 || biased) block(std::integral_constant<int, 1>{});
+      if (turns || biased) block(std::integral_constant<int, 0>{});
+      if ((turns && blocks == 2) || biased) block(std::integral_constant<int, 1>{});
     }
   }
 

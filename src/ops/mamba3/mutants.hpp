@@ -46,11 +46,11 @@ namespace talea::mamba3 {
   X(m3_part_of_the_next_group, "device: a sum has the first part of the next group")         \
   X(m3_state_turned_by_two_rows, "device: two rows of the state turn alike, kernel of R 1")  \
   X(m3_state_weighed_by_halves, "device: the state's later rows weigh as its first ones")    \
-  X(m3_2_bias_after_group_sum_ranks, "device: heads of a group share one, R of 2 and 4")     \
-  X(m3_anchor_dropped_ranks, "device: what lies behind a chunk is left out, R of 2 and 4")   \
-  X(m3_turned_back_forward_ranks, "device: turned rows are turned once more, R of 2 and 4")  \
-  X(m3_gate_slope_dropped_ranks, "device: the gate's slope is its sigmoid, R of 2 and 4")    \
-  X(m3_rows_of_a_token_masked, "device: a row sees no later row of its token, R of 2 and 4") \
+  X(m3_2_bias_after_group_sum_ranks, "device: heads of a group share one, R from 2 on")      \
+  X(m3_anchor_dropped_ranks, "device: what lies behind a chunk is left out, R from 2 on")    \
+  X(m3_turned_back_forward_ranks, "device: turned rows are turned once more, R from 2 on")   \
+  X(m3_gate_slope_dropped_ranks, "device: the gate's slope is its sigmoid, R from 2 on")     \
+  X(m3_rows_of_a_token_masked, "device: a row sees no later row of its token, R from 2 on")  \
   X(m3_place_not_exchanged, "device: tokens of the next run are formed where some are read") \
   X(m3_chain_of_the_place_beside, "device: a chain reads the place of the next segment")     \
   X(m3_gradients_of_the_place_before, "device: gradients read the place of the last ones")   \
@@ -58,6 +58,8 @@ namespace talea::mamba3 {
   X(m3_tokens_of_the_round_before, "device: a round has the tokens of the one before")       \
   X(m3_rates_of_the_token_before, "device: shared angles are those of the token before")     \
   X(m3_rates_of_the_first_batch, "device: shared angles are those of the first batch")       \
+  X(m3_pieces_of_sixteen, "device: pieces of turns have sixteen tokens, of R 8, too")        \
+  X(m3_share_not_awaited, "device: y of the other part of N is read before it has come")     \
   X(m3_round_of_the_count_before, "plan: a round begins at the chunk of the one before")     \
   X(m3_one_place_of_tokens, "plan: tokens of the next run have the place of those read")     \
   X(m3_beside_beyond_the_limit, "plan: a second place of tokens, whatever the limit")        \

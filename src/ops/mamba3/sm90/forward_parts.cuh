@@ -151,7 +151,7 @@ __device__ __forceinline__ void multiply_parts(const Args& a, const Unit& u, Sha
       hopper::store_words_async(to + static_cast<uint32_t>(i * 128 * sizeof(float4)),
                                 {word(0), word(1), word(2), word(3)}, has_come);
     }
-    hopper::barrier_wait(&sh.has_come, phase);
+    if (!mutant(ScanMutant::m3_share_not_awaited)) hopper::barrier_wait(&sh.has_come, phase);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float4 more = came[i * 128];

@@ -206,7 +206,9 @@ struct Pieces {
                                     const Wave& w, int64_t number, int64_t most)
       : unit(unit_at(a, of, w.first, number << of.slab_bits)), cut(of) {
     const int64_t A = a.size.pairs;
-    const auto piece = static_cast<int>(cuda::turn_tokens(a.size.chunk));
+    const auto piece = mutant(ScanMutant::m3_pieces_of_sixteen)
+                           ? 16
+                           : static_cast<int>(cuda::turn_tokens(a.size.chunk));
     // A pack has room for its chunks once a head.
     int64_t home = number * most;
     if (a.pack.rounds)

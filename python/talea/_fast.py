@@ -8,6 +8,7 @@ from __future__ import annotations
 from functools import partial
 
 import torch
+import torch.distributed as dist
 from torch.autograd import forward_ad
 
 
@@ -56,6 +57,62 @@ def stream_of(index: int):
 
 def _public_allocate(size: int, stream: int) -> int:
     return torch.cuda.caching_allocator_alloc(size, stream=stream)
+
+
+class _Exchanges:
+    """Of device tensors of one group, by its own methods: torch.distributed's functions ask its tables
+    and log, which takes longer than to begin the exchange. With begins: what to wait for."""
+
+    def __init__(self, group) -> None:
+        self.group = group
+        self.how = {}
+        for name in ("AllgatherOptions", "AllreduceOptions", "ReduceScatterOptions"):
+            kind, self.how[name] = getattr(dist.distributed_c10d, name), {}
+            for begins in (False, True):
+                self.how[name][begins] = made = kind()
+                made.asyncOp = begins
+        self._base = group._allgather_base, group._reduce_scatter_base
+
+    @staticmethod
+    def _begun(work, begins: bool):
+        if not begins and work is not None:
+            work.wait()
+        return work
+
+    def all_gather(self, out, mine, begins: bool = False):
+        work = self._base[0](out, mine, self.how["AllgatherOptions"][begins])
+        return self._begun(work, begins)
+
+    def all_reduce(self, out, begins: bool = False):
+        return self._begun(
+            self.group.allreduce([out], self.how["AllreduceOptions"][begins]), begins
+        )
+
+    def reduce_scatter(self, out, mine, begins: bool = False):
+        work = self._base[1](out, mine, self.how["ReduceScatterOptions"][begins])
+        return self._begun(work, begins)
+
+
+class _PublicExchanges:
+    def __init__(self, group) -> None:
+        self.group = group
+
+    def all_gather(self, out, mine, begins: bool = False):
+        return dist.all_gather_into_tensor(out, mine, group=self.group, async_op=begins)
+
+    def all_reduce(self, out, begins: bool = False):
+        return dist.all_reduce(out, group=self.group, async_op=begins)
+
+    def reduce_scatter(self, out, mine, begins: bool = False):
+        return dist.reduce_scatter_tensor(out, mine, group=self.group, async_op=begins)
+
+
+def exchanges_of(group):
+    """all_gather, all_reduce and reduce_scatter of a process group."""
+    try:
+        return _Exchanges(group)
+    except AttributeError:  # of another release
+        return _PublicExchanges(group)
 
 
 def apply_of(function):

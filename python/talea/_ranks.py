@@ -15,11 +15,12 @@ import ctypes as c
 import itertools
 import threading
 from collections import Counter
+from contextlib import nullcontext
 
 import torch
 import torch.distributed as dist
 
-from . import _abi, _missing
+from . import _abi, _fast, _missing
 from ._call import Receipt
 
 _DTYPES = {
@@ -61,6 +62,7 @@ class _Heard:
     def __init__(self, groups, said) -> None:
         self.groups = groups  # held, so that no id comes back
         self.said = said  # by group, its ranks' numbers
+        self.struct = None  # what a call that is known is described by
         self.words = {}  # of hosts in the call itself: what came back, by group and what was sent
 
 
@@ -79,8 +81,29 @@ def _keep(kept: dict, key, value):
     return value
 
 
+class _Facts:
+    """Of a group, asked once: PyTorch looks for each in its tables, which takes as long as to begin an
+    exchange."""
+
+    __slots__ = ("backend", "engine", "exchanges", "group", "multiprocessors", "rank", "size")
+
+    def __init__(self, group) -> None:
+        self.group, self.rank, self.size = group, dist.get_rank(group), dist.get_world_size(group)
+        self.backend = dist.get_backend(group)
+        self.engine = f"torch.distributed {self.backend}".encode()
+        self.multiprocessors = {}  # by device
+        self.exchanges = _fast.exchanges_of(group)
+
+
+_facts: dict[int, _Facts] = {}  # by the ids of groups, which they hold, so that no id comes back
+
+
+def _facts_of(group) -> _Facts:
+    return _facts.get(id(group)) or _keep(_facts, id(group), _Facts(group))
+
+
 def waits_for_no_host(groups, device) -> bool:
-    return device.type == "cuda" or any(dist.get_backend(g) == "nccl" for g in groups)
+    return device.type == "cuda" or any(_facts_of(g).backend == "nccl" for g in groups)
 
 
 def inside() -> bool:
@@ -100,14 +123,8 @@ def tell(groups, device, numbers=(), error: BaseException | None = None) -> list
     _state.met = True
     found, raised = [], None
     for group in groups:
-        away = device if dist.get_backend(group) == "nccl" else torch.device("cpu")
         said = [int(error is not None), *numbers]
-        mine = torch.tensor(
-            said + [0] * (1 + _MOST_SAID - len(said)), dtype=torch.int64, device=away
-        )
-        parts = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
-        _missing.exchange(group, lambda p=parts, m=mine, g=group: dist.all_gather(p, m, group=g))
-        rows = [part.tolist() for part in parts]
+        rows = _gathered(group, device, said + [0] * (1 + _MOST_SAID - len(said)))
         found.append([row[1:] for row in rows])
         if not any(row[0] for row in rows):
             continue
@@ -122,6 +139,30 @@ def tell(groups, device, numbers=(), error: BaseException | None = None) -> list
     if error is None and waits_for_no_host(groups, device):
         _once[tuple(map(id, groups))] = list(groups)
     return found
+
+
+def _gathered(group, device, said: list[int]) -> list[list[int]]:
+    """What each rank says. On a device beside what is queued there: the host waits for the exchanges
+    that were before, not for the kernels behind them."""
+    facts = _facts_of(group)
+    nccl = facts.backend == "nccl"
+    with torch.cuda.stream(_stream_of_words(device)) if nccl else nullcontext():
+        away = device if nccl else torch.device("cpu")
+        mine = torch.tensor(said, dtype=torch.int64, device=away)
+        if nccl:
+            out = mine.new_empty((facts.size, len(said)))
+            facts.exchanges.all_gather(out.view(-1), mine)
+            return out.tolist()
+        parts = [torch.empty_like(mine) for _ in range(facts.size)]
+        _missing.exchange(group, lambda: dist.all_gather(parts, mine, group=group))
+        return [part.tolist() for part in parts]
+
+
+_words: dict[torch.device, torch.cuda.Stream] = {}
+
+
+def _stream_of_words(device: torch.device):
+    return _words.get(device) or _keep(_words, device, torch.cuda.Stream(device, priority=-1))
 
 
 def _said(error) -> tuple[int, str]:
@@ -207,6 +248,14 @@ class Meeting(Telling):
             self._heard = _Heard(self.groups, said)
         return said
 
+    def kept(self, make):
+        """make(), once for all calls of a kind that is known."""
+        if not self.known:
+            return make()
+        if self._heard.struct is None:
+            self._heard.struct = make()
+        return self._heard.struct
+
     def word(self, e: _abi.Exchange, size: int, do) -> None:
         """One exchange of host memory in a call on a device: what is known already is not asked."""
         if self._heard is None:
@@ -224,6 +273,15 @@ class Meeting(Telling):
             raise _abi.Error(
                 "ranks: a word that this rank did not say when they met for such calls"
             )
+
+
+_views: dict[tuple, torch.Tensor] = {}  # of device memory, which they do not hold
+
+
+def _device_view(pointer: int, nbytes: int, dtype, device) -> torch.Tensor:
+    interface = {"shape": (nbytes,), "typestr": "|u1", "data": (pointer, False), "version": 3}
+    holder = type("Memory", (), {"__cuda_array_interface__": interface})()
+    return torch.as_tensor(holder, device=device).view(dtype)
 
 
 class Groups:
@@ -246,17 +304,19 @@ class Groups:
     def share(self, said: dict, number: int, which: int) -> tuple[int, int]:
         """(what the ranks of a group before this one hold, what all hold)."""
         held = [row[which] for row in said[number]]
-        return sum(held[: dist.get_rank(self.groups[number])]), sum(held)
+        return sum(held[: _facts_of(self.groups[number]).rank]), sum(held)
 
     def _communicator(self, group):
         if group is None:
             return None
-        side = _abi.Communicator()
+        facts, side = _facts_of(group), _abi.Communicator()
         side.struct_bytes = c.sizeof(side)
-        side.engine = f"torch.distributed {dist.get_backend(group)}".encode()
-        side.rank, side.size = dist.get_rank(group), dist.get_world_size(group)
+        side.engine = facts.engine
+        side.rank, side.size = facts.rank, facts.size
         side.device = _abi.CUDA if self.device.type == "cuda" else _abi.CPU
-        side.multiprocessors_beside = multiprocessors_of(group, self.device)
+        if self.device not in facts.multiprocessors:
+            facts.multiprocessors[self.device] = multiprocessors_of(group, self.device)
+        side.multiprocessors_beside = facts.multiprocessors[self.device]
         return side
 
     def through_phases(self, begin) -> Receipt:
@@ -276,10 +336,10 @@ class Groups:
         return Receipt(result.value)
 
     def _view(self, pointer: int, nbytes: int, on_device: bool, dtype) -> torch.Tensor:
-        if on_device:
-            interface = {"shape": (nbytes,), "typestr": "|u1", "data": (pointer, False)}
-            holder = type("Memory", (), {"__cuda_array_interface__": {**interface, "version": 3}})()
-            return torch.as_tensor(holder, device=self.device).view(dtype)
+        if on_device:  # a step's workspace mostly lies where that of the step before lay
+            key = pointer, nbytes, dtype, self.device
+            found = _views.get(key)
+            return _keep(_views, key, _device_view(*key)) if found is None else found
         memory = (c.c_char * nbytes).from_address(pointer)
         return torch.frombuffer(memory, dtype=torch.uint8).view(dtype)
 
@@ -289,12 +349,13 @@ class Groups:
                 work.wait()
             return
         if e.device != _abi.CUDA and self.device.type == "cuda" and self.meeting is not None:
-            return self.meeting.word(e, dist.get_world_size(self.groups[e.group]), self._exchange)
+            return self.meeting.word(e, _facts_of(self.groups[e.group]).size, self._exchange)
         self._exchange(e)
 
     def _exchange(self, e: _abi.Exchange) -> None:
         group, device = self.groups[e.group], e.device == _abi.CUDA
-        size, rank = dist.get_world_size(group), dist.get_rank(group)
+        facts = _facts_of(group)
+        size, rank, backend = facts.size, facts.rank, facts.backend
         begins = e.kind > _abi.EXCHANGE_REDUCE_SCATTER_SUM
         kind = e.kind - _abi.EXCHANGE_TO_BEGUN if begins else e.kind
         gather = kind == _abi.EXCHANGE_ALL_GATHER
@@ -302,15 +363,13 @@ class Groups:
         blocks = size if kind == _abi.EXCHANGE_REDUCE_SCATTER_SUM else 1
         mine = self._view(e.send, e.bytes * blocks, device, dtype)
         out = self._view(e.recv, e.bytes * (size if gather else 1), device, dtype)
-        backend = dist.get_backend(group)
         if backend == "nccl" and device:  # where it lies, in stream order
-            how = {"group": group, "async_op": begins}
             if gather:
-                work = dist.all_gather_into_tensor(out, mine, **how)
+                work = facts.exchanges.all_gather(out, mine, begins)
             elif blocks == 1:
-                work = dist.all_reduce(out, **how)
+                work = facts.exchanges.all_reduce(out, begins)
             else:
-                work = dist.reduce_scatter_tensor(out, mine, **how)
+                work = facts.exchanges.reduce_scatter(out, mine, begins)
             if begins:
                 self.begun.setdefault(e.group, []).append(work)
             return

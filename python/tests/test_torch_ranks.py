@@ -6,7 +6,7 @@ import talea
 import torch
 import torch.distributed as dist
 from conftest import DEVICES, close, eager
-from talea import _ranks
+from talea import _fast, _ranks
 
 
 class Tiny(torch.nn.Module):
@@ -169,9 +169,30 @@ def _one_way(rank, device="cpu"):
         _agree("one way: dW", shard.grad.float(), full.grad.float()[begin:end], 1e-2)
 
 
+def _exchanges_of_a_group(rank, device="cpu"):
+    """Its own methods and torch.distributed's functions: the same of both, begun or waited for."""
+    group = dist.group.WORLD
+    assert type(_fast.exchanges_of(group)) is _fast._Exchanges
+    for ways in (_fast._Exchanges(group), _fast._PublicExchanges(group)):
+        for begins in (False, True):
+            mine = torch.arange(6.0, device=device) + 10 * rank
+            gathered, summed, part = mine.new_zeros(12), mine.clone(), mine.new_zeros(3)
+            works = (
+                ways.all_gather(gathered, mine, begins),
+                ways.all_reduce(summed, begins),
+                ways.reduce_scatter(part, mine, begins),
+            )
+            for work in works if begins else ():
+                work.wait()
+            both = torch.arange(6.0, device=device)
+            assert torch.equal(gathered, torch.cat([both, both + 10]))
+            assert torch.equal(summed, 2 * both + 10)
+            assert torch.equal(part, (2 * both + 10)[3 * rank : 3 * rank + 3])
+
+
 TWO_RANKS = (
     _data_parallel, _vocabulary_parallel, _global_denominator, _ranks_disagree, _one_way,
-    _soft_targets_of_all_tokens,
+    _soft_targets_of_all_tokens, _exchanges_of_a_group,
 )  # fmt: skip
 
 
@@ -223,7 +244,9 @@ def _begun_sums(rank, device):
 
 
 def _nccl_world(rank):
-    for test in (_shards, _global_denominator, _ranks_disagree, _begun_sums, _one_way):
+    for test in (
+        _shards, _global_denominator, _ranks_disagree, _begun_sums, _one_way, _exchanges_of_a_group,
+    ):  # fmt: skip
         test(rank, f"cuda:{rank}")
     torch.cuda.synchronize()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes as c
+from functools import partial
 
 import torch
 from torch.distributed.distributed_c10d import _resolve_process_group
@@ -32,40 +33,34 @@ class ScanGroups(Groups):
 
     def __init__(self, settings: Settings, meeting: ScanMeeting, heads: int, tokens: int) -> None:
         super().__init__({}, meeting.device)
-        self.struct = _c.Ranks()
-        self.struct.struct_bytes = c.sizeof(self.struct)
-        for number, name, member in (
-            (_c.GROUP_HEADS, settings.heads_group, "heads"),
-            (_c.GROUP_SEQUENCE, settings.sequence_group, "sequence"),
-        ):
+        for number, name in (
+            (_c.GROUP_HEADS, settings.heads_group), (_c.GROUP_SEQUENCE, settings.sequence_group),
+        ):  # fmt: skip
             if name:
                 self.groups[number] = _resolve_process_group(name)
-                side = self._communicator(self.groups[number])
-                setattr(self.struct, member, c.pointer(side))
-        self.struct.shared_angles = settings.shared_angles
+        self.struct = _c.Ranks()
         said = self.meet(meeting, [heads, tokens])  # pieces of any size, not all alike
+        self.struct = meeting.kept(lambda: self._described(settings, said))
+
+    def _described(self, settings: Settings, said: dict) -> _c.Ranks:
+        made = _c.Ranks()
+        made.struct_bytes = c.sizeof(made)
+        made.skip_handshake = self.struct.skip_handshake
+        for number, member in ((_c.GROUP_HEADS, "heads"), (_c.GROUP_SEQUENCE, "sequence")):
+            if number in self.groups:
+                setattr(made, member, c.pointer(self._communicator(self.groups[number])))
+        made.shared_angles = settings.shared_angles
         if settings.heads_group:
             begin, total = self.share(said, _c.GROUP_HEADS, 0)
-            self.struct.head_begin = begin
+            made.head_begin = begin
             if settings.total_groups:
-                self.struct.total_heads = total
-                self.struct.total_groups = settings.total_groups
+                made.total_heads = total
+                made.total_groups = settings.total_groups
         if settings.sequence_group:
-            self.struct.token_begin = self.share(said, _c.GROUP_SEQUENCE, 1)[0]
+            made.token_begin = self.share(said, _c.GROUP_SEQUENCE, 1)[0]
+        return made
 
     def run_call(self, call: Call, receipt: bool) -> Receipt | None:
-        phases, exchange, result = c.c_void_p(), _abi.Exchange(), c.c_void_p()
-        exchange.struct_bytes = c.sizeof(exchange)
-        lib = _abi.lib
-        _abi.check(lib.talea_mamba3_phases_begin(call.ref, call.which, c.byref(phases)))
-        try:
-            while True:
-                _abi.check(lib.talea_phases_next(phases, c.byref(exchange)))
-                if exchange.kind == _abi.EXCHANGE_NONE:
-                    break
-                self._do(exchange)
-            _abi.check(lib.talea_phases_finish(phases, c.byref(result)))
-        finally:
-            lib.talea_phases_free(phases)
-        kept = Receipt(result.value)
+        begin = partial(_abi.lib.talea_mamba3_phases_begin, call.ref, call.which)
+        kept = self.through_phases(begin)
         return kept if receipt else None

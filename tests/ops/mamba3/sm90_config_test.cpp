@@ -407,6 +407,20 @@ TEST(ScanSm90Config, StretchesOfFewHeadsGoSideBySide) {
   const auto asked = [](Problem& p) { p.options.schedule = Schedule::parallel; };
   EXPECT_EQ(made(2, 4096, 112, 4, asked).stretch, 16);
   EXPECT_EQ(made(2, 4096, 112, 4, asked).abreast, 1);
+  // Nothing but states: however many heads, and however short.
+  const auto alone = [](Problem& p) { p.out.out = {}; };
+  EXPECT_EQ(made(2, 4096, 112, 4, alone).stretch, 16);
+  EXPECT_EQ(made(2, 4096, 112, 4, alone).abreast, 1);
+  EXPECT_EQ(made(8, 40, 128, 2, alone).stretch, 16);
+  EXPECT_EQ(made(2, 4096, 112, 1, alone).stretch, 0);
+  EXPECT_EQ(made(2, 4096, 112, 8, alone).stretch, 0);
+  EXPECT_EQ(made(2, 4096, 112, 4,
+                 [](Problem& p) {
+                   p.out.out = {};
+                   p.options.schedule = Schedule::sequential;
+                 })
+                .stretch,
+            0);
   const auto little = [](Problem& p) { p.options.workspace_limit_bytes = int64_t{40} << 20; };
   EXPECT_EQ(made(1, 16384, 64, 4, little).stretch, 16);
   EXPECT_EQ(made(1, 16384, 64, 4, little).abreast, 2);

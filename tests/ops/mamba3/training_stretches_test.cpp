@@ -3,7 +3,7 @@
 // Never: takes a call for one of stretches that does not say so.
 #include <cmath>
 
-#include "ops/mamba3/run.hpp"
+#include "ops/mamba3/cuts.hpp"
 
 namespace talea::yardsticks::mamba3 {
 namespace {
@@ -111,6 +111,41 @@ TEST_P(ScanStretches, ChunksGoInTurnWhereAskedOrSaved) {
   EXPECT_EQ(run(lane(), many, how).forward.schedule, Schedule::sequential);
   many.options.schedule = Schedule::parallel;
   EXPECT_EQ(run(lane(), many, how).forward.schedule, Schedule::parallel);
+}
+
+// Without an output the states behind a run are what its stretches add, however many heads there
+// are, and of a sequence shorter than one.
+TEST_P(ScanStretches, StatesAlone) {
+  how.only = {"final_angle", "final_ssm", "final_k", "final_v"};
+  for (const int64_t R : {1, 2, 4}) {
+    Case c = case_of(2, R, 32);
+    EXPECT_EQ(judged(c), "") << "R = " << R;
+    const Outcome first = run(lane(), c, how);
+    Case less = c;
+    less.options.workspace_limit_bytes = first.forward.workspace_bytes - 1;
+    EXPECT_EQ(same_bits(first.out, run(lane(), less, how).out), "") << "R = " << R;
+    c.options.schedule = Schedule::sequential;
+    EXPECT_EQ(verify(lane(), c, how), "") << "in turn, R = " << R;
+    leave_states_out(c);
+    c.options.schedule = Schedule::automatic;
+    EXPECT_EQ(judged(c), "") << "from zeros, R = " << R;
+  }
+  for (const int64_t S : {1, 33, 100}) {
+    Sizes s{2, S, 2, 1, 128, 64, 4, 32};
+    s.rank_axis = true;
+    const Case few = full_case(s, DType::bf16, static_cast<uint64_t>(S));
+    EXPECT_EQ(judged(few), "") << "S = " << S;
+  }
+  const Case many = case_of(67, 4, 32);
+  const Outcome all = run(lane(), many, how);
+  EXPECT_EQ(all.forward.schedule, Schedule::parallel);
+  Case last = many;
+  last.size.B = 1, last.rows = {};
+  for (auto& [name, x] : last.in)
+    if (name.starts_with("initial_") || token_axis(name) > 0) x = part(x, 0, 66, 67);
+  const Outcome one = run(lane(), last, how);
+  for (const auto& [name, x] : all.out)
+    EXPECT_EQ(one.out.at(name).values(), part(x, 0, 66, 67).values()) << name;
 }
 
 TALEA_SCAN_LANES(ScanStretches, lanes_of_sizes());

@@ -210,6 +210,13 @@ void fit(const Problem& p, int64_t limit, cuda::Plan& plan) {
   fit_slices(p, limit, plan);
 }
 
+// Forward asked for nothing but states: what its stretches add is all that is formed. One row a
+// token has its rows turned as it is read, and forward leaves out what is not asked for.
+bool wants_states_alone(const Problem& p) {
+  return !p.backward() && !p.out.out && p.rank > 1 && p.tokens > 0 &&
+         p.options.schedule != Schedule::sequential;
+}
+
 // Chunks of a stretch, where those of a sequence go side by side: 0 where they do not. Of all
 // heads, sequences and the length alone, so that no limit changes a bit; and not of a pass that
 // saves, whose states are to be those that backward forms without them.
@@ -220,7 +227,8 @@ int64_t stretch_of(const Problem& p, const cuda::Plan& plan) {
                      (p.options.schedule == Schedule::automatic && few);
   const int64_t chunks = p.rank > 1 ? 16 : 8;
   const bool whole = plan.columns == 0 && p.rank <= 4;
-  return asked && whole && !p.packed && !p.out.saved && plan.chunks >= 4 * chunks ? chunks : 0;
+  if (!whole || p.packed || p.out.saved) return 0;
+  return (asked && plan.chunks >= 4 * chunks) || wants_states_alone(p) ? chunks : 0;
 }
 
 // Forward forms the tokens of some chunks ahead of each launch, those of the next launch beside it:

@@ -25,25 +25,30 @@ void launch_forward(const Args& args, const Cut& cut, const Wave& wave, const Un
   const int64_t chunks = (args.size.tokens + args.size.chunk - 1) / args.size.chunk;
   launch_turns(args, cut, wave, b, chunks, stream);
   launch_start(args, cut, wave, b, stream);
-  const bool abreast = b.stretch > 0;
+  const bool abreast = b.stretch > 0, states_alone = abreast && !args.out.data;
   if (abreast) launch_parameters(args, cut, b, stream);
   UnitBuffers behind = b, now = b;
   const int64_t blocks = abreast ? units * b.abreast : units;
-  const bool beside = b.token_turns_beside != nullptr;
   for (int64_t first = 0; first < chunks; first += ahead) {
-    if (first == 0 || !beside) launch_tokens(args, cut, wave, now, {first, ahead, chunks}, stream);
-    if (abreast) launch_stretches(args, wave, now, first, ahead, stream);
-    launch_chunks(args, cut, wave, now, blocks, first, ahead, stream);
-    if (abreast) behind.upstream = b.upstream + forward::home_behind(first / ahead) * units * size;
-    if (!beside || first + ahead >= chunks) continue;
-    // The tokens of the next run, where the one before this had its own.
-    if (!mutant(ScanMutant::m3_place_not_exchanged)) {
-      std::swap(now.token_turns, now.token_turns_beside);
-      std::swap(now.token_steps, now.token_steps_beside);
+    const UnitBuffers own = now;
+    if (first == 0 || !b.token_turns_beside)
+      launch_tokens(args, cut, wave, own, {first, ahead, chunks}, stream);
+    if (abreast) launch_stretches(args, wave, own, first, ahead, states_alone, stream);
+    if (!states_alone) launch_chunks(args, cut, wave, own, blocks, first, ahead, stream);
+    if (b.token_turns_beside && first + ahead < chunks) {
+      // The tokens of the next run, where the one before this had its own.
+      if (!mutant(ScanMutant::m3_place_not_exchanged)) {
+        std::swap(now.token_turns, now.token_turns_beside);
+        std::swap(now.token_steps, now.token_steps_beside);
+      }
+      TokenRun next{first + ahead, ahead, chunks};
+      next.beside = true, next.crowds = blocks <= processors;
+      launch_tokens(args, cut, wave, now, next, stream);
     }
-    TokenRun next{first + ahead, ahead, chunks};
-    next.beside = true, next.crowds = blocks <= processors;
-    launch_tokens(args, cut, wave, now, next, stream);
+    if (states_alone)
+      launch_join(args, wave, own, first, ahead, stream);
+    else if (abreast)
+      behind.upstream = b.upstream + forward::home_behind(first / ahead) * units * size;
   }
   launch_end(args, cut, wave, behind, chunks, stream);
 }

@@ -22,13 +22,6 @@ __device__ __forceinline__ void put_decays(int stretch, SharedAbreast<R>& sh) {
   sh.decays[own] = decay;
 }
 
-// A number of the state behind a stretch. Nothing stays nothing however states grow, and nothing is
-// left of it behind a reset.
-__device__ __forceinline__ float joined(float before, float decay, float own) {
-  if (mutant(Mutant::m3_merge_out_of_order)) return before + decay * own;
-  return (before == 0 || decay == 0 ? 0 : __fmul_rn(before, decay)) + own;
-}
-
 // The state before the block's stretch, from that before the run; and that behind the run.
 template <int R>
 __device__ __forceinline__ void join_stretches(const SharedAbreast<R>& sh, float (&h)[64]) {

@@ -46,6 +46,13 @@ struct Shared {
   const char* steps_from = nullptr;
   TokenHomes homes;
 };
+// A number of the state behind a stretch. Nothing stays nothing however states grow, and nothing is
+// left of it behind a reset.
+__device__ __forceinline__ float joined(float before, float decay, float own) {
+  if (mutant(Mutant::m3_merge_out_of_order)) return before + decay * own;
+  return (before == 0 || decay == 0 ? 0 : __fmul_rn(before, decay)) + own;
+}
+
 // Of stretches side by side: what those of the run add, how many are before the block's, by what
 // the state before each is weighed behind it, and where the last leaves the one behind the run.
 template <int R>

@@ -19,9 +19,13 @@ using cuda::Wave;
 // A run of `ahead` chunks after another, whose tokens are formed ahead of it.
 void launch_forward(const Args& args, const Cut& cut, const Wave& wave, const UnitBuffers& b,
                     int64_t ahead, cudaStream_t stream);
-// Of a run of chunks from `first` on, what each stretch of it adds to the state before it.
+// Of a run of chunks from `first` on, what each stretch of it adds to the state before it. last:
+// the last of a sequence, too.
 void launch_stretches(const Args& args, const Wave& wave, const UnitBuffers& b, int64_t first,
-                      int64_t ahead, cudaStream_t stream);
+                      int64_t ahead, bool last, cudaStream_t stream);
+// The states behind the run, of what all its stretches add.
+void launch_join(const Args& args, const Wave& wave, const UnitBuffers& b, int64_t first,
+                 int64_t ahead, cudaStream_t stream);
 // The rounds of a pack, one after another.
 void launch_forward_pack(const Args& args, const Cut& cut, const UnitBuffers& b,
                          cudaStream_t stream);

@@ -91,6 +91,9 @@ class Chain {
   TALEA_PIECE Chain(const Pieces& of, int64_t sequence, int64_t head)
       : x(of), n(sequence), h(head) {}
 
+  // Where E behind a piece has been put down, for sums over it; of no other rank then.
+  PieceView known{};
+
   TALEA_PIECE bool has_tokens(int64_t r) const { return x.lengths[r * x.words + n] > 0; }
   // The nearest piece with tokens before rank r's, or -1; behind it, or `world`.
   TALEA_PIECE int64_t nearest_before(int64_t r) const {
@@ -139,6 +142,7 @@ class Chain {
   }
   // E behind rank r's piece; r = -1: before all, h with the token held over.
   TALEA_PIECE double gradient(int64_t r, int64_t p, int64_t i) const {
+    if (known.data) return element(known, at(known, n, h, p, i));
     double e = element_or(0, x.d_final.ssm, at(x.d_final.ssm, n, h, p, i));
     for (int64_t other = x.world; --other > r;) {
       if (!has_tokens(other)) continue;

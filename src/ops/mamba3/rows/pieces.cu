@@ -153,15 +153,34 @@ __global__ void before_kernel(const uint64_t* turns, int64_t words, int64_t coun
   }
 }
 
+// f(p, i) of every element of a state to `to`, by a block: some at a time, for a load does not go
+// ahead of a store.
+template <class F>
+__device__ __forceinline__ void put_elements(const Pieces& x, const PieceView& to, int64_t n,
+                                             int64_t h, F f) {
+  constexpr int at_once = 8;
+  const int64_t count = to.data ? x.values * x.columns : 0;
+  for (int64_t first = threadIdx.x; first < count; first += at_once * threads) {
+    double found[at_once];
+#pragma unroll
+    for (int j = 0; j < at_once; ++j) {
+      const int64_t item = first + j * threads;
+      if (item < count) found[j] = f(item / x.columns, item % x.columns);
+    }
+#pragma unroll
+    for (int j = 0; j < at_once; ++j) {
+      const int64_t item = first + j * threads;
+      if (item < count) put_element(to, at(to, n, h, item / x.columns, item % x.columns), found[j]);
+    }
+  }
+}
+
 // A block a head.
 __device__ __forceinline__ void put_states(const Pieces& x, int64_t n, int64_t h, int64_t r,
                                            const PieceStates& to) {
   const Chain chain(x, n, h);
   const int64_t last = chain.nearest_before(r);
-  for (int64_t item = threadIdx.x; to.ssm.data && item < x.values * x.columns; item += threads) {
-    const int64_t p = item / x.columns, i = item % x.columns;
-    put_element(to.ssm, at(to.ssm, n, h, p, i), chain.before(r, p, i));
-  }
+  put_elements(x, to.ssm, n, h, [&](int64_t p, int64_t i) { return chain.before(r, p, i); });
   for (int64_t p = threadIdx.x; to.v.data && p < x.values; p += threads)
     put_element(to.v, at(to.v, n, h, p), chain.value(last, p));
   for (int64_t item = threadIdx.x; to.k.data && item < x.rows * x.columns; item += threads) {
@@ -200,38 +219,66 @@ struct OfWarp {
   }
 };
 
+// Sums of a block of 32 columns, a lane each: a warp has every eighth term. All threads call it.
+struct OfColumns {
+  double (&parts)[warps][32];
+
+  template <class F>
+  __device__ __forceinline__ double operator()(int64_t count, F f) const {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    double sum = 0;
+#pragma unroll 4
+    for (int64_t i = warp; i < count; i += warps) sum += f(i);
+    __syncthreads();  // the sums before have been read
+    parts[warp][lane] = sum;
+    __syncthreads();
+    sum = 0;
+    for (const auto& part : parts) sum += part[lane];
+    return sum;
+  }
+};
+
+// Neighbouring lanes have neighbouring columns, of a state as of what is summed over its rows.
 __device__ __forceinline__ void put_gradients(const Pieces& x, int64_t n, int64_t h, int64_t r,
-                                              const PieceStates& to) {
-  const Chain chain(x, n, h);
-  const OfWarp sum;
-  const int warp = threadIdx.x / 32;
-  const bool leads = threadIdx.x % 32 == 0;
-  for (int64_t item = threadIdx.x; to.ssm.data && item < x.values * x.columns; item += threads) {
-    const int64_t p = item / x.columns, i = item % x.columns;
-    put_element(to.ssm, at(to.ssm, n, h, p, i), chain.gradient(r, p, i));
+                                              const PieceStates& to, double (&parts)[warps][32]) {
+  Chain chain(x, n, h);
+  const OfWarp over_columns;
+  const OfColumns over_values{parts};
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  put_elements(x, to.ssm, n, h, [&](int64_t p, int64_t i) { return chain.gradient(r, p, i); });
+  if (to.ssm.data && to.ssm.dtype == DType::f32) {
+    __syncthreads();
+    chain.known = to.ssm;
   }
   for (int64_t p = warp; to.v.data && p < x.values; p += warps) {
-    const double d = chain.value_gradient(r, p, sum);
-    if (leads) put_element(to.v, at(to.v, n, h, p), d);
+    const double d = chain.value_gradient(r, p, over_columns);
+    if (lane == 0) put_element(to.v, at(to.v, n, h, p), d);
   }
-  for (int64_t item = warp; to.k.data && item < x.rows * x.columns; item += warps) {
-    const int64_t q = item / x.columns, i = item % x.columns;
-    const double d = chain.key_gradient(r, q, i, sum);
-    if (leads) put_element(to.k, at(to.k, n, q, h, i), d);
-  }
-  for (int64_t i = warp; to.angle.data && i < x.pairs; i += warps) {
-    const double d = chain.angle_gradient(r, i, sum);
-    if (leads) put_element(to.angle, at(to.angle, n, h, i), d);
-  }
+  // What lies behind the last column is summed of the last and goes nowhere.
+  const auto each_column = [&](const PieceView& view, int64_t count, auto sum_of, auto place_of) {
+    for (int64_t first = 0; view.data && first < count; first += 32) {
+      const int64_t i = first + lane;
+      const double d = sum_of(i < count ? i : count - 1);
+      if (warp == 0 && i < count) put_element(view, place_of(i), d);
+    }
+  };
+  for (int64_t q = 0; q < x.rows; ++q)
+    each_column(
+        to.k, x.columns, [&](int64_t i) { return chain.key_gradient(r, q, i, over_values); },
+        [&](int64_t i) { return at(to.k, n, q, h, i); });
+  each_column(
+      to.angle, x.pairs, [&](int64_t i) { return chain.angle_gradient(r, i, over_values); },
+      [&](int64_t i) { return at(to.angle, n, h, i); });
 }
 
 __global__ void __launch_bounds__(threads)
     gradients_kernel(const __grid_constant__ Pieces x, int rank,
                      const __grid_constant__ PieceStates last,
                      const __grid_constant__ PieceStates initial) {
+  __shared__ double parts[warps][32];
   const int64_t n = blockIdx.x / x.heads, h = blockIdx.x % x.heads;
-  put_gradients(x, n, h, rank, last);
-  put_gradients(x, n, h, -1, initial);
+  put_gradients(x, n, h, rank, last, parts);
+  put_gradients(x, n, h, -1, initial, parts);
 }
 
 }  // namespace

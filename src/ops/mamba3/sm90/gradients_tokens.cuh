@@ -45,7 +45,8 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::angles_back(int he
   const int lane = thread & 31;
   const int left = whole ? each : (handed || a.angles.data) && i < A ? n - first : 0;
   const auto live = [&](int j) { return whole || j < left; };
-  float own[each], sum = 0;
+  float own[each], sum = 0, behind = 0;
+  if constexpr (handed) behind = turn_behind(a, b, sh.unit, head, i);
   const int first_at = Shared::turn_at(first, i);
 #pragma unroll
   for (int j = 0; j < each; ++j) {
@@ -57,7 +58,7 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::angles_back(int he
   hopper::named_barrier_sync(rows_own, 128);
   const float* const torque = sh.torque[third(head)][0] + i;
   float turn = -(((torque[0] + torque[pairs]) + torque[2 * pairs]) + torque[3 * pairs]);
-  if constexpr (handed) turn += turn_behind(a, b, sh.unit, head, i);
+  if constexpr (handed) turn += behind;
 #pragma unroll
   for (int later = groups - 1; later > 0; --later)
     if (later > group) turn += sh.ends[later * pairs + i];

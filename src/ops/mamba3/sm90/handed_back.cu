@@ -58,9 +58,9 @@ __device__ __forceinline__ bool find(const Args& a, const UnitBuffers& b, const 
 
 // E behind the last token.
 __device__ __forceinline__ void put_upstream(const Args& a, const Unit& u, float* to) {
-  for (int i = static_cast<int>(threadIdx.x); i < size; i += threads)
-    to[i] =
-        cuda::load_or(0, a.last.ssm, cuda::at(a.last.ssm, u.row, u.head, i / columns, i % columns));
+  put_state(to, [&](int p, int n) {
+    return cuda::load_or(0, a.last.ssm, cuda::at(a.last.ssm, u.row, u.head, p, n));
+  });
 }
 
 // Where the chains of a wave begin.

@@ -12,6 +12,23 @@ namespace talea::mamba3::sm90 {
 inline constexpr int handed_threads = 256;
 using cuda::StateViews;
 
+// f(p, n) of every element of a state, by a block: some at a time, for a load does not go ahead of
+// a store.
+template <class F>
+__device__ __forceinline__ void put_state(float* to, F f) {
+  constexpr int at_once = 8, rows_apart = handed_threads / columns;
+  const int n = static_cast<int>(threadIdx.x) % columns;
+#pragma unroll 1
+  for (int first = static_cast<int>(threadIdx.x) / columns; first < values;
+       first += at_once * rows_apart) {
+    float found[at_once];
+#pragma unroll
+    for (int j = 0; j < at_once; ++j) found[j] = f(first + j * rows_apart, n);
+#pragma unroll
+    for (int j = 0; j < at_once; ++j) to[(first + j * rows_apart) * columns + n] = found[j];
+  }
+}
+
 // An element of h before the first token, with the token held over; p and n of the unit.
 class FirstState {
  public:
@@ -37,10 +54,7 @@ class FirstState {
   }
   // All of it, by a block.
   __device__ __forceinline__ void put(float* to) const {
-    const int n = static_cast<int>(threadIdx.x) % columns;
-#pragma unroll 1
-    for (int p = static_cast<int>(threadIdx.x) / columns; p < values; p += handed_threads / columns)
-      to[p * columns + n] = at(p, n);
+    put_state(to, [&](int p, int n) { return at(p, n); });
   }
 
  private:

@@ -154,8 +154,9 @@ talea_status run_pass(const talea_mamba3_args* args, m3::Pass pass, talea_result
   return guarded([&] {
     const Arguments a = read(args, pass, Purpose::call);
     m3::Result done = run(a, pass, a.ranks);
-    log_lanes(name, done.lane, done.declined,
-              fmt::format("{}, {} workspace bytes", word(pass), done.workspace_bytes));
+    if (anybody_reads_the_log())
+      log_lanes(name, done.lane, done.declined,
+                fmt::format("{}, {} workspace bytes", word(pass), done.workspace_bytes));
     if (result) *result = result_of(std::move(done));
   });
 }

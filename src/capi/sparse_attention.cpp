@@ -68,9 +68,13 @@ sa::Result run(const Call<IndexLossArguments>& c, const sa::Ranks& ranks) {
   return sa::index_loss(c.a.inputs, c.a.outputs, c.a.options, c.a.workspace, ranks, c.a.stream);
 }
 
-talea_result* result_of(sa::Result done) {
+void log(const sa::Result& done) {
+  if (!anybody_reads_the_log()) return;
   log_lanes(fmt::format("{} {}", name, sa::name_of(done.pass)).c_str(), done.lane, done.declined,
             fmt::format("{} workspace bytes", done.workspace_bytes));
+}
+
+talea_result* result_of(sa::Result done) {
   std::string json = sa::result_text(done);
   return make_result<AttentionFacts>(name, std::move(json),
                                      std::make_shared<const AttentionFacts>(std::move(done)));
@@ -103,6 +107,7 @@ talea_status called(const Args* args, int32_t pass, talea_result** result) {
   return guarded([&] {
     const auto c = call_of(args, Purpose::call, pass);
     sa::Result done = run(c, c.a.ranks);
+    log(done);
     if (result) *result = result_of(std::move(done));
   });
 }
@@ -122,7 +127,9 @@ talea_status begun(const Args* args, int32_t pass, talea_phases** phases) {
                              if (ranks.heads) ranks.heads = groups[0];
                              if (ranks.sequence) ranks.sequence = groups[1];
                              if (ranks.batch) ranks.batch = groups[2];
-                             return result_of(run(*c, ranks));
+                             sa::Result done = run(*c, ranks);
+                             log(done);
+                             return result_of(std::move(done));
                            });
   });
 }

@@ -101,8 +101,10 @@ void check_output_strides(const char* name, const Tensor& t) {
 
 }  // namespace
 
-std::string shape_of(const Tensor& t) {
-  std::string s = "[";
+std::string text_of(const ShapeText& shape) {
+  const Tensor& t = shape.tensor;
+  if (!shape.lead.empty() && !t) return {};
+  std::string s = std::string(shape.lead) + "[";
   for (int i = 0; i < t.rank; ++i) s += fmt::format("{}{}", i ? ", " : "", t.shape[i]);
   return s + "]";
 }

@@ -4,9 +4,12 @@
 // Never: dereferences a tensor, or knows which tensors an operator has.
 #pragma once
 
+#include <fmt/format.h>
+
 #include <initializer_list>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "core/fields.hpp"
@@ -36,7 +39,23 @@ void check_shape(const char* name, const Tensor& t, std::initializer_list<int64_
 // One of these dtypes.
 void check_dtype(const char* name, const Tensor& t, std::initializer_list<DType> allowed);
 
+// A shape as text, written where an error's text is: a check that holds writes nothing.
+struct ShapeText {
+  const Tensor& tensor;
+  std::string_view lead;  // in front of a tensor that is there; of one that is not: no text at all
+};
+std::string text_of(const ShapeText& shape);
+
 // "[2, 3]".
-std::string shape_of(const Tensor& t);
+inline ShapeText shape_of(const Tensor& t) { return {t, {}}; }
+// ", not [2, 3]", or nothing where there is no tensor.
+inline ShapeText but_given(const Tensor& t) { return {t, ", not "}; }
 
 }  // namespace talea
+
+template <>
+struct fmt::formatter<talea::ShapeText> : fmt::formatter<std::string_view> {
+  auto format(const talea::ShapeText& shape, fmt::format_context& to) const {
+    return fmt::formatter<std::string_view>::format(talea::text_of(shape), to);
+  }
+};

@@ -72,6 +72,25 @@ TEST(SparseAttentionC, ForwardAndFacts) {
   EXPECT_TRUE(std::isinf(p.lse[4]) && p.lse[4] > 0);
 }
 
+TEST(SparseAttentionC, LogSpeaksOfACallWithoutAResult) {
+  Problem p;
+  std::vector<std::string> lines;
+  talea_set_log_callback(
+      [](int32_t, const char* text, void* user) {
+        static_cast<std::vector<std::string>*>(user)->emplace_back(text);
+      },
+      &lines);
+  EXPECT_EQ(p.forward(), TALEA_OK);
+  const size_t without = lines.size();
+  talea_result* result = nullptr;
+  EXPECT_EQ(p.forward(&result), TALEA_OK);
+  talea_set_log_callback(nullptr, nullptr);
+  talea_result_free(result);
+  ASSERT_GE(without, 1u);
+  EXPECT_EQ(lines.size(), 2 * without);
+  EXPECT_NE(lines.back().find("sparse_attention forward: lane "), std::string::npos);
+}
+
 TEST(SparseAttentionC, WrongStructsAreNamed) {
   Problem p;
   p.in.struct_bytes -= 8;

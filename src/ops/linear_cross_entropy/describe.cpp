@@ -178,8 +178,7 @@ Problem describe(const Inputs& in, const Outputs& out, const Options& options, c
   check_views(outputs);
   const auto needs_matrix = [](const char* name, const Tensor& t, const char* shape) {
     if (t && t.rank == 2) return;
-    fail(data_error, "{}: needed, with shape {}{}", name, shape,
-         t ? fmt::format(", not {}", shape_of(t)) : "");
+    fail(data_error, "{}: needed, with shape {}{}", name, shape, but_given(t));
   };
   needs_matrix("hidden", in.hidden, "[tokens, hidden]");
   needs_matrix("weight", in.weight, "[vocab, hidden]");

@@ -40,7 +40,7 @@ void check_options(const Options& o) {
 
 void need(const char* name, const Tensor& t, int low, int high, const char* shape) {
   require(t && t.rank >= low && t.rank <= high, data_error, "{}: needed, with shape {}{}", name,
-          shape, t ? fmt::format(", not {}", shape_of(t)) : "");
+          shape, but_given(t));
 }
 
 void fill_sizes(Problem& p, const Inputs& in) {

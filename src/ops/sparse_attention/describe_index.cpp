@@ -24,8 +24,7 @@ void fit_indexer(CheckedCall& r, const Indexer& t, const Ranks& ranks) {
   Problem& p = r.problem;
   Args& a = r.args;
   require(t.q && (t.q.rank == 3 || t.q.rank == 4), bad,
-          "index_q: needed, with shape [batch, queries, index heads, columns]{}",
-          t.q ? fmt::format(", not {}", shape_of(t.q)) : "");
+          "index_q: needed, with shape [batch, queries, index heads, columns]{}", but_given(t.q));
   const int f = t.q.rank - 3;
   p.batch = f ? t.q.shape[0] : 1;
   p.queries = t.q.shape[f];
@@ -36,8 +35,7 @@ void fit_indexer(CheckedCall& r, const Indexer& t, const Ranks& ranks) {
   p.index_q_dtype = t.q.dtype;
   check_dtype("index_q", t.q, {f32, bf16, f16, f64, f8_e4m3});
   require(t.k && (t.k.rank == 2 || t.k.rank == 3), bad,
-          "index_k: needed, with shape [batch, keys, columns]{}",
-          t.k ? fmt::format(", not {}", shape_of(t.k)) : "");
+          "index_k: needed, with shape [batch, keys, columns]{}", but_given(t.k));
   require(t.k.dtype == t.q.dtype, bad, "index_k: dtype {} where index_q has {}", name_of(t.k.dtype),
           name_of(t.q.dtype));
   p.keys = p.keys_stored = t.k.shape[t.k.rank - 2];

@@ -80,8 +80,7 @@ void index_mask(const Inputs& in, const Tensor& mask, const Options& options, St
   Problem& p = r.problem;
   p.options = options;
   require(mask.present && (mask.rank == 2 || mask.rank == 3), bad,
-          "mask: needed, with shape [batch, queries, keys]{}",
-          mask ? fmt::format(", not {}", shape_of(mask)) : "");
+          "mask: needed, with shape [batch, queries, keys]{}", but_given(mask));
   check_dtype("mask", mask, {DType::f32});
   check_memory({"mask", &mask},
                {{"indices", &in.indices},

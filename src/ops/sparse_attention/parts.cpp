@@ -193,8 +193,7 @@ void check_spaces(const Problem& p, const Inputs& in) {
 void fit_query(CheckedCall& r, const QueryTensors& t, const Ranks& ranks) {
   Problem& p = r.problem;
   require(t.q && (t.q.rank == 3 || t.q.rank == 4), bad,
-          "q: needed, with shape [batch, queries, heads, columns]{}",
-          t.q ? fmt::format(", not {}", shape_of(t.q)) : "");
+          "q: needed, with shape [batch, queries, heads, columns]{}", but_given(t.q));
   const int f = t.q.rank - 3;
   p.batch = f ? t.q.shape[0] : 1;
   p.queries = t.q.shape[f];

@@ -140,6 +140,12 @@ def saved_by_hooks() -> bool:
         return True
 
 
+def unwatched() -> bool:
+    """No mode and no trace of PyTorch looks at operators; where PyTorch does not say: never."""
+    return _modes is not None and not _modes() and not torch.jit.is_tracing()
+
+
+_modes = _private("_len_torch_dispatch_stack")
 _hooks = _private("_autograd._top_saved_tensors_default_hooks")
 # None: not told. Function.apply refuses grad, vmap, vjp and jvp of torch.func by itself.
 transforms_active = _private("_are_functorch_transforms_active")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import wraps
+from functools import lru_cache, wraps
 
 import torch
 
@@ -42,6 +42,21 @@ def tells(*names, always):
         return call
 
     return of
+
+
+def kept_by_values(function):
+    """The same, its results kept by the arguments and their types: 1, 1.0 and True are three."""
+    kept = lru_cache(maxsize=512, typed=True)(function)
+
+    def call(**given):
+        if torch.compiler.is_compiling():
+            return function(**given)
+        try:
+            return kept(**given)
+        except TypeError:  # of what has no hash the function itself says what it is
+            return function(**given)
+
+    return call
 
 
 def settled(tensor):

@@ -12,21 +12,24 @@ from .._call import Receipt
 from . import _c
 from ._settings import Settings, options
 
+# Of their own: checking arguments against their types takes as long as passing them.
 _PASSES = {
-    _c.FORWARD: _abi.lib.talea_mamba3_forward,
-    _c.BACKWARD: _abi.lib.talea_mamba3_backward,
-    _c.STEP: _abi.lib.talea_mamba3_step,
+    which: _abi.lib["talea_mamba3_" + name]
+    for which, name in ((_c.FORWARD, "forward"), (_c.BACKWARD, "backward"), (_c.STEP, "step"))
 }
 
 
 class Call:
-    """A described call. `inputs` and `outputs`: arrays by their flat names; None is left out."""
+    """A described call. `inputs` and `outputs`: arrays by their flat names; None is left out.
+
+    slots: where they lie in the structs, by the same names.
+    """
 
     def __init__(
         self, which: int, settings: Settings, inputs: dict, outputs: dict, fill, *,
         accumulate: bool = False,
     ):  # fmt: skip
-        self.which, self.fill = which, fill
+        self.which, self.function, self.slots, self._fill = which, _PASSES[which], {}, fill
         read, args = _c.Inputs(), _c.Args()
         self.written = written = _c.StepTensors() if which == _c.STEP else _c.Outputs()
         for struct in (read, written, args):
@@ -34,7 +37,7 @@ class Call:
         for struct, arrays in ((read, inputs), (written, outputs)):
             for name, array in arrays.items():
                 if array is not None:
-                    fill(_c.slot(struct, name), array, name)
+                    self._describe(struct, name, array)
         args.abi_version = _abi.ABI_VERSION
         args.inputs, args.options = c.pointer(read), c.pointer(options(settings))
         if which == _c.STEP:
@@ -44,6 +47,13 @@ class Call:
             args.outputs = c.pointer(written)
         self.args, self.ref, self._keep = args, c.byref(args), (read, inputs, outputs)
         self.groups = None
+
+    def _describe(self, struct, name: str, array) -> None:
+        slot = self.slots[name] = _c.slot(struct, name)
+        self._fill(slot, array, name)
+
+    def add_output(self, name: str, array) -> None:
+        self._describe(self.written, name, array)
 
     def join(self, groups) -> None:
         """The call is one of the ranks of these groups."""
@@ -69,8 +79,8 @@ class Call:
     def run(self, receipt: bool) -> Receipt | None:
         """The call, workspace placed."""
         if not receipt:
-            _abi.check(_PASSES[self.which](self.ref, None))
+            _abi.check(self.function(self.ref, None))
             return None
         handle = c.c_void_p()
-        _abi.check(_PASSES[self.which](self.ref, c.byref(handle)))
+        _abi.check(self.function(self.ref, c.byref(handle)))
         return Receipt(handle.value)

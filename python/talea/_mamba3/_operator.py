@@ -99,5 +99,5 @@ def apply(settings: Settings, t: dict, main_grads=None) -> tuple:
         anchor = torch.empty(0, requires_grad=True) if main_grads else None
         found = Scan.apply(settings, main_grads, t.get("cu_seqlens"), anchor, *tensors)
         return found if type(found) is tuple else (found,)
-    made = _tensors.forward(settings.but(save=False), t)
+    made = _tensors.forward(settings.but(save=False) if settings.save else settings, t)
     return (made["out"], *(made[n] for n in FINAL if n in made))

@@ -10,6 +10,7 @@ from contextlib import nullcontext
 
 import torch
 
+from .. import _kept
 from .._abi import DataError
 from .._call import require_room
 from .._torch import _DTYPES, _fill, settled
@@ -72,12 +73,14 @@ def final_tensors(t: dict) -> dict:
 
 def check_kinds(t: dict) -> None:
     for name, tensor in t.items():
-        if not isinstance(tensor, torch.Tensor) and (tensor is not None or name in _c.SHAPING):
+        if tensor is None and name not in _c.SHAPING:
+            continue
+        if not isinstance(tensor, torch.Tensor):
             raise DataError(
                 f"{name}: {type(tensor).__name__} where a torch.Tensor is needed; talea.arrays "
                 "takes NumPy's"
             )
-        if tensor is not None and tensor.layout != torch.strided:
+        if tensor.layout != torch.strided:
             raise DataError(f"{name}: a tensor of layout {tensor.layout}; torch.strided is needed")
 
 
@@ -122,8 +125,8 @@ def _meeting(settings: Settings, t: dict, *more):
         return nullcontext()
     from ._ranks import ScanMeeting
 
-    given = (None if x is None else (tuple(x.shape), x.dtype) for x in t.values())
-    return ScanMeeting(settings, t["v"].device, (*t, *given, *more))
+    kinds = (None if x is None else (tuple(x.shape), x.dtype) for x in t.values())
+    return ScanMeeting(settings, t["v"].device, (*t, *kinds, *more))
 
 
 def _join(call: Call, settings: Settings, t: dict, meeting) -> None:
@@ -137,11 +140,33 @@ def _settled(t: dict) -> dict:
     return {name: settled(tensor) for name, tensor in t.items()}
 
 
+def _given(t: dict) -> dict:
+    return {name: tensor for name, tensor in t.items() if tensor is not None}
+
+
+def _key(which: int, settings: Settings, given: dict, need=()) -> tuple | None:
+    """What a description reads beside the tensors; None: it is for this one call, as of ranks."""
+    if settings.heads_group or settings.sequence_group:
+        return None
+    return which, settings, tuple(need), tuple(given), torch.get_num_threads()
+
+
+def _keep(key, settings: Settings, given: dict, call: Call, made: dict) -> None:
+    if key is not None:
+        slots = [call.slots[n] for n in (*given, *made)]
+        receipts = latest if settings.receipt else None
+        _kept.keep(key, given.values(), slots, made, call.args, call.function, receipts)
+
+
 def forward(settings: Settings, t: dict, need=()) -> dict:
     """out, the final states where asked for, and `saved` where it is to be kept.
 
     need: gradients that backward will be asked for; a limit that it could not keep is refused here.
     """
+    given = _given(t)
+    key = _key(_c.FORWARD, settings, given, need)
+    if (made := _kept.again(key, given.values())) is not None:
+        return made
     made = {"out": t["q"].new_empty(out_shape(t))}
     if settings.final:
         made.update(final_tensors(t))
@@ -152,7 +177,7 @@ def forward(settings: Settings, t: dict, need=()) -> dict:
         def ahead():
             if settings.save:
                 made["saved"] = t["q"].new_empty((call.saved_bytes(),), dtype=torch.uint8)
-                _fill(call.written.saved, made["saved"], "saved")
+                call.add_output("saved", made["saved"])
             call.workspace_bytes()
 
         def behind():
@@ -166,6 +191,7 @@ def forward(settings: Settings, t: dict, need=()) -> dict:
         else:
             ahead()
         _run(settings, call, t["q"])
+    _keep(key, settings, given, call, made)
     return made
 
 
@@ -178,7 +204,10 @@ def gradient_like(name: str, tensor: torch.Tensor, summed: bool) -> torch.Tensor
 
 def backward(settings: Settings, t: dict, upstream: dict, need, main_grads=None) -> dict:
     """Gradients by input name for the names in `need`; those of main_grads are added there."""
-    main_grads = main_grads or {}
+    main_grads, given = main_grads or {}, _given({**t, **upstream})
+    key = None if main_grads else _key(_c.BACKWARD, settings, given, need)
+    if (made := _kept.again(key, given.values())) is not None:
+        return {name: made["d_" + name] for name in need}
     made = {
         name: main_grads.get(name, None) if name in main_grads
         else gradient_like(name, t[name], bool(main_grads))
@@ -192,6 +221,7 @@ def backward(settings: Settings, t: dict, upstream: dict, need, main_grads=None)
         call = Call(_c.BACKWARD, settings, inputs, outputs, _fill, accumulate=bool(main_grads))
         _join(call, settings, t, meeting)
         _run(settings, call, t["q"])
+    _keep(key, settings, given, call, outputs)
     written(main_grads.values())
     return {
         name: tensor.to(t[name].dtype) for name, tensor in made.items() if name not in main_grads
@@ -200,8 +230,13 @@ def backward(settings: Settings, t: dict, upstream: dict, need, main_grads=None)
 
 def step(settings: Settings, t: dict, state: dict, slots) -> torch.Tensor:
     """One token an entry; `state` is written in place."""
+    updated = {"slots": slots, **{"state_" + n: s for n, s in state.items()}}
+    given = _given({**t, **updated})
+    key = _key(_c.STEP, settings, given)
+    if (made := _kept.again(key, given.values())) is not None:
+        return made["out"]
     out = t["q"].new_empty(out_shape(t, tokens=False))
-    written = {"slots": slots, "out": out, **{"state_" + n: s for n, s in state.items()}}
-    call = Call(_c.STEP, settings, _settled(t), written, _fill)
+    call = Call(_c.STEP, settings, _settled(t), {**updated, "out": out}, _fill)
     _run(settings, call, t["q"])
+    _keep(key, settings, given, call, {"out": out})
     return out

@@ -8,11 +8,13 @@ import torch
 
 from .._abi import DataError, UsageError
 from .._call import Receipt
-from .._torch import tells
+from .._torch import kept_by_values, tells
 from .._values import flag, group_name, shown, whole, word
 from . import _operator, _tensors
 from ._c import INITIAL, PARAMETERS, SCANNED, STATES
 from ._settings import make
+
+_settings = kept_by_values(make)
 
 
 @dataclass
@@ -171,7 +173,7 @@ def mamba3(
             f"total_groups = {total_groups}: without heads_group, G = {q.shape[-2]} of q are all"
         )
     t, compiling = _autocast(t), _compiling()
-    settings = make(
+    settings = _settings(
         rotary_pairs=rotary_pairs, schedule=schedule, head_norm=head_norm, norm_eps=norm_eps,
         chunk=chunk, workspace_limit_bytes=workspace_limit, lane=lane, final=return_final,
         save=flag("save_states", save_states), heads_group=group_name("heads_group", heads_group),
@@ -182,7 +184,7 @@ def mamba3(
     if compiling:
         from ._compiled import apply
     else:
-        from ._operator import apply
+        apply = _operator.apply
     out, *final = apply(settings, t, _main_grads(main_grads, t))
     if not return_final:
         return out
@@ -242,7 +244,7 @@ def mamba3_step(
                 )
     if q.dim() not in (3, 4):
         raise DataError(f"q: shape {list(q.shape)}; [B, R, G, N] or [B, G, N] is needed")
-    t, settings = _autocast(t), make(
+    t, settings = _autocast(t), _settings(
         rotary_pairs=rotary_pairs, head_norm=head_norm, norm_eps=norm_eps, lane=lane,
         chunk=chunk, schedule=schedule, workspace_limit_bytes=workspace_limit,
     )  # fmt: skip

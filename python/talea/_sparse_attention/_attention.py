@@ -5,6 +5,8 @@ Forward saves q, kv, indices, o and lse (o_residual under `split`): backward rep
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from .._call import require_room
@@ -36,17 +38,24 @@ def _inputs(q, kv, sink, rest) -> dict:
     return {"q": q, "kv": kv, "sink": sink, **dict(zip(REST, rest, strict=True))}
 
 
-def forward(text: str, q, kv, sink, rest) -> dict:
-    """The outputs that the settings name."""
-    made = outputs_of(text, q)
-    _torch.call("forward", text, _inputs(q, kv, sink, rest), made)
+def forward(text: str, q, kv, sink, rest, need=(), main_grad=None) -> dict:
+    """The outputs that the settings name. need, main_grad: of the backward to come, where one is."""
+    inputs, new = _inputs(q, kv, sink, rest), partial(outputs_of, text, q)
+    if not need:
+        return _torch.made("forward", text, inputs, new)
+    room = partial(_require_room, text, q, kv, sink, rest, need, main_grad)
+    if main_grad is None:
+        return _torch.made("forward", text, inputs, new, need, room)
+    room()  # with what is added to, which no kept call knows
+    made = new()
+    _torch.call("forward", text, inputs, made)
     return made
 
 
 def _require_room(text: str, q, kv, sink, rest, need, main_grad) -> None:
     """Of backward, while forward has not run: on this host, of one rank."""
     settings = _settings.parse(text)
-    if not q.is_cpu or settings.heads_group or settings.sequence_group:
+    if not q.is_cpu or _torch.of_ranks(settings):
         return
     inputs, made = _inputs(q, kv, sink, rest), outputs_of(text, q)
     kept = {n: made.get(n) for n in ("o", "lse", "o_residual")}
@@ -73,24 +82,24 @@ def gradients_of(q, kv, sink, need) -> dict:
 def backward(text: str, q, kv, sink, rest, kept, upstream, need, *, main_grad=None) -> list:
     """dq, dkv, d_sink (None where not needed). kept: o, lse, o_residual. upstream: d_o, d_lse."""
     d_o, d_lse = (_torch.rows_last(g) for g in upstream)
-    made, flags = gradients_of(q, kv, sink, need), ()
-    if main_grad is not None:
-        made["dkv"], flags = main_grad, ("accumulate_dkv",)
-    if not made:
-        return [None] * 3
     inputs = _inputs(q, kv, sink, rest) | {"d_o": d_o, "d_lse": d_lse}
     inputs |= dict(zip(("o", "lse", "o_residual"), kept, strict=True))
-    _torch.call("backward", text, inputs, made, flags)
+    new = partial(gradients_of, q, kv, sink, need)
     if main_grad is not None:
-        del made["dkv"]
+        made = new()
+        summed = {**made, "dkv": main_grad}
+        _torch.call("backward", text, inputs, summed, ("accumulate_dkv",))
+    elif any(need):
+        made = _torch.made("backward", text, inputs, new, need)
+    else:
+        made = {}
     return [made.get(name) for name in GRADIENTS]
 
 
 class Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, kv, sink, text, rest, main_grad, anchor):
-        _require_room(text, q, kv, sink, rest, ctx.needs_input_grad[:3], main_grad)
-        made = forward(text, q, kv, sink, rest)
+        made = forward(text, q, kv, sink, rest, ctx.needs_input_grad[:3], main_grad)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(
             q, kv, sink, *rest, *(made.get(n) for n in ("o", "lse", "o_residual"))

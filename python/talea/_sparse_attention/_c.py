@@ -131,10 +131,11 @@ class Door:
         _abi.check(call(c.byref(args), *self.which, c.byref(needed)))
         return needed.value
 
-    def __call__(self, args) -> int:
-        result = c.c_void_p()
-        _abi.check(self._function(self.run)(c.byref(args), c.byref(result)))
-        return result.value
+    def __call__(self, args, receipt: bool = True) -> int | None:
+        """receipt: whether a result is handed back."""
+        result = c.c_void_p() if receipt else None
+        _abi.check(self._function(self.run)(c.byref(args), c.byref(result) if receipt else None))
+        return result.value if receipt else None
 
     def phases_begin(self, args) -> c.c_void_p:
         phases = c.c_void_p()

@@ -50,7 +50,9 @@ def plan(which: str, args) -> int:
     return _c.DOORS[which].workspace_bytes(args)
 
 
-def run(which: str, args, workspace, stream=None, exchange=None) -> Receipt:
+def run(
+    which: str, args, workspace, stream=None, exchange=None, receipt: bool = True
+) -> Receipt | None:
     """workspace(bytes) makes memory and gives (address, owner). exchange(e) does one exchange."""
     door = _c.DOORS[which]
     try:
@@ -61,9 +63,9 @@ def run(which: str, args, workspace, stream=None, exchange=None) -> Receipt:
         args.workspace_bytes = 0  # the call raises the same, and tells the other ranks
     args.workspace, owner = workspace(args.workspace_bytes)
     args.stream = stream
-    made = Receipt(door(args) if exchange is None else _by_phases(door, args, exchange))
+    made = door(args, receipt) if exchange is None else _by_phases(door, args, exchange)
     del owner
-    return made
+    return None if made is None else Receipt(made)
 
 
 def _by_phases(door: _c.Door, args, exchange) -> int:

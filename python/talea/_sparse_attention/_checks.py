@@ -10,7 +10,7 @@ from .._abi import DataError, UsageError
 from .._values import flag, whole, word, words
 from . import _c, storage
 
-LAYOUTS = ("bshd", "sbhd", "thd")
+LAYOUTS = {"bshd": (3, 4), "sbhd": (4,), "thd": (3,)}  # the extents of q
 
 
 def output_names(outputs, known) -> tuple[str, ...] | None:
@@ -60,7 +60,7 @@ def constant(name: str, t):
 
 def check_layout(layout: str, q: torch.Tensor, cu_seqlens) -> None:
     word("layout", layout, LAYOUTS)
-    want = {"bshd": (3, 4), "sbhd": (4,), "thd": (3,)}[layout]
+    want = LAYOUTS[layout]
     if q.dim() not in want:
         raise DataError(
             f"q: shape {list(q.shape)} in layout {layout}: {want[-1]} extents are needed"

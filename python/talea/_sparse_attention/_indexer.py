@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from . import _c, _settings, _torch
@@ -25,9 +27,7 @@ def select_outputs(text: str, index_q: torch.Tensor) -> dict:
 
 def select(text: str, tensors) -> dict:
     inputs = dict(zip(SELECT, tensors, strict=True))
-    made = select_outputs(text, inputs["index_q"])
-    _torch.call("select", text, inputs, made)
-    return made
+    return _torch.made("select", text, inputs, partial(select_outputs, text, inputs["index_q"]))
 
 
 def loss_outputs(tensors, need) -> dict:
@@ -47,6 +47,5 @@ def _wide(t: torch.Tensor) -> torch.dtype:
 
 
 def index_loss(text: str, tensors, need) -> dict:
-    made = loss_outputs(tensors, need)
-    _torch.call("index_loss", text, dict(zip(LOSS, tensors, strict=True)), made)
-    return made
+    inputs = dict(zip(LOSS, tensors, strict=True))
+    return _torch.made("index_loss", text, inputs, partial(loss_outputs, tensors, need), need)

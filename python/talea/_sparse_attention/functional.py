@@ -7,17 +7,18 @@ from dataclasses import dataclass, field
 
 import torch
 
-from .. import _abi
+from .. import _abi, _fast, _kept
 from .._abi import DataError, UsageError
 from .._call import Receipt
-from .._torch import tells
+from .._torch import kept_by_values, tells
 from .._values import flag, group_name, whole
-from . import _attention, _call, _checks, _settings, _torch, storage
+from . import _attention, _call, _checks, _indexer, _settings, _torch, storage
 from .storage import Fp8, PackedKV
 
 __all__ = ["Fp8", "PackedKV", "SparseAttentionOutput", "index_mask", "pack_rows", "require_clean",
            "sparse_attention", "sparse_index_loss", "sparse_select"]  # fmt: skip
 OUTPUTS = _attention.RESULTS[1:]
+_line_of = kept_by_values(_settings.text_of)
 
 
 @dataclass
@@ -152,23 +153,24 @@ def sparse_attention(
         or kv.requires_grad
         or (sink is not None and sink.requires_grad)
     )
-    names = _names(outputs, q, operands, trained)
-    text = _settings.text_of(
+    names, compiling = _names(outputs, q, operands, trained), torch.compiler.is_compiling()
+    text = _line_of(
         value_dim=value_dim, scale=0.0 if scale is None else scale, causal=causal,
         q_position_base=q_position_base, index_space=index_space, index_check=index_check,
         kv_storage=kind, fp8_path=fp8_path, dkv_sum=dkv_sum, operands=operands, threads=threads,
         workspace_limit_bytes=workspace_limit, lane=lane, outputs=names, gather_kv=gather_kv,
         heads_group=group_name("heads_group", heads_group), sequence_group=group_name("sequence_group", sequence_group),
+        receipt=bool(outputs) and not compiling,
     )  # fmt: skip
-    if torch.compiler.is_compiling():
+    if compiling:
         from . import _ops
 
-        found, receipt = _ops.apply(text, q, kv, sink, rest), None
+        found = _ops.apply(text, q, kv, sink, rest)
     else:
         found = _attention.apply(text, q, kv, sink, rest, main_grad)
-        receipt = _torch.latest.receipt
     if not outputs:
         return _turned(layout, found["o"])
+    receipt = None if compiling else _torch.latest.receipt
     shown = {n: found[n] for n in names if n == "o" or n in outputs}
     shown = {n: t if n == "status" else _turned(layout, t) for n, t in shown.items()}
     return SparseAttentionOutput(**shown, _receipt=receipt)
@@ -237,15 +239,18 @@ def sparse_select(
         _checks.constant("cu_seqlens_k", cu_seqlens_k), _checks.constant("q_positions", q_positions),
     ]  # fmt: skip
     names = ("indices", "topk_length", "scores") if return_scores else ("indices", "topk_length")
-    text = _settings.text_of(
+    text = _line_of(
         top_k=top_k, q_position_base=q_position_base, key_stride=key_stride, act=act,
         causal=causal, threads=threads, workspace_limit_bytes=workspace_limit, lane=lane,
         outputs=names, sequence_group=group_name("sequence_group", sequence_group), gather_kv=gather_kv,
     )  # fmt: skip
-    from . import _ops
-
     if not torch.compiler.is_compiling():
         _torch.refuse_transforms("sparse_select", (index_q, index_k, index_weights))
+        if _kept.plain(tensors) and _fast.unwatched():  # past torch's dispatch
+            made = _indexer.select(text, tensors)
+            return tuple(made[n] for n in names)
+    from . import _ops
+
     return tuple(_ops.select(*tensors, text)[: len(names)])
 
 

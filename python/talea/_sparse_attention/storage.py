@@ -54,6 +54,12 @@ def is_plain(t: torch.Tensor) -> bool:
 
 def tensor(name: str, value) -> torch.Tensor:
     """A plain tensor, or an error that names the class."""
+    if (
+        type(value) in (torch.Tensor, torch.nn.Parameter)
+        and value.layout == torch.strided
+        and value.dtype not in _DECLINED.values()
+    ):
+        return value
     if not isinstance(value, torch.Tensor):
         raise DataError(
             f"{name}: {type(value).__name__} where a torch.Tensor is needed; talea.arrays takes NumPy's"

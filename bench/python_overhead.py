@@ -3,6 +3,8 @@ Why: small batches and short generations feel every microsecond between loss() a
 Never: times the kernel; the problem is a few rows, so that the call is all there is.
 
 usage: python bench/python_overhead.py [--device cpu|cuda] [--receipt F.json]
+       python bench/python_overhead.py --operators [...]: the scan and sparse attention instead,
+       whose calls Python makes by what it kept of an equal one
 """
 
 import argparse
@@ -13,6 +15,7 @@ import sys
 import tempfile
 import time
 
+import overhead_calls
 import talea
 import torch
 from talea._linear_cross_entropy import _call, _tensors
@@ -20,6 +23,11 @@ from talea._linear_cross_entropy._settings import Config
 from talea._receipt import now, write_receipt
 
 CALL_LIMIT_US, IMPORT_LIMIT_MS = 15.0, 20.0
+OPERATOR_LIMITS_US = {  # on CPU tensors, the library's own time among it
+    "scan, no gradient": 45.0, "scan, forward": 60.0, "scan, a step": 45.0,
+    "attention, no gradient": 35.0, "attention, forward": 50.0, "attention, packed rows": 40.0,
+    "select": 50.0, "scan, over torch's own": 120.0, "attention, over torch's own": 80.0,
+}  # fmt: skip
 DEVICE_LIMIT_US = 18.0  # with gradients, whose memory comes from a slower allocator
 
 
@@ -141,6 +149,31 @@ def measure_calls(device, count, repeats):
     return times
 
 
+def measure_operators(device, count, repeats):
+    """Microseconds a call of the other operators, by name, and of them those in the library."""
+    calls = overhead_calls.calls_of(device)
+    times = {name: [] for name in calls}
+    for call in calls.values():
+        sample(call, 20 * count, device)
+    for _ in range(repeats):
+        for name, call in calls.items():
+            times[name].append(sample(call, count, device))
+    for name in ("scan", "attention"):
+        whole, own = times[f"{name}, forward and backward"], times.pop(f"torch's own, as {name}")
+        times[f"{name}, over torch's own"] = [a - b for a, b in zip(whole, own, strict=True)]
+    if device == "cuda":  # backward is made in a thread of torch's, whose calls are kept there
+        calls = {n: c for n, c in calls.items() if "backward" not in n}
+    inside = overhead_calls.Inside(time.perf_counter)
+    for name, call in calls.items():
+        if name in times:
+            times[f"{name}: in the library"] = samples = []
+            for _ in range(repeats):
+                inside.seconds = 0.0
+                sample(call, count, device)
+                samples.append(inside.seconds / count * 1e6)
+    return times
+
+
 def imports_ms(count):
     """Of processes that have torch already, with the bytecode beside the sources that pip leaves.
 
@@ -160,18 +193,17 @@ def gate(name, values, limit):
     return {"name": name, "value": value, "limit": limit, "passed": value <= limit}
 
 
-def main():
-    p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    p.add_argument("--device", default="cpu")
-    p.add_argument("--repeats", type=int, default=200)
-    p.add_argument(
-        "--count", type=int, default=40, help="calls a sample; few, so that no queue fills"
-    )
-    p.add_argument("--imports", type=int, default=3, help="processes that import; each loads torch")
-    p.add_argument("--receipt")
-    o = p.parse_args()
-    start = now()
-    torch.set_num_threads(1)
+def report_operators(o):
+    """The runs and gates of --operators."""
+    times = measure_operators(o.device, o.count, o.repeats)
+    case = f"a token or a query, {o.device}"
+    runs = [{"name": n, "case": case, "time": described(v)} for n, v in times.items()]
+    limits = OPERATOR_LIMITS_US if o.device == "cpu" else {}
+    return runs, [gate(f"microseconds, {n}", times[n], most) for n, most in limits.items()]
+
+
+def report_loss(o):
+    """The runs and gates of the loss, and of the import."""
     times = measure_calls(o.device, o.count, o.repeats)
     imports = imports_ms(o.imports) if o.imports else None
     problem = f"4 tokens, 64 x 64, {o.device}"
@@ -189,6 +221,23 @@ def main():
     if imports:
         runs.append({"name": "import", "case": "beyond torch", "time": described(imports, 1.0)})
         gates.append(gate("milliseconds of import beyond torch", imports, IMPORT_LIMIT_MS))
+    return runs, gates
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    p.add_argument("--device", default="cpu")
+    p.add_argument("--repeats", type=int, default=200)
+    p.add_argument(
+        "--count", type=int, default=40, help="calls a sample; few, so that no queue fills"
+    )
+    p.add_argument("--imports", type=int, default=3, help="processes that import; each loads torch")
+    p.add_argument("--operators", action="store_true", help="the scan and sparse attention")
+    p.add_argument("--receipt")
+    o = p.parse_args()
+    start = now()
+    torch.set_num_threads(1)
+    runs, gates = report_operators(o) if o.operators else report_loss(o)
     for run in runs:
         print(f"{run['name']:50} {run['time']['median_ms'] * 1e3:8.2f} us")
     for g in gates:

@@ -86,15 +86,19 @@ def known(call, *arguments, **options):
     return call(*arguments, **options)
 
 
+def forget():
+    """Of every thread: backward on a device is made in one of torch's."""
+    _kept._calls = _kept._Calls()
+
+
 def afresh(call, *arguments, **options):
     """By the long way."""
-    before = dict(_kept._calls.by_place)
-    _kept._calls.by_place.clear()
+    before = _kept._calls
+    forget()
     try:
         return call(*arguments, **options)
     finally:
-        _kept._calls.by_place.clear()
-        _kept._calls.by_place.update(before)
+        _kept._calls = before
 
 
 CALLS = (scan, attention, select, step)

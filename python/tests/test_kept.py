@@ -14,6 +14,7 @@ from kept_forms import (
     afresh,
     attention,
     drawn,
+    forget,
     known,
     moved,
     plain_scan,
@@ -24,7 +25,7 @@ from kept_forms import (
     strided,
     variations,
     with_gradients,
-)  # fmt: skip
+)
 from talea import _fast, _kept
 
 pytestmark = pytest.mark.skipif(
@@ -34,7 +35,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(autouse=True)
 def _nothing_known():
-    _kept._calls.by_place.clear()
+    forget()
 
 
 @pytest.fixture
@@ -77,9 +78,9 @@ def wrong(call) -> int:
     """Of how many variations the second call gives something else than by the long way."""
     found = 0
     for (before, given), (t, options) in variations(call):
-        _kept._calls.by_place.clear()
+        forget()
         want = call(t, **options)
-        _kept._calls.by_place.clear()
+        forget()
         known(call, before, **given)
         try:
             found += not same(call(t, **options), want)

@@ -2,15 +2,14 @@
 
 import pytest
 import torch
-from kept_forms import CALLS, afresh, drawn, moved, same
-from talea import _kept
+from kept_forms import CALLS, afresh, drawn, forget, moved, same
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
 @pytest.fixture(autouse=True)
 def _nothing_known():
-    _kept._calls.by_place.clear()
+    forget()
 
 
 @pytest.mark.parametrize("call", CALLS)

@@ -8,6 +8,7 @@
 #include <vector_types.h>
 
 #include <algorithm>
+#include <cstring>
 #include <functional>
 #include <random>
 #include <vector>
@@ -114,6 +115,11 @@ static void __syncthreads() { talea::testing::Block::current->sync(); }
 static float __shfl_xor_sync(unsigned, float x, int distance) {
   return talea::testing::Block::current->other(x, distance);
 }
+static void __pipeline_memcpy_async(void* to, const void* from, size_t bytes) {
+  std::memcpy(to, from, bytes);
+}
+static void __pipeline_commit() {}
+static void __pipeline_wait_prior(size_t) {}
 namespace talea::device {
 struct Sum {};
 static float warp_reduce(float x, Sum) {
@@ -122,7 +128,7 @@ static float warp_reduce(float x, Sum) {
 }
 }  // namespace talea::device
 
-#include "ops/mamba3/rows/step.cuh"
+#include "ops/mamba3/rows/step_entries.cuh"
 
 namespace talea::mamba3::cuda {
 
@@ -134,7 +140,7 @@ void step_on_host(const Args& a) {
       std::vector<float4> shared(Step::shared_floats / 4 + 1, float4{NAN, NAN, NAN, NAN});
       block.run([&] {
         Step one(a, &shared[0].x, head);
-        for (int64_t i = 0; i < a.size.sequences; ++i) one.run(i);
+        one.run(0, 1);
       });
     }
   });

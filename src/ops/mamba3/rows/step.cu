@@ -4,23 +4,22 @@
 #include <algorithm>
 
 #include "device/common/cuda_check.hpp"
-#include "ops/mamba3/rows/step.cuh"
 #include "ops/mamba3/rows/step.hpp"
+#include "ops/mamba3/rows/step_entries.cuh"
 
 namespace talea::mamba3::cuda {
 namespace {
 
-constexpr int64_t most_entries = 65535;       // side by side
-constexpr int64_t rounds = 6, most_each = 8;  // of blocks, of entries of a block
-constexpr int64_t processors = 132;           // of the chips that this is tuned for
+constexpr int64_t most_entries = 65535;  // side by side
+constexpr int64_t most_each = 16;        // of entries of a block
+constexpr int64_t processors = 132;      // of the chips that this is tuned for
 
 template <class Step>
 __global__ void __launch_bounds__(one_step::threads, Step::blocks)
     step_kernel(const __grid_constant__ Args a) {
   extern __shared__ __align__(16) float shared[];
   Step step(a, shared, static_cast<int>(blockIdx.x));
-  for (int64_t sequence = blockIdx.y; sequence < a.size.sequences; sequence += gridDim.y)
-    step.run(sequence);
+  step.run(blockIdx.y, gridDim.y);
 }
 
 template <class Step>
@@ -31,11 +30,16 @@ void launch(const Args& a, cudaStream_t stream) {
       cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
                            cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)),
       "mamba3: step");
-  // Enough rounds of blocks that the last one is short.
-  const int64_t round = processors * Step::blocks;
-  const int64_t units = a.size.heads * a.size.sequences;
-  const int64_t each = std::clamp<int64_t>(units / (rounds * round), 1, most_each);
-  const int64_t along = std::min((a.size.sequences + each - 1) / each, most_entries);
+  // A block waits for its first entry as long as it takes for half of one.
+  const auto blocks = [&](int64_t each) { return (a.size.sequences + each - 1) / each; };
+  const auto halves = [&](int64_t each) {
+    constexpr int64_t round = processors * Step::blocks;
+    return (a.size.heads * blocks(each) + round - 1) / round * (2 * each + 1);
+  };
+  int64_t best = 1;
+  for (int64_t each = 2; each <= most_each; ++each)
+    if (halves(each) < halves(best)) best = each;
+  const int64_t along = std::min(blocks(best), most_entries);
   const dim3 grid(static_cast<unsigned>(a.size.heads), static_cast<unsigned>(along));
   kernel<<<grid, one_step::threads, bytes, stream>>>(a);
   device::check_launch("mamba3: step");

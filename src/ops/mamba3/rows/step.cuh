@@ -4,6 +4,10 @@
 // Never: rounds an operand: rows, state and sums are fp32.
 #pragma once
 
+#ifdef __CUDACC__
+#include <cuda_pipeline_primitives.h>
+#endif
+
 #include <type_traits>
 
 #include "ops/mamba3/rows/chunk.hpp"
@@ -12,30 +16,42 @@
 namespace talea::mamba3::cuda::one_step {
 
 constexpr int threads = 128, warps = threads / 32;
-constexpr int line = 32 * vector;  // columns of a warp
-constexpr int wide = 256;          // values of a head, at most
+constexpr int line = 32 * vector;                    // columns of a warp
+constexpr int most_values = 256, usual_values = 64;  // of a head
+constexpr int ahead = 2;                             // turns whose rows are copied
 
-// A head of some entries, one after another. ranks: R, up to a power of two; loads: lines of a row
-// of N; whole: all rows lie in vectors.
-template <int ranks, int loads, bool whole>
+// A head of some entries, a few at a time: what their tokens are waits for memory, and each waits
+// beside the others. ranks: R, up to a power of two; loads: lines of a row of N; whole: all rows
+// lie in vectors; wide: values of a head, at most.
+template <int ranks, int loads, bool whole, int wide>
 class Step {
  public:
   static constexpr int width = loads * line;
   // Blocks that registers let a multiprocessor have: while one waits for a state, others work.
   static constexpr int blocks = ranks * loads <= 4 ? 4 : 2;
-  static constexpr int rows = (ranks == 8 ? 2 : 4) / loads;  // neighbours, of a warp at work
-  static constexpr int items = (ranks + warps - 1) / warps;  // ranks that a warp stages
-  enum Kind { queries, keys, held_keys, query_biases, key_biases, kinds };  // rows of N
+  // Rows of the usual state, N = `line` and P = `wide` without gaps, are copied to shared memory,
+  // those of the next turns and of the next entry while some are at work.
+  static constexpr bool copies = whole && loads == 1 && wide == usual_values;
+  static constexpr int together = !copies ? 1 : ranks <= 2 ? 4 : ranks == 4 ? 2 : 1;  // entries
+  static constexpr int rows = (ranks == 8 ? 2 : 4) / loads;         // neighbours, of a warp at work
+  static constexpr int ahead = ranks == 1 ? 4 : ranks < 8 ? 3 : 8;  // turns whose rows are copied
+  static constexpr int items = (ranks + warps - 1) / warps;         // ranks that a warp stages
+  enum Kind { queries, keys, held_keys, kinds, query_biases = kinds, key_biases };  // rows of N
 
-  // Places in the floats of a block: rows of N of each kind; values, those weighed, those held
-  // over, y and what the head has of its own, each of every rank; gate, weight, cosines, sines.
+  // Places in the floats of a block. Of the head: rows of N of each kind of bias; projections of
+  // each rank, weight. Of an entry, from its own place on: rows of N of each kind; values, those
+  // weighed, those held over and y of each rank; gate, cosines, sines, norms, decay.
+  static constexpr int v_at = 2 * ranks * width, z_at = v_at + ranks * wide,
+                       out_at = z_at + ranks * wide, weight_at = out_at + ranks * wide,
+                       list_at = weight_at + wide, copied_at = list_at + 8 * together,
+                       entries_at = copied_at + (copies ? ahead * warps * rows * width : 0);
   static constexpr int values_at = kinds * ranks * width, weighed_at = values_at + ranks * wide,
                        held_at = weighed_at + ranks * wide, y_at = held_at + ranks * wide,
-                       v_at = y_at + ranks * wide, z_at = v_at + ranks * wide,
-                       out_at = z_at + ranks * wide, gate_at = out_at + ranks * wide,
-                       weight_at = gate_at + wide, cosine_at = weight_at + wide,
-                       sine_at = cosine_at + wide / 2, norm_at = sine_at + wide / 2,
-                       shared_floats = norm_at + ranks;
+                       gate_at = y_at + ranks * wide, cosine_at = gate_at + wide,
+                       sine_at = cosine_at + width / 2, norm_at = sine_at + width / 2,
+                       decay_at = norm_at + ranks,
+                       entry_floats = (decay_at + vector) / vector * vector;
+  static constexpr int shared_floats = entries_at + together * entry_floats;
 
   __device__ Step(const Args& args, float* shared, int head)
       : a(args), s(args.size), at_(shared), head_(head) {
@@ -47,44 +63,138 @@ class Step {
     stage_head();
   }
 
-  __device__ void run(int64_t sequence) {
-    row_ = a.ends[sequence], sequence_ = sequence;
-    if (row_ < 0) return;
+  // Entries `first`, `first` + `apart` and on, but for those that are skipped.
+  __device__ void run(int64_t first, int64_t apart) {
+    apart_ = apart;
+    if (is_thread(0)) find_entries(first, 0);
+    __syncthreads();
+    if constexpr (copies) {
+      asked_ = state_of(entry_of(0).row);
+      for (int turn = 0; turn < ahead; ++turn) ask(turn, turn);
+    }
+    while (entry_of(0).row >= 0) {
+      begin();
+#pragma unroll 1
+      for (int e = 0; e < together && entry_of(e).row >= 0; ++e) walk(e);
+      __syncthreads();
+      if (a.out.data) finish();
+      __syncthreads();
+      list_ ^= together;
+    }
+  }
+
+ private:
+  using Held = float[rows][loads][vector];             // rows of the state
+  static constexpr int turns = wide / (warps * rows);  // of an entry whose state is copied
+
+  struct alignas(16) Entry {
+    int64_t sequence = 0, row = -1;  // of the states; -1: there is none
+  };
+
+  __device__ __forceinline__ float* place_of(int e) const {
+    return at_ + entries_at + e * entry_floats;
+  }
+  // f(e, entry, i) of i below `count` of each entry that there is, by the threads of the block,
+  // from one of them on.
+  template <int count, class F>
+  __device__ __forceinline__ void each_of_entries(F f, int from = 0) const {
+#pragma unroll
+    for (int first = 0; first < together * count; first += threads) {
+      const int thread = static_cast<int>(threadIdx.x);
+      const int item = first + (thread + threads - from) % threads, e = item / count;
+      if (e >= together) continue;
+      const Entry own = entry_of(e);
+      if (own.row >= 0) f(e, own, item % count);
+    }
+  }
+  __device__ __forceinline__ bool is_thread(int i) const {
+    return static_cast<int>(threadIdx.x) == i;
+  }
+  // Two lists of entries, of those at work and of the next ones by turns.
+  __device__ __forceinline__ Entry* entries() const {
+    return reinterpret_cast<Entry*>(at_ + list_at);
+  }
+  __device__ __forceinline__ Entry entry_of(int e) const { return entries()[list_ + e]; }
+  // By one thread.
+  __device__ __forceinline__ void find_entries(int64_t sequence, int list) const {
+#pragma unroll 1
+    for (int e = 0; e < together; ++e) {
+      Entry found;
+      for (; found.row < 0 && sequence < s.sequences; sequence += apart_)
+        found = {sequence, a.ends[sequence]};
+      entries()[list + e] = found;
+    }
+  }
+
+  __device__ __forceinline__ void begin();
+
+  __device__ __forceinline__ void walk(int e) {
+    own_ = place_of(e);
+    row_ = entry_of(e).row;
+    alpha = own_[decay_at];
     const auto state = [&](const View& v) {
       return static_cast<float*>(v.data) + cuda::at(v, row_, head_, 0, lane * vector);
     };
     from_state = state(a.initial.ssm), to_state = state(a.last.ssm);
-    Four q_asked[items][loads], k_asked[items][loads], held_asked[items][loads];
-    ask_rows<queries>(a.q, cuda::at(a.q, sequence_, 0, 0, group_), 2, true, q_asked);
-    ask_rows<keys>(a.k, cuda::at(a.k, sequence_, 0, 0, group_), 2, true, k_asked);
-    ask_rows<held_keys>(a.initial.k, cuda::at(a.initial.k, row_, 0, head_), 1, held, held_asked);
-    Held one, other;  // one is loaded while the other is at work
-    load_state(row_of(0), one);
-    load_state(row_of(1), other);
-    read_token();
-    stage_values();
-    for (int i = static_cast<int>(threadIdx.x); i < s.pairs; i += threads) turn(i);
-    stage_rows<queries>(a.q, q_asked, query_biases);
-    stage_rows<keys>(a.k, k_asked, key_biases);
-    stage_rows<held_keys>(a.initial.k, held_asked, kinds);
-    __syncthreads();
-    turn_rows();
-    __syncthreads();
     hold_rows();
-    for (int turn = 0; row_of(turn) < s.values; turn += 2) {
-      advance(row_of(turn), one);
-      load_state(row_of(turn + 2), one);
-      advance(row_of(turn + 1), other);
-      load_state(row_of(turn + 3), other);
+    if constexpr (copies) {
+      if (mutant(Mutant::m3_12_step_beyond_the_head)) to_state += width;
+      Held h;
+#pragma unroll 1
+      for (int turn = 0; turn < turns; ++turn) {
+        take_copied(h);
+        advance(row_of(turn), h);
+        if (turn + ahead == turns) asked_ = state_of(behind(e));
+        ask((turn + ahead) % turns, slot_);  // in the place of what has been read
+        slot_ = slot_ + 1 < ahead ? slot_ + 1 : 0;
+      }
+    } else {
+      Held one, other;  // one is loaded while the other is at work
+      load_state(row_of(0), one);
+      load_state(row_of(1), other);
+      for (int turn = 0; row_of(turn) < s.values; turn += 2) {
+        advance(row_of(turn), one);
+        load_state(row_of(turn + 2), one);
+        advance(row_of(turn + 1), other);
+        load_state(row_of(turn + 3), other);
+      }
     }
-    __syncthreads();
-    if (a.out.data) finish();
-    __syncthreads();
   }
 
- private:
-  using Held = float[rows][loads][vector];  // rows of the state
-
+  // The row of the entry behind one.
+  __device__ __forceinline__ int64_t behind(int e) const {
+    const int64_t row = e + 1 < together ? entry_of(e + 1).row : -1;
+    return row < 0 ? entries()[list_ ^ together].row : row;
+  }
+  // A lane's first columns of an entry's state.
+  __device__ __forceinline__ const float* state_of(int64_t row) const {
+    return row < 0 ? nullptr
+                   : static_cast<const float*>(a.initial.ssm.data) +
+                         cuda::at(a.initial.ssm, row, head_, 0, lane * vector);
+  }
+  // Where a lane's columns of the first row of a turn are copied to.
+  __device__ __forceinline__ float* copied(int slot) const {
+    return at_ + copied_at + (slot * warps + warp) * rows * width + lane * vector;
+  }
+  // The rows of a turn, by each lane what it reads itself. Where there is none behind the last
+  // entry a group of copies is empty: so many are under way.
+  __device__ __forceinline__ void ask(int turn, int slot) const {
+    if (asked_) {
+      const float* const row = asked_ + row_of(turn) * width;
+#pragma unroll
+      for (int i = 0; i < rows; ++i)
+        __pipeline_memcpy_async(copied(slot) + i * width, row + i * width, vector * sizeof(float));
+    }
+    __pipeline_commit();
+  }
+  __device__ __forceinline__ void take_copied(Held& h) const {
+    __pipeline_wait_prior(ahead - 1);
+#pragma unroll
+    for (int i = 0; i < rows; ++i) {
+      const float4 x = *reinterpret_cast<const float4*>(copied(slot_) + i * width);
+      h[i][0][0] = x.x, h[i][0][1] = x.y, h[i][0][2] = x.z, h[i][0][3] = x.w;
+    }
+  }
   __device__ __forceinline__ int row_of(int turn) const { return (turn * warps + warp) * rows; }
 
   // Item i of a warp among the rows of a kind: a rank, or one that is not. Few ranks of two kinds
@@ -94,61 +204,14 @@ class Step {
     if (ranks >= warps) return warp + i * warps;
     return (warp + kinds * warps - kind * ranks) % warps;
   }
-  // Row r at `at` + r strides of axis `axis`.
   template <int kind>
   __device__ __forceinline__ void ask_rows(const View& v, int64_t at, int axis, bool wanted,
-                                           Four (&x)[items][loads]) const {
-    const int last = kind == queries || kind == keys ? 4 : kind == held_keys ? 3 : 2;
-#pragma unroll
-    for (int i = 0; i < items; ++i) {
-      const int r = rank_of<kind>(i), end = wanted && r < s.rank ? s.columns : 0;
-#pragma unroll
-      for (int j = 0; j < loads; ++j)
-        x[i][j] = four_at<whole>(v, at + r * v.stride[axis], v.stride[last],
-                                 j * line + lane * vector, end);
-    }
-  }
-  // With the bias that lies among the rows of another kind; zeros behind the last rank.
+                                           Four (&x)[items][loads]) const;
   template <int kind>
   __device__ __forceinline__ void stage_rows(const View& v, const Four (&x)[items][loads],
-                                             int bias) {
-#pragma unroll
-    for (int i = 0; i < items; ++i) {
-      const int r = rank_of<kind>(i);
-      if (r >= ranks) continue;
-#pragma unroll
-      for (int j = 0; j < loads; ++j) {
-        const int c = j * line + lane * vector;
-        float4 own = numbers(v, x[i][j], 0);
-        if (bias < kinds) {
-          const float4 by = *reinterpret_cast<const float4*>(at_ + (bias * ranks + r) * width + c);
-          own.x += by.x, own.y += by.y, own.z += by.z, own.w += by.w;
-        }
-        *reinterpret_cast<float4*>(at_ + (kind * ranks + r) * width + c) = own;
-      }
-    }
-  }
+                                             float* to, const float* biases = nullptr) const;
 
-  // What every entry takes of the head: biases, projections and weight, neutral where absent.
-  __device__ __forceinline__ void stage_head() {
-    Four q_bias[items][loads], k_bias[items][loads];
-    ask_rows<query_biases>(a.q_bias, cuda::at(a.q_bias, head_), 1, true, q_bias);
-    ask_rows<key_biases>(a.k_bias, cuda::at(a.k_bias, head_), 1, true, k_bias);
-    stage_rows<query_biases>(a.q_bias, q_bias, kinds);
-    stage_rows<key_biases>(a.k_bias, k_bias, kinds);
-    for (int r = warp; r < ranks; r += warps)
-      for (int c = lane * vector; c < s.values; c += line) {
-        const auto put = [&](const View& v, int to, float neutral) {
-          const Four x =
-              four_at<whole>(v, cuda::at(v, head_, r), v.stride[2], c, r < s.rank ? s.values : 0);
-          *reinterpret_cast<float4*>(at_ + to + r * wide + c) = numbers(v, x, neutral);
-        };
-        put(a.mimo_v, v_at, 1), put(a.mimo_z, z_at, 1), put(a.mimo_out, out_at, 1);
-      }
-    for (int c = static_cast<int>(threadIdx.x); c < s.values; c += threads)
-      at_[weight_at + c] = read_or(1, a.norm_weight, cuda::at(a.norm_weight, head_, c));
-    __syncthreads();
-  }
+  __device__ __forceinline__ void stage_head();
 
   // Rows from `from` on of the state before the token, which is fp32 (rules.cpp). Where rows lie in
   // vectors, P is a multiple of those at work.
@@ -168,6 +231,14 @@ class Step {
     });
   }
   __device__ __forceinline__ void put_state(int from, const Held& h) const {
+    if constexpr (copies) {
+      float* const row = to_state + from * width;
+#pragma unroll
+      for (int i = 0; i < rows; ++i)
+        *reinterpret_cast<float4*>(row + i * width) = {h[i][0][0], h[i][0][1], h[i][0][2],
+                                                       h[i][0][3]};
+      return;
+    }
     const int end = s.values + (mutant(Mutant::m3_12_step_beyond_the_head) ? 1 : 0);
     each_row(to_state, a.last.ssm, from, end, [&](float* row, int i, int j, int c) {
       const float(&x)[vector] = h[i][j];
@@ -196,106 +267,29 @@ class Step {
       }
   }
 
-  __device__ __forceinline__ void read_token() {
-    const uint32_t dt_bits = bits_at(a.dt, cuda::at(a.dt, sequence_, head_));
-    const uint32_t trap_bits = bits_at(a.trap, cuda::at(a.trap, sequence_, head_));
-    const uint32_t adt_bits = bits_at(a.adt, cuda::at(a.adt, sequence_, head_));
-    const float adt = number_of(a.adt.dtype, adt_bits);
-    float logit = number_of(a.trap.dtype, trap_bits);
+  struct Token {
+    float alpha, b, gamma;
+  };
+  __device__ __forceinline__ float dt_of(int64_t sequence) const {
+    return read(a.dt, cuda::at(a.dt, sequence, head_));
+  }
+  __device__ __forceinline__ Token token_of(int64_t sequence) const {
+    const float dt = dt_of(sequence);
+    float logit = read(a.trap, cuda::at(a.trap, sequence, head_));
+    const float adt = read(a.adt, cuda::at(a.adt, sequence, head_));
     if (mutant(Mutant::m3_b_and_gamma_exchanged)) logit = -logit;
-    dt = number_of(a.dt.dtype, dt_bits);
-    gamma = sigmoid(logit) * dt;
-    b = sigmoid(-logit) * dt;
-    alpha = expf(adt <= -128.0f ? -128.0f : adt);
+    float alpha = expf(adt <= -128.0f ? -128.0f : adt);
     if (mutant(Mutant::m3_20_decay_clamped)) alpha = alpha > 1 ? 1.0f : alpha;
+    return {alpha, sigmoid(-logit) * dt, sigmoid(logit) * dt};
   }
 
-  // Values of each rank, weighed and held over; a warp has some of the columns. Ranks behind R have
-  // rows of zeros to meet.
-  __device__ __forceinline__ void stage_values() {
-    const int c = static_cast<int>(threadIdx.x) * vector;
-    if (c >= s.values) return;
-    const Four v =
-        four_at<whole>(a.v, cuda::at(a.v, sequence_, 0, head_), a.v.stride[3], c, s.values);
-    const Four before = four_at<whole>(a.initial.v, cuda::at(a.initial.v, row_, head_),
-                                       a.initial.v.stride[2], c, held ? s.values : 0);
-    const Four z =
-        four_at<whole>(a.z, cuda::at(a.z, sequence_, 0, head_), a.z.stride[3], c, s.values);
-    const float4 own = numbers(a.v, v, 0), old = numbers(a.initial.v, before, 0);
-    const auto put = [&](int to, float4 x, float by) {
-      *reinterpret_cast<float4*>(at_ + to + c) = {by * x.x, by * x.y, by * x.z, by * x.w};
-    };
-#pragma unroll
-    for (int r = 0; r < ranks; ++r) {
-      const float4 by = *reinterpret_cast<const float4*>(at_ + v_at + r * wide + c);
-      const float4 now = {own.x * by.x, own.y * by.y, own.z * by.z, own.w * by.w};
-      put(values_at + r * wide, now, 1);
-      put(weighed_at + r * wide, now, gamma);
-      put(held_at + r * wide, {old.x * by.x, old.y * by.y, old.z * by.z, old.w * by.w}, b);
-    }
-    put(gate_at, numbers(a.z, z, 0), 1);
-    const View& to = a.last.v;
-    if (to.data)
-      put_four<whole>(to, cuda::at(to, row_, head_), to.stride[2], c, s.values,
-                      {own.x, own.y, own.z, own.w});
-  }
+  __device__ __forceinline__ void stage_values(float* to, const Entry& of, int c);
 
-  __device__ __forceinline__ void turn(int i) {
-    const StateViews &from = a.initial, &to = a.last;
-    uint64_t sum = 0, own = 0;
-    if (from.angle.data)
-      sum = turn_of_radians(load(from.angle, cuda::at(from.angle, row_, head_, i)));
-    if (a.angles.data)
-      own =
-          to_turn(tanhf(read(a.angles, cuda::at(a.angles, sequence_, 0, head_, i))) * (0.5f * dt));
-    const bool lost = sum == no_turn || own == no_turn;
-    sum += own;
-    sine_cosine(sum, at_[sine_at + i], at_[cosine_at + i]);
-    if (lost) at_[sine_at + i] = at_[cosine_at + i] = NAN;
-    if (to.angle.data)
-      store(to.angle, cuda::at(to.angle, row_, head_, i), lost ? NAN : radians(sum));
-  }
+  __device__ __forceinline__ void turn(float* to, const Entry& of, int i);
 
-  // Turns q and k where they lie.
-  __device__ __forceinline__ void turn_rows() {
-    constexpr int half = width / 2;  // pairs that a row has room for
-#pragma unroll
-    for (int first = 0; first < ranks * half; first += threads) {
-      const int item = first + static_cast<int>(threadIdx.x), r = item / half, i = item % half;
-      if (r >= s.rank || i >= s.pairs) continue;
-      const PairColumns c = pair_columns(s, i);
-      const float cos = at_[cosine_at + i], sin = at_[sine_at + i];
-#pragma unroll
-      for (int which = 0; which < 2; ++which) {
-        float* const row = at_ + (which * ranks + r) * width;
-        const float x = row[c.u], w = row[c.w];
-        row[c.u] = x * cos - w * sin;
-        row[c.w] = x * sin + w * cos;
-      }
-    }
-  }
+  __device__ __forceinline__ void turn_row(float* own, int r, int i);
 
-  // A lane's columns of every row; a warp hands on a row of the key.
-  __device__ __forceinline__ void hold_rows() {
-    const View& to = a.last.k;
-#pragma unroll
-    for (int j = 0; j < loads; ++j) {
-      const int c = j * line + lane * vector;
-      const auto take = [&](int item, float(&own)[vector]) {
-        const float4 x = *reinterpret_cast<const float4*>(at_ + item * width + c);
-        own[0] = x.x, own[1] = x.y, own[2] = x.z, own[3] = x.w;
-      };
-#pragma unroll
-      for (int r = 0; r < ranks; ++r)
-        take(r, q[r][j]), take(ranks + r, k[r][j]), take(2 * ranks + r, held_k[r][j]);
-      if (!to.data) continue;
-      for (int r = warp; r < s.rank; r += warps) {
-        float own[vector];
-        take(ranks + r, own);
-        put_four<whole>(to, cuda::at(to, row_, r, head_), to.stride[3], c, s.columns, own);
-      }
-    }
-  }
+  __device__ __forceinline__ void hold_rows();
 
   // Of each of the rows at work.
   __device__ __forceinline__ static void take(const float* from, float (&to)[rows]) {
@@ -320,12 +314,12 @@ class Step {
 
   // h = alpha (h + b v_held k_held) + gamma v k, in place, and y = h q.
   __device__ __forceinline__ void advance(int from, Held& h) {
-    if (from >= s.values) return;
+    if (!copies && from >= s.values) return;
     float sums[rows * ranks] = {};
 #pragma unroll
     for (int r = 0; r < ranks; ++r) {
       float by[rows];
-      take(at_ + held_at + r * wide + from, by);
+      take(own_ + held_at + r * wide + from, by);
       each_element([&](int i, int j, int e) { h[i][j][e] += by[i] * held_k[r][j][e]; });
     }
     if (alpha != 0)
@@ -335,7 +329,7 @@ class Step {
 #pragma unroll
     for (int r = 0; r < ranks; ++r) {
       float by[rows];
-      take(at_ + weighed_at + r * wide + from, by);
+      take(own_ + weighed_at + r * wide + from, by);
       each_element([&](int i, int j, int e) { h[i][j][e] += by[i] * k[r][j][e]; });
     }
     put_state(from, h);
@@ -345,36 +339,42 @@ class Step {
     warp_sums<rows * ranks>(sums, lane);
     constexpr int lanes = 32 / (rows * ranks);
     const int j = lane / lanes, row = from + j / ranks;
-    if (lane % lanes == 0 && row < s.values) at_[y_at + j % ranks * wide + row] = sums[0];
+    if (lane % lanes == 0 && (copies || row < s.values))
+      own_[y_at + j % ranks * wide + row] = sums[0];
   }
 
   // d v, 1 / rms of each row of y, the gate and the projections.
   __device__ __forceinline__ void finish() {
     if (s.head_norm) {
-      for (int r = warp; r < s.rank; r += warps) {
+      for (int item = warp; item < together * s.rank; item += warps) {
+        const int e = item / s.rank, r = item % s.rank;
+        if (entry_of(e).row < 0) break;
+        float* const own = place_of(e);
         float squares = 0;
         for (int c = lane; c < s.values; c += 32) {
-          const float x = at_[y_at + r * wide + c] + skip * at_[values_at + r * wide + c];
+          const float x = own[y_at + r * wide + c] + skip * own[values_at + r * wide + c];
           squares += x * x;
         }
         squares = device::warp_reduce(squares, device::Sum{});
         if (lane == 0)
-          at_[norm_at + r] = 1.0f / sqrtf(squares / static_cast<float>(s.values) + s.eps);
+          own[norm_at + r] = 1.0f / sqrtf(squares / static_cast<float>(s.values) + s.eps);
       }
       __syncthreads();
     }
-    for (int c = static_cast<int>(threadIdx.x); c < s.values; c += threads) finish(c);
+    each_of_entries<wide>([&](int e, const Entry& of, int c) {
+      if (c < s.values) finish(place_of(e), of.sequence, c);
+    });
   }
-  __device__ __forceinline__ void finish(int c) {
-    const int64_t at = cuda::at(a.out, sequence_, 0, 0, head_, c);
+  __device__ __forceinline__ void finish(const float* own, int64_t sequence, int c) {
+    const int64_t at = cuda::at(a.out, sequence, 0, 0, head_, c);
     float sum = 0;
 #pragma unroll
     for (int r = 0; r < ranks; ++r) {
       if (r >= s.rank) break;
-      float o = at_[y_at + r * wide + c] + skip * at_[values_at + r * wide + c];
-      if (s.head_norm) o = o * at_[norm_at + r] * at_[weight_at + c];
+      float o = own[y_at + r * wide + c] + skip * own[values_at + r * wide + c];
+      if (s.head_norm) o = o * own[norm_at + r] * at_[weight_at + c];
       if (a.z.data) {
-        const float x = at_[gate_at + c] * at_[z_at + r * wide + c];
+        const float x = own[gate_at + c] * at_[z_at + r * wide + c];
         o *= x * sigmoid(x);
       }
       o *= at_[out_at + r * wide + c];
@@ -389,12 +389,18 @@ class Step {
   const Args& a;
   const Sizes& s;
   float* const at_;
-  int64_t sequence_ = 0, row_ = 0;
+  int64_t apart_ = 0;
+  int list_ = 0, slot_ = 0;  // the list of the entries at work; where the next turn's rows lie
   int head_, group_, warp, lane;
   bool held;
-  const float* from_state;  // of a lane's first column
-  float* to_state;
-  float alpha = 0, b = 0, gamma = 0, skip = 0, dt = 0;
+  float skip = 0;
+  const float* asked_ = nullptr;  // a lane's first columns of the state that is copied
+  // Of the entry at work; addresses of a lane's first column.
+  int64_t row_ = 0;
+  float* own_ = nullptr;
+  const float* from_state = nullptr;
+  float* to_state = nullptr;
+  float alpha = 0;
   float q[ranks][loads][vector], k[ranks][loads][vector], held_k[ranks][loads][vector];
 };
 
@@ -415,13 +421,21 @@ inline bool lie_in_vectors(const Args& a) {
   return lies_in_vectors(a.norm_weight, {H});
 }
 
+// N = `line`, P = usual_values, and rows of a head's state without gaps.
+inline bool has_usual_state(const Args& a) {
+  return a.size.columns == line && a.size.values == usual_values &&
+         a.initial.ssm.stride[2] == line && a.last.ssm.stride[2] == line;
+}
+
 // f(a Step as a type) of the call's sizes.
 template <class F>
 void with_step(const Args& a, F f) {
   const bool whole = lie_in_vectors(a);
   const auto by_lines = [&](auto ranks, auto loads) {
-    if (whole) return f(std::type_identity<Step<ranks(), loads(), true>>{});
-    f(std::type_identity<Step<ranks(), loads(), false>>{});
+    if (!whole) return f(std::type_identity<Step<ranks(), loads(), false, most_values>>{});
+    if constexpr (loads() == 1)
+      if (has_usual_state(a)) return f(std::type_identity<Step<ranks(), 1, true, usual_values>>{});
+    f(std::type_identity<Step<ranks(), loads(), true, most_values>>{});
   };
   const auto by_rank = [&](auto ranks) {
     if (a.size.columns <= line) return by_lines(ranks, std::integral_constant<int, 1>{});

@@ -723,6 +723,39 @@ TEST(ScanSm90Config, WiderHeadsAreSeveralUnits) {
   EXPECT_TRUE(cuda::cut_of(p, make_plan(p, h200())).whole);
 }
 
+// A block of the gradients adds up the slabs of its heads, and its heads, where two have room; of
+// other heads that are cut each unit leaves what it has.
+TEST(ScanSm90Config, SlabsAddUpWithinABlock) {
+  Problem p = problem(Pass::backward, 1, 300, 22, 2, 4);
+  const auto taken = [&](int64_t N, int64_t P, int64_t A) {
+    p.state_dim = N, p.head_dim = P, p.pairs = A;
+    const cuda::Plan plan = make_plan(p, h200());
+    std::vector<char> room(static_cast<size_t>(cuda::workspace_of(p, plan)));
+    Arena arena(Workspace{room.data(), static_cast<int64_t>(room.size())});
+    const cuda::Buffers b = cuda::lay_out(arena, p, plan);
+    const cuda::Sizes s = cuda::sizes_of(p, plan);
+    const bool ahead = cuda::gradients_ahead(b.cut, s.rank, s.pairs);
+    const int64_t units = s.heads >> (ahead ? b.cut.bits() : 0);
+    const int64_t edges = plan.wave * units * plan.segments * plan.segment;
+    const int64_t lines = ahead ? p.groups * plan.parts : s.heads;
+    const cuda::UnitBuffers& u = b.units;
+    const int64_t bytes = reinterpret_cast<char*>(u.partial) - reinterpret_cast<char*>(u.edges);
+    EXPECT_GE(bytes, edges * int64_t{sizeof(cuda::Edge)});
+    EXPECT_LT(bytes, (edges + 64) * int64_t{sizeof(cuda::Edge)});
+    EXPECT_GE(reinterpret_cast<float*>(u.inner_upstream) - u.dangles,
+              plan.wave * plan.slice * plan.chunk * lines * s.pairs);
+    EXPECT_EQ(b.cut.slabs != nullptr, !ahead && b.cut.bits() > 0);
+    return ahead;
+  };
+  EXPECT_TRUE(taken(128, 64, 32));
+  EXPECT_TRUE(taken(128, 128, 32));
+  EXPECT_FALSE(taken(128, 128, 34));
+  EXPECT_FALSE(taken(64, 64, 32));
+  EXPECT_FALSE(taken(64, 128, 32));
+  EXPECT_FALSE(taken(256, 64, 32));
+  EXPECT_FALSE(taken(256, 128, 32));
+}
+
 // Columns of a unit and of its head: of neighbours and of halves, of parts and of a narrow head.
 TEST(ScanSm90Config, EveryColumnIsOneOfAUnit) {
   for (const int64_t N : {64, 256})

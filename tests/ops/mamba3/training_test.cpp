@@ -209,6 +209,36 @@ TEST_P(ScanTraining, GroupsInUnevenParts) {
   }
 }
 
+// Heads of two slabs, of which a block has several in parts that are uneven: with angles of their
+// own and with the same, of all pairs and of some, dense and packed, from states that are saved;
+// rows of d_out by rank, and wider ones; of one row a token without projections, too.
+TEST_P(ScanTraining, SlabsOfABlockInTurn) {
+  using talea::mamba3::RotaryPairs;
+  for (const int64_t R : {1, 2, 4, 8})
+    for (const int kind : {0, 1, 2}) {
+      const int64_t C = 64 / R;
+      Sizes s{kind == 2 ? 2 : 1, 3 * C - 5, 22, 2, 128, 128, R, kind == 1 ? 30 : 32};
+      s.rank_axis = R > 1;
+      s.shared_angles = kind == 1;
+      Case c = full_case(s, DType::bf16, static_cast<uint64_t>(50 + kind));
+      leave_states_out(c);
+      c.options.rotary_pairs = kind == 0 ? RotaryPairs::interleaved : RotaryPairs::halves;
+      if (kind == 1 && R == 1)
+        std::erase_if(c.in, [](const auto& x) { return x.first.starts_with("mimo_"); });
+      if (kind == 1) {
+        if (R > 1) c.in.erase("mimo_out");
+        fill(c, "d_out", DType::bf16, 7);
+        pack(c, {1, C, C, 2 * C + 2, 3 * C - 6});
+      }
+      if (kind == 2) fill(c, "d_out", DType::f32, 7);
+      How how = of_training(c);
+      how.save = kind > 0;
+      EXPECT_EQ(verify(lane(), c, how), "") << "R = " << R << ", kind " << kind;
+      const Outcome first = run(lane(), c, how);
+      EXPECT_EQ(same_bits(first.out, run(lane(), c, how).out), "") << "R = " << R;
+    }
+}
+
 // Sequences that begin within a round of forward, and end within a chunk whose other rows are the
 // next one's; of one row a token without a gate, which would hide those.
 TEST_P(ScanTraining, APackOfSeveralRounds) {

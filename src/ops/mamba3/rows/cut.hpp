@@ -56,6 +56,21 @@ constexpr Cut cut_of(const Cut& units) {
   return cut;
 }
 
+// Heads that are cut into `slabs` of their values alone, as kernels that know how many see them.
+constexpr Cut cut_of_slabs(int slabs) {
+  Cut cut;
+  cut.whole = slabs == 1;
+  while (1 << cut.slab_bits < slabs) ++cut.slab_bits;
+  return cut;
+}
+
+// Whether the gradients form operands of a unit ahead and add up the units and heads of a part
+// (lane sm90): of all columns of a head, in one or two slabs, of which two have room.
+constexpr bool gradients_ahead(const Cut& cut, int64_t rank, int64_t pairs) {
+  const bool slabs = cut.columns == 2 * Cut::panel && cut.slab_bits == 1;
+  return (cut.whole || slabs) && has_two_heads(rank, pairs);
+}
+
 // d_adt, d_dt and d_trap of the tokens of a chunk, and d_angles.
 constexpr int64_t slab_count(int64_t tokens, int64_t A) { return tokens * (3 + turned_pairs(A)); }
 

@@ -220,7 +220,7 @@ Buffers lay_out(Arena& arena, const Problem& real, const Plan& plan) {
   u.dq = arena.take<float>(p.out.d.q ? places * by_head * p.rank * p.state_dim : 0);
   u.dk = arena.take<float>(p.out.d.k ? places * by_head * p.rank * p.state_dim : 0);
   // A line a part of a group, of whose heads other ranks may have some, or a head.
-  const bool by_part = apart && cut.whole && has_two_heads(p.rank, p.pairs);
+  const bool by_part = apart && gradients_ahead(cut, p.rank, p.pairs);
   const int64_t lines = by_part ? parts : std::max(p.heads, parts);
   u.dangles = arena.take<float>(p.sum_angles ? places * lines * A : 0);
   u.parts = static_cast<int>(plan.parts);
@@ -230,7 +230,7 @@ Buffers lay_out(Arena& arena, const Problem& real, const Plan& plan) {
   take_tokens(arena, p, plan, cut, J, plan.by_segment ? J : segments * J, u);
   u.head_parameters =
       arena.take<float>(p.heads * head_parameter_count(p.rank, p.state_dim, p.head_dim));
-  u.edges = arena.take<Edge>(units * segments * J);
+  u.edges = arena.take<Edge>((by_part ? units >> cut.bits() : units) * segments * J);
   u.partial = arena.take<float>(units * plan.slice * count);
   // On the way to the last segment operands lie nowhere yet: tokens of every second one take their
   // place, where that is large enough.
@@ -243,7 +243,7 @@ Buffers lay_out(Arena& arena, const Problem& real, const Plan& plan) {
     u.token_steps_beside = static_cast<char*>(u.inner_upstream);
   }
   if (plan.hands) take_handed(arena, p, plan, stretches * units * size, u);
-  if (cut.bits() == 0) return b;
+  if (by_part || cut.bits() == 0) return b;
   // Of a head at a time, or with parts of all that a block has.
   const int64_t of_block =
       cut.part_bits > 0 ? (p.heads_per_group + plan.parts - 1) / plan.parts : 1;

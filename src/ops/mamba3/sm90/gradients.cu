@@ -5,8 +5,14 @@
 
 namespace talea::mamba3::sm90 {
 
-void launch_gradients(const Args& args, const Wave& wave, const UnitBuffers& b,
+void launch_gradients(const Args& args, const Cut& cut, const Wave& wave, const UnitBuffers& b,
                       cudaStream_t stream) {
+  if (!cut.whole) {
+    if (args.size.rank == 1) return gradients::launch_slabs_one_row(args, wave, b, stream);
+    if (args.size.rank == 2) return gradients::launch_slabs_two_rows(args, wave, b, stream);
+    if (args.size.rank == 8) return gradients::launch_slabs_eight_rows(args, wave, b, stream);
+    return gradients::launch_slabs_four_rows(args, wave, b, stream);
+  }
   if (args.size.rank == 1) return gradients::launch_rank<1>(args, wave, b, stream);
   if (args.size.rank == 2) return gradients::launch_two_rows(args, wave, b, stream);
   if (args.size.rank == 8) return gradients::launch_eight_rows(args, wave, b, stream);

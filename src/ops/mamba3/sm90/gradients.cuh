@@ -9,7 +9,9 @@
 
 namespace talea::mamba3::sm90 {
 
-template <int R, int blocks, bool halves>
+// A head is `slabs` units of its values, which follow each other: what they share is formed once,
+// what is of the head alone they add up.
+template <int R, int blocks, bool halves, int slabs>
 class Gradients {
  public:
   using Shared = GradientShared<R, blocks>;
@@ -53,16 +55,39 @@ class Gradients {
   };
   static constexpr int angle_tokens = C * pairs / 128;  // of a thread
 
-  __device__ __forceinline__ int stage(int head) const { return (head - place.first) & 1; }
+  // Heads are counted by their units, the first of a head from an even number on.
+  static constexpr int slab_bits = slabs / 2;
+  static_assert(1 << slab_bits == slabs && slabs <= 2);
+  static __device__ __forceinline__ int slab_of(int head) { return head & (slabs - 1); }
+  static __device__ __forceinline__ int head_of(int head) { return head >> slab_bits; }
+  static __device__ __forceinline__ bool is_first(int head) { return slab_of(head) == 0; }
+  static __device__ __forceinline__ bool is_last(int head) { return slab_of(head) == slabs - 1; }
+  // What turns are counted from: any even number does for slabs, where R leaves no registers.
+  __device__ __forceinline__ int counted(int head) const {
+    return slabs > 1 && R > 1 ? head : head - place.first;
+  }
+  // Of units in turn, and of heads: what their units share.
+  __device__ __forceinline__ int stage(int head) const { return counted(head) & 1; }
+  __device__ __forceinline__ int shared_stage(int head) const {
+    return counted(head) >> slab_bits & 1;
+  }
   // Of what one forming warpgroup has of the next head while the other reads that of the one
   // before.
-  __device__ __forceinline__ int third(int head) const { return (head - place.first) % 3; }
+  __device__ __forceinline__ int third(int head) const { return (counted(head) >> slab_bits) % 3; }
+  // To what the units before have left, which is this thread's own.
+  template <class T>
+  static __device__ __forceinline__ void add(int head, T& to, const T& x) {
+    if (!is_first(head) && !mutant(ScanMutant::m3_last_slab_alone))
+      to += x;
+    else
+      to = x;
+  }
   __device__ __forceinline__ const StepsNear<C>& steps(int head) const {
-    return sh.near[stage(head)];
+    return sh.near[shared_stage(head)];
   }
   __device__ __forceinline__ typename Shared::Biases& biases(int head) const {
     if constexpr (Shared::has_room)
-      return sh.of_head[stage(head)];
+      return sh.of_head[shared_stage(head)];
     else
       return sh.only_biases;
   }
@@ -71,15 +96,20 @@ class Gradients {
     return Shared::has_room ? stage(head) : 0;
   }
   __device__ __forceinline__ StepsLate<C>& late(int head) const { return sh.late[third(head)]; }
-  // Where rows of a head begin.
+  // Where rows of a head begin, and angles.
   static __device__ __forceinline__ int64_t home(int64_t first, const View& v, int head) {
-    return first + head * v.stride[2];
+    return angles_home(first, v, head) + slab_of(head) * values;
+  }
+  static __device__ __forceinline__ int64_t angles_home(int64_t first, const View& v, int head) {
+    return first + head_of(head) * v.stride[2];
   }
   __device__ __forceinline__ int64_t d_out_home(int head) const {
-    return sh.homes.d_out + head * a.d_out.stride[3];
+    const int64_t first = sh.homes.d_out + head_of(head) * a.d_out.stride[3];
+    return slabs > 1 ? first + slab_of(head) * values * a.d_out.stride[4] : first;
   }
+  // Of its head.
   __device__ __forceinline__ int64_t number(int head) const {
-    return place.sequence * a.size.heads + head;
+    return place.sequence * head_of(a.size.heads) + head_of(head);
   }
 
   // `thread`, of which nothing formed is kept from head to head: itself neither, where a token has

@@ -29,9 +29,9 @@ __device__ __forceinline__ uint2 load_two_now(const void* at) {
 }
 
 // From `h` of the chunk on, behind which Hout lies.
-template <int R, int blocks, bool halves>
-__device__ __forceinline__ void Gradients<R, blocks, halves>::AnchorRows::load(const char* h,
-                                                                               int half) {
+template <int R, int blocks, bool halves, int slabs>
+__device__ __forceinline__ void Gradients<R, blocks, halves, slabs>::AnchorRows::load(const char* h,
+                                                                                      int half) {
   const int thread = formed_anew(static_cast<int>(threadIdx.x & 127));
   const int lane = thread & 31, g = lane / 4;
   const auto* const from = reinterpret_cast<const __nv_bfloat16*>(h) + size +
@@ -63,10 +63,9 @@ __device__ __forceinline__ void multiply_16_by_8(float (&d)[4], const uint32_t (
 // <Hout, E>, and torque(Hout, E) of each pair, of half the columns: what two rows of eight pairs
 // have with themselves, by products of 16 of P that a warp has. Of its four of P a thread takes
 // four columns of either panel, or eight of one, of Hout and of E alike.
-template <int R, int blocks, bool halves>
-__device__ __forceinline__ void Gradients<R, blocks, halves>::anchor(int head,
-                                                                     const AnchorRows& behind,
-                                                                     int half, float& work) {
+template <int R, int blocks, bool halves, int slabs>
+__device__ __forceinline__ void Gradients<R, blocks, halves, slabs>::anchor(
+    int head, const AnchorRows& behind, int half, float& work) {
   const int thread = own_thread();
   const int lane = thread & 31, warp = thread / 32, g = lane / 4, c = lane & 3;
   const char* const tile = sh.operands[stage(head)].e;
@@ -106,9 +105,15 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::anchor(int head,
   }
   if (own) work += sum;
   const int pair = halves ? 8 * g + 4 * half : 32 * half + 4 * g;
-  if (own && pair < pairs)
-    *reinterpret_cast<float4*>(sh.torque[third(head)][warp] + pair) = {torque[0], torque[1],
-                                                                       torque[2], torque[3]};
+  if (own && pair < pairs) {
+    auto& to = *reinterpret_cast<float4*>(sh.torque[third(head)][warp] + pair);
+    if constexpr (slabs > 1) {
+      add(head, to.x, torque[0]), add(head, to.y, torque[1]);
+      add(head, to.z, torque[2]), add(head, to.w, torque[3]);
+    } else {
+      to = {torque[0], torque[1], torque[2], torque[3]};
+    }
+  }
 }
 
 }  // namespace talea::mamba3::sm90

@@ -10,21 +10,23 @@
 
 namespace talea::mamba3::sm90 {
 
-template <int R, int blocks, bool halves>
+template <int R, int blocks, bool halves, int slabs>
 template <bool handed>
-__device__ __forceinline__ void Gradients<R, blocks, halves>::put_homes(const Args& a,
-                                                                        const UnitBuffers& b,
-                                                                        const Wave& wave,
-                                                                        Shared& sh) {
+__device__ __forceinline__ void Gradients<R, blocks, halves, slabs>::put_homes(const Args& a,
+                                                                               const UnitBuffers& b,
+                                                                               const Wave& wave,
+                                                                               Shared& sh) {
   if ((threadIdx.x & 31) != 0) return;
   const Unit& u = sh.unit;
   const Place& place = sh.place;
   const int64_t token = u.begin + sh.part.first;
   Homes& to = sh.homes;
   const auto columns_of = [&](const View& v) { return cuda::at(v, u.batch, token); };
-  const auto of_heads = [&](const void* buffer, int64_t each, int64_t at, int64_t bytes) {
+  // together: units that share it.
+  const auto of_heads = [&](const void* buffer, int64_t each, int64_t at, int64_t bytes,
+                            int together = 1) {
     char* const from = static_cast<char*>(const_cast<void*>(buffer));
-    return OfHeads{from + (place.sequence * a.size.heads * each + at) * bytes,
+    return OfHeads{from + (place.sequence * (a.size.heads / together) * each + at) * bytes,
                    static_cast<uint32_t>(each * bytes)};
   };
   const int64_t J = a.size.segment;
@@ -56,10 +58,11 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::put_homes(const Ar
       sh.from.e = of_heads(b.inner_upstream, wave.slice_chunks, place.in_slice, size * 2);
       break;
     case 7:
-      sh.from.turns = of_heads(b.token_turns, J, place.in_segment, C * pairs * 8);
+      sh.from.turns = of_heads(b.token_turns, J, place.in_segment, C * pairs * 8, slabs);
       break;
     case 8:
-      sh.from.steps = of_heads(b.token_steps, J, place.in_segment, cuda::chunk_step_bytes(C));
+      sh.from.steps =
+          of_heads(b.token_steps, J, place.in_segment, cuda::chunk_step_bytes(C), slabs);
       break;
     case 9:
       sh.from.partial = of_heads(b.partial, wave.slice_chunks, place.in_slice,
@@ -97,28 +100,30 @@ __device__ __forceinline__ void copy_all_rows(const View& from, int64_t home, ch
   }
 }
 
-template <int R, int blocks, bool halves>
-__device__ __forceinline__ void Gradients<R, blocks, halves>::begin_rows(int head) {
+template <int R, int blocks, bool halves, int slabs>
+__device__ __forceinline__ void Gradients<R, blocks, halves, slabs>::begin_rows(int head) {
   auto& to = sh.operands[stage(head)];
   const int thread = own_thread();
-  const char* const turns = sh.from.turns.of(head) + thread * 16;
+  if (!is_first(head)) return copy_whole_state(sh.from.h.of(head), to.h, thread);
+  auto& turned = slabs > 1 ? sh.operands[shared_stage(head)] : to;
+  const char* const turns = sh.from.turns.of(head_of(head)) + thread * 16;
   // Swapped by row: eight rows on they lie alike.
   const int t0 = thread / (pairs / 2);
   const uint32_t turns_to =
-      hopper::smem_address(sh.turns[stage(head)]) +
+      hopper::smem_address(sh.turns[shared_stage(head)]) +
       static_cast<uint32_t>(Shared::turn_at(t0, thread % (pairs / 2) * 2) * 8);
   constexpr int apart = 256 / pairs;  // tokens
   static_assert(apart % 8 == 0);
   if constexpr (!Shared::has_room) hopper::named_barrier_sync(rows_own, 128);  // biases are read
   if (n == C) {
-    copy_all_rows<R>(a.q, sh.homes.q, to.q, thread);
-    copy_all_rows<R>(a.k, sh.homes.k, to.k, thread);
+    copy_all_rows<R>(a.q, sh.homes.q, turned.q, thread);
+    copy_all_rows<R>(a.k, sh.homes.k, turned.k, thread);
 #pragma unroll
     for (int i = 0; i < C / apart; ++i)
       hopper::copy_16_bytes(turns_to + static_cast<uint32_t>(i * 2048), turns + i * 2048, true);
   } else {
-    copy_rows<R, 128>(a.q, Cut{}, 0, sh.homes.q, n, to.q, thread);
-    copy_rows<R, 128>(a.k, Cut{}, 0, sh.homes.k, n, to.k, thread);
+    copy_rows<R, 128>(a.q, Cut{}, 0, sh.homes.q, n, turned.q, thread);
+    copy_rows<R, 128>(a.k, Cut{}, 0, sh.homes.k, n, turned.k, thread);
 #pragma unroll
     for (int i = 0; i < C / apart; ++i)
       hopper::copy_16_bytes(turns_to + static_cast<uint32_t>(i * 2048), turns + i * 2048,
@@ -126,22 +131,22 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::begin_rows(int hea
   }
   copy_bytes<R * columns * 8, 128>(b.head_parameters + head * int64_t{Shared::parameters},
                                    biases(head).q_bias, thread);
-  const char* const steps_from = sh.from.steps.of(head);
-  copy_bytes<sizeof(StepsNear<C>), 128>(steps_from, &sh.near[stage(head)], thread);
+  const char* const steps_from = sh.from.steps.of(head_of(head));
+  copy_bytes<sizeof(StepsNear<C>), 128>(steps_from, &sh.near[shared_stage(head)], thread);
   copy_bytes<sizeof(StepsLate<C>), 128>(steps_from + sizeof(StepsNear<C>), &late(head), thread);
   copy_whole_state(sh.from.h.of(head), to.h, thread);
 }
 
 // A thread has two pairs of rows eight apart, and two that no pair turns. A warp has rows four
 // apart, whose words lie in other halves of a panel.
-template <int R, int blocks, bool halves>
-__device__ __forceinline__ void Gradients<R, blocks, halves>::finish_rows(int head) {
-  auto& to = sh.operands[stage(head)];
+template <int R, int blocks, bool halves, int slabs>
+__device__ __forceinline__ void Gradients<R, blocks, halves, slabs>::finish_rows(int head) {
+  auto& to = sh.operands[shared_stage(head)];
   static_assert(offsetof(typename Shared::Operands, k) == wide_bytes);
   const auto& parameters = biases(head);
-  const float2* const turns = sh.turns[stage(head)];
+  const float2* const turns = sh.turns[shared_stage(head)];
   copies_done();
-  hopper::named_barrier_sync(rows_own, 128);
+  if (is_first(head)) hopper::named_barrier_sync(rows_own, 128);
   const int thread = own_thread();
   const int row0 = thread / 32 + (thread & 16) / 4, r = row0 % R, t0 = row0 / R;
   // whole: no row is behind the last token's.
@@ -184,16 +189,18 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::finish_rows(int he
       }
     }
   };
-  if (n == C)
-    turn(std::true_type{});
-  else
-    turn(std::false_type{});
+  if (is_first(head)) {  // whose rows are those of all its units
+    if (n == C)
+      turn(std::true_type{});
+    else
+      turn(std::false_type{});
+  }
   hopper::fence_async_shared();
   hopper::named_barrier_arrive(full + stage(head), gradient_threads);
 }
 
-template <int R, int blocks, bool halves>
-__device__ __forceinline__ void Gradients<R, blocks, halves>::begin_values(int head) {
+template <int R, int blocks, bool halves, int slabs>
+__device__ __forceinline__ void Gradients<R, blocks, halves, slabs>::begin_values(int head) {
   auto& to = sh.operands[stage(head)];
   const int thread = own_thread();
   const bool whole = n == C;
@@ -243,8 +250,8 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::begin_values(int h
              thread * a.z.stride[1]);
 }
 
-template <int R, int blocks, bool halves>
-__device__ __forceinline__ void Gradients<R, blocks, halves>::finish_values(int head) {
+template <int R, int blocks, bool halves, int slabs>
+__device__ __forceinline__ void Gradients<R, blocks, halves, slabs>::finish_values(int head) {
   auto& to = sh.operands[stage(head)];
   const int thread = own_thread(), row0 = thread / 8, c = thread % 8 * 8;
   float work = 0;
@@ -302,17 +309,17 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::finish_values(int 
   }
   if (!up.pieces) gate_apart(head);
   const double sum = static_cast<double>(over_warp(work));
-  if ((thread & 31) == 0) sh.energy[third(head)][thread / 32] = sum;
+  if ((thread & 31) == 0) add(head, sh.energy[third(head)][thread / 32], sum);
   hopper::fence_async_shared();
   hopper::named_barrier_arrive(full + stage(head), gradient_threads);
 }
 
 // dO of eight columns of a row, rounded.
-template <int R, int blocks, bool halves>
+template <int R, int blocks, bool halves, int slabs>
 template <bool projected>
-__device__ __forceinline__ uint4 Gradients<R, blocks, halves>::gated(int head, float (&x)[8],
-                                                                     const uint4& z, int r,
-                                                                     int c) const {
+__device__ __forceinline__ uint4 Gradients<R, blocks, halves, slabs>::gated(int head, float (&x)[8],
+                                                                            const uint4& z, int r,
+                                                                            int c) const {
   const auto& parameters = sh.of_head[stage(head)];
   float by[8];
   if constexpr (projected) {
@@ -335,8 +342,8 @@ __device__ __forceinline__ uint4 Gradients<R, blocks, halves>::gated(int head, f
 }
 
 // Where d_out has not been copied: neighbours that are not one load.
-template <int R, int blocks, bool halves>
-__device__ __forceinline__ void Gradients<R, blocks, halves>::gate_apart(int head) {
+template <int R, int blocks, bool halves, int slabs>
+__device__ __forceinline__ void Gradients<R, blocks, halves, slabs>::gate_apart(int head) {
 #pragma unroll 1
   for (int row = thread / 8; row < rows; row += 16) {
     const int t = row / R, r = row % R, c = thread % 8 * 8;
@@ -353,9 +360,9 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::gate_apart(int hea
   }
 }
 
-template <int R, int blocks, bool halves>
+template <int R, int blocks, bool halves, int slabs>
 template <bool handed>
-__device__ __forceinline__ void Gradients<R, blocks, halves>::form_rows() {
+__device__ __forceinline__ void Gradients<R, blocks, halves, slabs>::form_rows() {
   const bool shared_angles = a.angles.stride[2] == 0;
 #pragma unroll 1
   for (int head = place.first - 1; head <= place.last; ++head) {
@@ -363,11 +370,13 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::form_rows() {
     if (head > place.first) hopper::named_barrier_sync(done, gradient_threads);
     if (head + 1 < place.last) begin_rows(head + 1);
     if (head > place.first) {
-      if (!shared_angles) read_rates(head - 1);
-      if (n == C && a.size.pairs == pairs && (handed || a.angles.data))
-        angles_back<handed, true>(head - 1);
-      else
-        angles_back<handed, false>(head - 1);
+      if (is_last(head - 1)) {
+        if (!shared_angles) read_rates(head - 1);
+        if (n == C && a.size.pairs == pairs && (handed || a.angles.data))
+          angles_back<handed, true>(head - 1);
+        else
+          angles_back<handed, false>(head - 1);
+      }
       decays_back(head - 1);
       if (head < place.last) hopper::named_barrier_arrive(heard, gradient_threads);
     }
@@ -377,8 +386,8 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::form_rows() {
   }
 }
 
-template <int R, int blocks, bool halves>
-__device__ __forceinline__ void Gradients<R, blocks, halves>::form_values() {
+template <int R, int blocks, bool halves, int slabs>
+__device__ __forceinline__ void Gradients<R, blocks, halves, slabs>::form_values() {
 #pragma unroll 1
   for (int head = place.first - 1; head <= place.last; ++head) {
     if (head > place.first) hopper::named_barrier_sync(done, gradient_threads);

@@ -11,11 +11,11 @@
 namespace talea::mamba3::sm90 {
 
 // Of columns 8 `from` to 8 `to`. y(j, second): neighbours of column group j.
-template <int R, int blocks, bool halves>
+template <int R, int blocks, bool halves, int slabs>
 template <int from, int to, class Known, class Y>
-__device__ __forceinline__ void Gradients<R, blocks, halves>::gates_of(int head, float* sums,
-                                                                       int own_barrier, Known known,
-                                                                       Y y) {
+__device__ __forceinline__ void Gradients<R, blocks, halves, slabs>::gates_of(int head, float* sums,
+                                                                              int own_barrier,
+                                                                              Known known, Y y) {
   constexpr int count = 2 * (to - from);
   const bool projects = a.grad.mimo_out.data || (a.z.data && a.grad.mimo_z.data);
   const int thread = own_thread();
@@ -50,10 +50,10 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::gates_of(int head,
     gates<from, to, true, false>(head, sums, own_barrier, y, g, z);
 }
 
-template <int R, int blocks, bool halves>
+template <int R, int blocks, bool halves, int slabs>
 template <int from, int to, bool plain, bool projects, class Y>  // g holds d_out; sums of
                                                                  // z's and out's projections
-__device__ __forceinline__ void Gradients<R, blocks, halves>::gates(
+__device__ __forceinline__ void Gradients<R, blocks, halves, slabs>::gates(
     int head, float* sums, int own_barrier, Y y, const uint32_t (&g)[2 * (to - from)],
     const uint32_t (&z)[2 * (to - from)]) {
   // Columns together of which d_z, or a sum, is one number a lane.
@@ -165,8 +165,8 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::gates(
 }
 
 // The half of the warpgroup that forms values.
-template <int R, int blocks, bool halves>
-__device__ __forceinline__ void Gradients<R, blocks, halves>::gate_half(int head) {
+template <int R, int blocks, bool halves, int slabs>
+__device__ __forceinline__ void Gradients<R, blocks, halves, slabs>::gate_half(int head) {
   const float* const from = sh.y[y_stage(head)] + own_thread() * 2;
   gates_of<4, 8>(
       head, sh.sums_y, values_own, [&] { hopper::named_barrier_sync(y_known + stage(head), 256); },
@@ -179,8 +179,8 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::gate_half(int head
 
 // d_z, of rows of one row a token. What is read of memory is under way while y is awaited, and the
 // next two rows' while those at hand are at work.
-template <int R, int blocks, bool halves>
-__device__ __forceinline__ void Gradients<R, blocks, halves>::gates_back(int head) {
+template <int R, int blocks, bool halves, int slabs>
+__device__ __forceinline__ void Gradients<R, blocks, halves, slabs>::gates_back(int head) {
   const int thread = own_thread(), c = thread % 8 * 8;
   float* const partial =
       reinterpret_cast<float*>(sh.from.partial.of(head)) + 2 * R * columns + R * values;
@@ -231,13 +231,11 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::gates_back(int hea
 }
 
 // Eight columns of y to where they go in d_z, if anywhere.
-template <int R, int blocks, bool halves>
+template <int R, int blocks, bool halves, int slabs>
 template <bool projected>
-__device__ __forceinline__ void Gradients<R, blocks, halves>::gate_back(int head, const char* y_at,
-                                                                        const char* v_at,
-                                                                        float skip, const uint4& z,
-                                                                        const uint4& up_here,
-                                                                        bool live, int64_t to) {
+__device__ __forceinline__ void Gradients<R, blocks, halves, slabs>::gate_back(
+    int head, const char* y_at, const char* v_at, float skip, const uint4& z, const uint4& up_here,
+    bool live, int64_t to) {
   const auto* const eight = reinterpret_cast<const float4*>(y_at);
   const float4 low = eight[0], high = eight[1];
   float y[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w}, by[8];

@@ -13,9 +13,9 @@ namespace talea::mamba3::sm90 {
 
 // Queries: y = e^L (Q H^T) + seen V and dq = e^L (dO H) + W' K. Keys: dv = e^(L_C - L) s (K E^T) +
 // seen^T dO + d dO and dk = e^(L_C - L) s (V E) + W'^T Q.
-template <int R, int blocks, bool halves>
+template <int R, int blocks, bool halves, int slabs>
 template <bool handed>
-__device__ __forceinline__ void Gradients<R, blocks, halves>::multiply(bool of_keys) {
+__device__ __forceinline__ void Gradients<R, blocks, halves, slabs>::multiply(bool of_keys) {
   const bool apart = gates_apart();
   const int row = own_row(), lane = thread & 31;
   const Seen sees(of_keys);
@@ -26,7 +26,8 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::multiply(bool of_k
   for (int head = place.first; head < place.last; ++head) {
     hopper::named_barrier_sync(full + stage(head), gradient_threads);
     auto& tiles = sh.operands[stage(head)];
-    const Operand own(of_keys ? tiles.k : tiles.q), other(of_keys ? tiles.q : tiles.k);
+    const auto& turned = sh.operands[shared_stage(head)];
+    const Operand own(of_keys ? turned.k : turned.q), other(of_keys ? turned.q : turned.k);
     const Operand own_values(of_keys ? tiles.v : tiles.d_y);
     const Operand other_values(of_keys ? tiles.d_y : tiles.v);
     const Operand state(of_keys ? tiles.e : tiles.h);
@@ -60,13 +61,14 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::multiply(bool of_k
           const int t = (row + 8 * second) / R;
           const float all =
               over_ranks<R>(over_quad(behind[second] + steps(head).right[t] * far[second]));
-          if (lane % (4 * R) == 0) sh.of_step[stage(head)][t] = all;
+          if (lane % (4 * R) == 0) add(head, sh.of_step[shared_stage(head)][t], all);
         }
       } else {
 #pragma unroll
         for (int second = 0; second < 2; ++second) {
           const float all = over_ranks<R>(over_quad(near[second]));
-          if (lane % (4 * R) == 0) sh.by_same[stage(head)][(row + 8 * second) / R] = all;
+          if (lane % (4 * R) == 0)
+            add(head, sh.by_same[shared_stage(head)][(row + 8 * second) / R], all);
         }
         const double own_trace = static_cast<double>(over_warp(trace));
         if (lane == 0) sh.traces[stage(head)][thread / 32] = own_trace;

@@ -9,8 +9,8 @@
 namespace talea::mamba3::sm90 {
 
 // As Gradients::weigh: `near` of all pairs of one token, `trace` of a row's own.
-template <int R, int blocks, bool halves>
-__device__ __forceinline__ void Gradients<R, blocks, halves>::weigh_ranks(
+template <int R, int blocks, bool halves, int slabs>
+__device__ __forceinline__ void Gradients<R, blocks, halves, slabs>::weigh_ranks(
     int head, bool of_keys, const float (&scores)[32], const float (&products)[32],
     uint32_t (&seen)[4][4], uint32_t (&weights)[4][4], float (&near)[2], float (&behind)[2],
     float& trace) {

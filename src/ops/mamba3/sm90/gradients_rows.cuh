@@ -9,8 +9,8 @@ namespace talea::mamba3::sm90 {
 
 // Pairs weighed, a row of the accumulator a query or a key; what the rows have of the pair of one
 // token (`near`, and its dO V^T in `trace`) and of later queries (`behind`, of keys).
-template <int R, int blocks, bool halves>
-__device__ __forceinline__ void Gradients<R, blocks, halves>::weigh(
+template <int R, int blocks, bool halves, int slabs>
+__device__ __forceinline__ void Gradients<R, blocks, halves, slabs>::weigh(
     int head, bool of_keys, const Seen& sees, const float (&scores)[32],
     const float (&products)[32], uint32_t (&seen)[4][4], uint32_t (&weights)[4][4],
     float (&near)[2], float (&behind)[2], float& trace) {
@@ -89,14 +89,15 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::weigh(
 }
 
 // Their share of turns and decays; turned back, added to the sums over the heads.
-template <int R, int blocks, bool halves>
+template <int R, int blocks, bool halves, int slabs>
 template <bool handed>
-__device__ __forceinline__ void Gradients<R, blocks, halves>::rows_back(int head, bool of_keys,
-                                                                        float (&g)[64],
-                                                                        float (&sums)[64]) {
-  const auto& operands = sh.operands[stage(head)];
+__device__ __forceinline__ void Gradients<R, blocks, halves, slabs>::rows_back(int head,
+                                                                               bool of_keys,
+                                                                               float (&g)[64],
+                                                                               float (&sums)[64]) {
+  const auto& operands = sh.operands[shared_stage(head)];
   const char* const tile = of_keys ? operands.k : operands.q;
-  const float2* const turns = sh.turns[stage(head)];
+  const float2* const turns = sh.turns[shared_stage(head)];
   float* const torques = of_keys ? sh.turn_k : sh.turn_q;
   float* const dots = of_keys ? sh.dots_k : sh.dots_q;
   const int row = own_row(), column = own_column(), r = row % R, lane = thread & 31;
@@ -148,7 +149,8 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::rows_back(int head
       }
       if constexpr (R > pairs / 8) {
         static_assert(R == pairs / 4);
-        torques[(turns_at ^ 8 * (r / 2) ^ swap) + r % 2 + apart] = shared_by_ranks<R>(torque);
+        add(head, torques[(turns_at ^ 8 * (r / 2) ^ swap) + r % 2 + apart],
+            shared_by_ranks<R>(torque));
       } else {
 #pragma unroll
         for (int first = 0; first < pairs / 8; first += R) {
@@ -156,8 +158,13 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::rows_back(int head
 #pragma unroll
           for (int k = 0; k < R; ++k)
             low[k] = torque[2 * (first + k)], high[k] = torque[2 * (first + k) + 1];
-          *reinterpret_cast<float2*>(torques + (turns_at ^ 8 * (first + r) ^ swap) + apart) = {
-              shared_by_ranks<R>(low), shared_by_ranks<R>(high)};
+          auto& to =
+              *reinterpret_cast<float2*>(torques + (turns_at ^ 8 * (first + r) ^ swap) + apart);
+          const float2 x = {shared_by_ranks<R>(low), shared_by_ranks<R>(high)};
+          if constexpr (slabs > 1)
+            add(head, to.x, x.x), add(head, to.y, x.y);
+          else
+            to = x;
         }
       }
     } else {
@@ -174,11 +181,11 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::rows_back(int head
         float of[R];
 #pragma unroll
         for (int k = 0; k < R; ++k) of[k] = torque[first + k];
-        torques[(turns_at ^ 4 * (first + r) ^ swap) + apart] = shared_by_ranks<R>(of);
+        add(head, torques[(turns_at ^ 4 * (first + r) ^ swap) + apart], shared_by_ranks<R>(of));
       }
     }
     dot = over_ranks<R>(over_quad(dot));
-    if (lane % (4 * R) == 0) dots[(row + 8 * second) / R] = dot;
+    if (lane % (4 * R) == 0) add(head, dots[(row + 8 * second) / R], dot);
   }
   // Nothing of the head's operands is read from here on.
   hopper::named_barrier_arrive(done, gradient_threads);
@@ -219,9 +226,10 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::rows_back(int head
 }
 
 // Sums over the heads of the part: the gradient itself where it is the group's only one.
-template <int R, int blocks, bool halves>
+template <int R, int blocks, bool halves, int slabs>
 template <bool of_keys>
-__device__ __forceinline__ void Gradients<R, blocks, halves>::store_rows(const float (&sums)[64]) {
+__device__ __forceinline__ void Gradients<R, blocks, halves, slabs>::store_rows(
+    const float (&sums)[64]) {
   const View& to = of_keys ? a.grad.k : a.grad.q;
   float* const by_part = of_keys ? b.dk : b.dq;
   if (!to.data) return;

@@ -58,7 +58,7 @@ struct GradientShared {
   float y[has_room ? 2 : 1][R > 1 ? rows* values / 2 : 2];  // of heads in turn
   float sums_y[R > 1 ? 16 * lanes : 2];                     // as sums_q, of the other columns
   float dots_q[C], dots_k[C];
-  float by_same[2][C], of_step[2][C];  // of heads in turn
+  float by_same[2][C], of_step[2][C];  // of heads in turn, as all of one that is several units
   float by_rate[blocks][C];
   alignas(16) float torque[3][4][pairs];  // of Hout and E, by warps, of heads in turn
   float ends[128];

@@ -19,11 +19,11 @@ __device__ __forceinline__ float tanh_and_slope(float rate, float& slope) {
 }
 
 // A thread has a pair of a few tokens.
-template <int R, int blocks, bool halves>
-__device__ __forceinline__ void Gradients<R, blocks, halves>::read_rates(int head) {
+template <int R, int blocks, bool halves, int slabs>
+__device__ __forceinline__ void Gradients<R, blocks, halves, slabs>::read_rates(int head) {
   const int i = thread % pairs, first = thread / pairs * angle_tokens;
   const bool turns = a.angles.data && i < a.size.pairs;
-  const int64_t at = home(sh.homes.angles, a.angles, head) + i * a.angles.stride[3];
+  const int64_t at = angles_home(sh.homes.angles, a.angles, head) + i * a.angles.stride[3];
   uint32_t bits[angle_tokens];
 #pragma unroll
   for (int j = 0; j < angle_tokens; ++j)
@@ -36,9 +36,9 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::read_rates(int hea
 }
 
 // d_angles, and what they leave for d_dt. whole: of all tokens and pairs.
-template <int R, int blocks, bool halves>
+template <int R, int blocks, bool halves, int slabs>
 template <bool handed, bool whole>
-__device__ __forceinline__ void Gradients<R, blocks, halves>::angles_back(int head) {
+__device__ __forceinline__ void Gradients<R, blocks, halves, slabs>::angles_back(int head) {
   constexpr int each = angle_tokens, groups = 128 / pairs;
   const int thread = own_thread();
   const int i = thread % pairs, group = thread / pairs, first = group * each, A = a.size.pairs;
@@ -101,7 +101,7 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::angles_back(int he
       float before[some] = {};
 #pragma unroll
       for (int j = 0; j < some; ++j) at[j] = to, to += apart;
-      if (head > place.first) {
+      if (head_of(head) > head_of(place.first)) {
 #pragma unroll
         for (int j = 0; j < some; ++j)
           if (live(j0 + j)) before[j] = *at[j];
@@ -109,7 +109,7 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::angles_back(int he
       some_angles(j0, [&](int j, float x, float slope) { *at[j] = fmaf(x, slope, before[j]); });
     }
   } else {
-    const int64_t to = home(sh.homes.d_angles, a.grad.angles, head) +
+    const int64_t to = angles_home(sh.homes.d_angles, a.grad.angles, head) +
                        first * a.grad.angles.stride[1] + i * a.grad.angles.stride[3];
 #pragma unroll
     for (int j0 = 0; j0 < each; j0 += some)
@@ -124,34 +124,35 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::angles_back(int he
   if (thread < C && thread < n) steps_back(head);
 }
 
-template <int R, int blocks, bool halves>
-__device__ __forceinline__ void Gradients<R, blocks, halves>::steps_back(int head) {
+template <int R, int blocks, bool halves, int slabs>
+__device__ __forceinline__ void Gradients<R, blocks, halves, slabs>::steps_back(int head) {
   const int t = own_thread();
   Unit u = sh.unit;
-  u.head = head;
+  u.head = head_of(head);
   cuda::Pending x;
   x.lambda = late(head).lambda[t];
   x.other = late(head).other[t];
   x.dt = late(head).dt[t];
-  const float near = sh.by_same[stage(head)][t];
+  const float near = sh.by_same[shared_stage(head)][t];
   float by_rate = 0;
 #pragma unroll
   for (int block = 0; block < blocks; ++block) by_rate += sh.by_rate[block][t];
-  x.dgamma = static_cast<double>(sh.of_step[stage(head)][t]) + static_cast<double>(near);
+  x.dgamma = static_cast<double>(sh.of_step[shared_stage(head)][t]) + static_cast<double>(near);
   x.ddt = static_cast<double>(x.lambda) * x.dgamma +
           3.14159265358979323846 * static_cast<double>(by_rate);
   cuda::Edge& edge = b.edges[number(head) * wave.segments * a.size.segment + place.chunk];
-  if (t == n - 1) edge.last = static_cast<double>(sh.of_step[stage(head)][t]);
+  if (t == n - 1) edge.last = static_cast<double>(sh.of_step[shared_stage(head)][t]);
   if (t > 0)
-    store_token(a, u, x, sh.part.first + t, static_cast<double>(sh.of_step[stage(head)][t - 1]));
+    store_token(a, u, x, sh.part.first + t,
+                static_cast<double>(sh.of_step[shared_stage(head)][t - 1]));
   else
     edge.first = x;  // waits for the last key of the chunk before
 }
 
 // d_d; d_adt: what the chunk's end is worth, and of each token behind one what it adds. The last
 // two warps have them: the first two have the steps.
-template <int R, int blocks, bool halves>
-__device__ __forceinline__ void Gradients<R, blocks, halves>::decays_back(int head) {
+template <int R, int blocks, bool halves, int slabs>
+__device__ __forceinline__ void Gradients<R, blocks, halves, slabs>::decays_back(int head) {
   constexpr int each = C > 32 ? C / 32 : 1;
   const int thread = own_thread();
   const int lane = thread & 31, slot = stage(head);
@@ -160,6 +161,7 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::decays_back(int he
     reinterpret_cast<float*>(sh.from.partial.of(head))[R * (2 * columns + 3 * values) + values] =
         static_cast<float>(((x[0] + x[1]) + x[2]) + x[3]);
   }
+  if (!is_last(head)) return;
   if (thread < 96 || !a.grad.adt.data) return;
   const double* const e = sh.energy[third(head)];
   const bool dropped = R == 1 ? mutant(ScanMutant::m3_anchor_dropped_siso)
@@ -187,9 +189,10 @@ __device__ __forceinline__ void Gradients<R, blocks, halves>::decays_back(int he
     const int t = n - 1 - (lane * each + i);
     before += own[i];
     if (t >= 0)
-      cuda::store(a.grad.adt,
-                  cuda::at(a.grad.adt, sh.unit.batch, head, sh.unit.begin + sh.part.first + t),
-                  late(head).adt[t] <= -128.0f ? 0.0f : static_cast<float>(energy + before));
+      cuda::store(
+          a.grad.adt,
+          cuda::at(a.grad.adt, sh.unit.batch, head_of(head), sh.unit.begin + sh.part.first + t),
+          late(head).adt[t] <= -128.0f ? 0.0f : static_cast<float>(energy + before));
   }
 }
 

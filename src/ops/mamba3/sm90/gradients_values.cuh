@@ -7,10 +7,10 @@
 
 namespace talea::mamba3::sm90 {
 
-template <int R, int blocks, bool halves>
+template <int R, int blocks, bool halves, int slabs>
 template <bool handed>
-__device__ __forceinline__ void Gradients<R, blocks, halves>::values_back(int head,
-                                                                          float (&dv)[32]) {
+__device__ __forceinline__ void Gradients<R, blocks, halves, slabs>::values_back(int head,
+                                                                                 float (&dv)[32]) {
   constexpr int alike = Shared::alike;
   const auto& parameters = sh.of_head[stage(head)];
   const char* const up_tile = sh.operands[stage(head)].d_y;

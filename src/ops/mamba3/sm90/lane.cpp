@@ -50,8 +50,8 @@ class HopperMachine final : public cuda::DeviceMachine {
     }
     if (sm90::wants_rows(a)) {
       sm90::launch_without_heads(a, cut(), w, b, at_.stream);
-      if (cut().whole && sm90::has_two_heads(a.size.rank, a.size.pairs))
-        sm90::launch_gradients(a, w, b, at_.stream);
+      if (sm90::gradients_ahead(cut(), a.size.rank, a.size.pairs))
+        sm90::launch_gradients(a, cut(), w, b, at_.stream);
       else
         sm90::launch_back(a, cut(), w, b, at_.stream);
     }

@@ -12,6 +12,7 @@ namespace talea::mamba3::sm90 {
 
 using cuda::Args;
 using cuda::Cut;
+using cuda::gradients_ahead;
 using cuda::has_two_heads;
 using cuda::UnitBuffers;
 using cuda::Wave;
@@ -60,8 +61,8 @@ UnitBuffers buffers_of_segment(const Args& args, const Cut& cut, const Wave& wav
 // E of a slice, where launch_segment has not had it.
 void launch_upstream(const Args& args, const Cut& cut, const Wave& wave, const UnitBuffers& b,
                      cudaStream_t stream);
-// The gradients of a slice; those of `launch_back` where two heads have no room.
-void launch_gradients(const Args& args, const Wave& wave, const UnitBuffers& b,
+// The gradients of a slice, of heads of gradients_ahead; `launch_back`: of others.
+void launch_gradients(const Args& args, const Cut& cut, const Wave& wave, const UnitBuffers& b,
                       cudaStream_t stream);
 void launch_back(const Args& args, const Cut& cut, const Wave& wave, const UnitBuffers& b,
                  cudaStream_t stream);

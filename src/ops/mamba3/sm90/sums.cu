@@ -96,7 +96,8 @@ __device__ __forceinline__ void add_angles(const Args& a, const Wave& w, const U
   }
 }
 
-// The same over units, a warp a token: of the pairs of a part those that have them.
+// The same over units, or parts of heads that are slabs, a warp a token: of the pairs of a part of
+// N those that have them.
 __device__ __forceinline__ void add_angles_of_units(const Args& a, const Cut& cut, const Wave& w,
                                                     const UnitBuffers& b, const Shares& n,
                                                     int64_t block) {
@@ -216,7 +217,8 @@ __global__ void __launch_bounds__(threads)
   store_token(a, u, b.edges[item].first, own * s.chunk, behind ? b.edges[item - 1].last : 0.0);
 }
 
-// The same of a head that is cut: an item a chunk of a unit, of which the first has those of all.
+// The same of a head whose units have each their own: an item a chunk of a unit, of which the first
+// has those of all.
 __global__ void __launch_bounds__(threads)
     unit_edges_kernel(const __grid_constant__ Args a, const __grid_constant__ Wave w,
                       const __grid_constant__ UnitBuffers b, int64_t items,
@@ -299,11 +301,17 @@ void launch_edges(const Args& a, const Cut& cut, const Wave& w, const UnitBuffer
                   cudaStream_t stream) {
   const int64_t items = (w.last - w.first) * a.size.heads * w.segments * a.size.segment;
   if (items == 0 || (!a.grad.dt.data && !a.grad.trap.data)) return;
-  if (!cut.whole)
+  if (cut.whole)
+    return launch("mamba3: first tokens of chunks", edges_kernel, blocks_of(items), threads, 0,
+                  stream, a, w, b, items);
+  if (!gradients_ahead(cut, a.size.rank, a.size.pairs))
     return launch("mamba3: first tokens of chunks", unit_edges_kernel, blocks_of(items), threads, 0,
                   stream, a, w, b, items, cut);
-  launch("mamba3: first tokens of chunks", edges_kernel, blocks_of(items), threads, 0, stream, a, w,
-         b, items);
+  Args heads = a;  // what their units add up to
+  heads.size.heads = cut.heads_of(a.size);
+  const int64_t of_heads = items >> cut.bits();
+  launch("mamba3: first tokens of chunks", edges_kernel, blocks_of(of_heads), threads, 0, stream,
+         heads, w, b, of_heads);
 }
 
 void launch_store_parameters(const Args& a, const Cut& cut, const double* totals,
@@ -325,8 +333,8 @@ void launch_sums(const Args& a, const Cut& cut, const Wave& w, const UnitBuffers
   if (places == 0) return;
   Shares n;
   n.places = places, n.beside = beside;
-  // Gradients of heads of which two have room have summed over those of a part.
-  const bool by_part = cut.whole && has_two_heads(s.rank, s.pairs);
+  // The gradients have summed over the heads of a part.
+  const bool by_part = gradients_ahead(cut, s.rank, s.pairs);
   n.by_block = cut.whole && !by_part;
   if (s.sum_angles && a.grad.angles.data && s.pairs > 0)
     n.angles = n.by_block ? places : blocks_of(places * 32);

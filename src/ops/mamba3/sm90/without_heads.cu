@@ -42,8 +42,7 @@ void launch_without_heads(const Args& a, const Cut& cut, const Wave& w, const Un
   if (s.head_offset == 0 && heads == s.groups * s.heads_per_group) return;
   const int64_t places = (w.last - w.first) * w.slice_chunks * s.chunk;
   const int64_t rows = places * s.rank * s.groups, lines = int64_t{s.groups} * b.parts;
-  if (cut.whole && has_two_heads(s.rank, s.pairs))
-    clear(b.dangles, places * lines * s.pairs, stream);
+  if (gradients_ahead(cut, s.rank, s.pairs)) clear(b.dangles, places * lines * s.pairs, stream);
   if (b.parts > 1) {
     clear(b.dq, (rows << cut.part_bits) * b.parts * s.columns, stream);
     clear(b.dk, (rows << cut.part_bits) * b.parts * s.columns, stream);

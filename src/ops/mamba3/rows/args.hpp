@@ -118,9 +118,16 @@ struct Pending {
 // The same where chunks are taken side by side: what a chunk's first token waits for, and what its
 // last token has for the chunk behind.
 struct Edge {
-  Pending first;
-  double last = 0;
+  double ddt = 0, dgamma = 0;
+  float lambda = 0, other = 0, dt = 0;
+  float last = 0;
+
+  constexpr Pending first() const { return {ddt, dgamma, lambda, other, dt}; }
+  constexpr void put_first(const Pending& x) {
+    ddt = x.ddt, dgamma = x.dgamma, lambda = x.lambda, other = x.other, dt = x.dt;
+  }
 };
+static_assert(sizeof(Edge) == 32);
 
 // Of chunks side by side: tokens of a piece, whose turns are summed ahead; pairs that are turned,
 // of A; bytes of what the tokens of a chunk step by.

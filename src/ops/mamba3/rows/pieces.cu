@@ -158,7 +158,7 @@ __global__ void before_kernel(const uint64_t* turns, int64_t words, int64_t coun
 template <class F>
 __device__ __forceinline__ void put_elements(const Pieces& x, const PieceView& to, int64_t n,
                                              int64_t h, F f) {
-  constexpr int at_once = 8;
+  constexpr int at_once = 4;
   const int64_t count = to.data ? x.values * x.columns : 0;
   for (int64_t first = threadIdx.x; first < count; first += at_once * threads) {
     double found[at_once];

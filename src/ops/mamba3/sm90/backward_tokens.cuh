@@ -122,14 +122,14 @@ __device__ __forceinline__ void Backward<R, blocks, halves>::steps_back(int head
   x.ddt = static_cast<double>(x.lambda) * x.dgamma +
           3.14159265358979323846 * static_cast<double>(by_rate);
   cuda::Edge& edge = b.edges[number(head) * wave.segments * a.size.segment + place.chunk];
-  if (t == p.n - 1) edge.last = static_cast<double>(sh.of_step[t]);
+  if (t == p.n - 1) edge.last = sh.of_step[t];
   if (t > 0)
     put_token(a, u, x, p.first + t, static_cast<double>(sh.of_step[t - 1]),
               [&](const View& to, int64_t at, float own) {
                 put_of_units(head, (&to == &a.grad.dt ? C : 2 * C) + t, to, at, own);
               });
   else
-    edge.first = x;  // waits for the last key of the chunk before
+    edge.put_first(x);  // waits for the last key of the chunk before
 }
 
 // d_adt: what the chunk's end is worth, and of each token behind one what it adds.

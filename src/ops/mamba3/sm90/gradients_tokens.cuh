@@ -141,12 +141,12 @@ __device__ __forceinline__ void Gradients<R, blocks, halves, slabs>::steps_back(
   x.ddt = static_cast<double>(x.lambda) * x.dgamma +
           3.14159265358979323846 * static_cast<double>(by_rate);
   cuda::Edge& edge = b.edges[number(head) * wave.segments * a.size.segment + place.chunk];
-  if (t == n - 1) edge.last = static_cast<double>(sh.of_step[shared_stage(head)][t]);
+  if (t == n - 1) edge.last = sh.of_step[shared_stage(head)][t];
   if (t > 0)
     store_token(a, u, x, sh.part.first + t,
                 static_cast<double>(sh.of_step[shared_stage(head)][t - 1]));
   else
-    edge.first = x;  // waits for the last key of the chunk before
+    edge.put_first(x);  // waits for the last key of the chunk before
 }
 
 // d_d; d_adt: what the chunk's end is worth, and of each token behind one what it adds. The last

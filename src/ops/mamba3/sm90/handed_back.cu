@@ -225,7 +225,7 @@ __global__ void __launch_bounds__(threads)
     db += static_cast<double>(value(i % values) * project(i / values, i % values) * seen[i]);
 #pragma unroll
   for (int step = 16; step > 0; step /= 2) db += __shfl_xor_sync(0xffffffffu, db, step);
-  cuda::Pending& first = b.edges[x.number * w.segments * s.segment + x.chunk].first;
+  cuda::Edge& first = b.edges[x.number * w.segments * s.segment + x.chunk];
   if (lane == 0) first.ddt += static_cast<double>(first.other) * db, first.dgamma -= db;
 }
 

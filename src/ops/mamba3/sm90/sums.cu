@@ -214,7 +214,8 @@ __global__ void __launch_bounds__(threads)
   }
   const bool reset = !mutant(ScanMutant::m3_edge_of_the_sequence_before);
   const bool behind = own > 0 || (!reset && a.pack.rounds && chunk > 0);
-  store_token(a, u, b.edges[item].first, own * s.chunk, behind ? b.edges[item - 1].last : 0.0);
+  const float last = behind ? b.edges[item - 1].last : 0.0f;
+  store_token(a, u, b.edges[item].first(), own * s.chunk, static_cast<double>(last));
 }
 
 // The same of a head whose units have each their own: an item a chunk of a unit, of which the first
@@ -240,12 +241,12 @@ __global__ void __launch_bounds__(threads)
     u = cuda::unit_of(a, w.first + number / s.heads, cut.head_of(unit));
     if (chunk >= cuda::chunks_of(s, u.tokens)) return;
   }
-  cuda::Pending sum = b.edges[item].first;
-  double last = own > 0 ? b.edges[item - 1].last : 0.0;
+  cuda::Pending sum = b.edges[item].first();
+  double last = own > 0 ? static_cast<double>(b.edges[item - 1].last) : 0.0;
   for (int other = 1; other < 1 << cut.bits(); ++other) {
     const cuda::Edge* const more = b.edges + item + other * each;
-    sum.ddt += more->first.ddt, sum.dgamma += more->first.dgamma;
-    if (own > 0) last += more[-1].last;
+    sum.ddt += more->ddt, sum.dgamma += more->dgamma;
+    if (own > 0) last += static_cast<double>(more[-1].last);
   }
   store_token(a, u, sum, own * s.chunk, last);
 }

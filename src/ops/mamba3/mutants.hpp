@@ -61,6 +61,7 @@ namespace talea::mamba3 {
   X(m3_pieces_of_sixteen, "device: pieces of turns have sixteen tokens, of R 8, too")        \
   X(m3_share_not_awaited, "device: y of the other part of N is read before it has come")     \
   X(m3_last_slab_alone, "device: turns and decays of a head are those of its last slab")     \
+  X(m3_step_rows_of_the_turn_before, "device: a step works on rows of the turn before")      \
   X(m3_round_of_the_count_before, "plan: a round begins at the chunk of the one before")     \
   X(m3_one_place_of_tokens, "plan: tokens of the next run have the place of those read")     \
   X(m3_beside_beyond_the_limit, "plan: a second place of tokens, whatever the limit")        \

@@ -10,6 +10,7 @@
 
 #include <type_traits>
 
+#include "ops/mamba3/mutants.hpp"
 #include "ops/mamba3/rows/chunk.hpp"
 #include "ops/mamba3/rows/vectors.cuh"
 
@@ -189,9 +190,13 @@ class Step {
   }
   __device__ __forceinline__ void take_copied(Held& h) const {
     __pipeline_wait_prior(ahead - 1);
+    const auto slot = [&] {
+      const bool before = mutant(ScanMutant::m3_step_rows_of_the_turn_before);
+      return before ? (slot_ + ahead - 1) % ahead : slot_;
+    };
 #pragma unroll
     for (int i = 0; i < rows; ++i) {
-      const float4 x = *reinterpret_cast<const float4*>(copied(slot_) + i * width);
+      const float4 x = *reinterpret_cast<const float4*>(copied(slot()) + i * width);
       h[i][0][0] = x.x, h[i][0][1] = x.y, h[i][0][2] = x.z, h[i][0][3] = x.w;
     }
   }

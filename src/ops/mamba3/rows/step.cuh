@@ -19,11 +19,10 @@ namespace talea::mamba3::cuda::one_step {
 constexpr int threads = 128, warps = threads / 32;
 constexpr int line = 32 * vector;                    // columns of a warp
 constexpr int most_values = 256, usual_values = 64;  // of a head
-constexpr int ahead = 2;                             // turns whose rows are copied
 
 // A head of some entries, a few at a time: what their tokens are waits for memory, and each waits
 // beside the others. ranks: R, up to a power of two; loads: lines of a row of N; whole: all rows
-// lie in vectors; wide: values of a head, at most.
+// lie in vectors; wide: values of a head, at most, or all of them where its state is the usual one.
 template <int ranks, int loads, bool whole, int wide>
 class Step {
  public:
@@ -348,48 +347,8 @@ class Step {
       own_[y_at + j % ranks * wide + row] = sums[0];
   }
 
-  // d v, 1 / rms of each row of y, the gate and the projections.
-  __device__ __forceinline__ void finish() {
-    if (s.head_norm) {
-      for (int item = warp; item < together * s.rank; item += warps) {
-        const int e = item / s.rank, r = item % s.rank;
-        if (entry_of(e).row < 0) break;
-        float* const own = place_of(e);
-        float squares = 0;
-        for (int c = lane; c < s.values; c += 32) {
-          const float x = own[y_at + r * wide + c] + skip * own[values_at + r * wide + c];
-          squares += x * x;
-        }
-        squares = device::warp_reduce(squares, device::Sum{});
-        if (lane == 0)
-          own[norm_at + r] = 1.0f / sqrtf(squares / static_cast<float>(s.values) + s.eps);
-      }
-      __syncthreads();
-    }
-    each_of_entries<wide>([&](int e, const Entry& of, int c) {
-      if (c < s.values) finish(place_of(e), of.sequence, c);
-    });
-  }
-  __device__ __forceinline__ void finish(const float* own, int64_t sequence, int c) {
-    const int64_t at = cuda::at(a.out, sequence, 0, 0, head_, c);
-    float sum = 0;
-#pragma unroll
-    for (int r = 0; r < ranks; ++r) {
-      if (r >= s.rank) break;
-      float o = own[y_at + r * wide + c] + skip * own[values_at + r * wide + c];
-      if (s.head_norm) o = o * own[norm_at + r] * at_[weight_at + c];
-      if (a.z.data) {
-        const float x = own[gate_at + c] * at_[z_at + r * wide + c];
-        o *= x * sigmoid(x);
-      }
-      o *= at_[out_at + r * wide + c];
-      if (s.reduce)
-        sum += o;
-      else
-        store(a.out, at + r * a.out.stride[2], o);
-    }
-    if (s.reduce) store(a.out, at, sum);
-  }
+  __device__ __forceinline__ void finish();
+  __device__ __forceinline__ void finish(const float* own, int64_t sequence, int c);
 
   const Args& a;
   const Sizes& s;

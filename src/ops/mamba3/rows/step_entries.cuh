@@ -1,5 +1,5 @@
-// What: what a step forms of its entries and of their head before a state is touched: rows of q and k,
-//       values, turns.
+// What: what a step forms of its entries and of their head before their states are at work, rows of q
+//       and k, values, turns; and the output behind them.
 // Why: it waits for memory again and again, so that entries wait together.
 // Never: reads a state.
 #pragma once
@@ -192,6 +192,53 @@ __device__ __forceinline__ void Step<ranks, loads, whole, wide>::hold_rows() {
       put_four<whole>(to, cuda::at(to, row_, r, head_), to.stride[3], c, s.columns, own);
     }
   }
+}
+
+// d v, 1 / rms of each row of y, the gate and the projections.
+template <int ranks, int loads, bool whole, int wide>
+__device__ __forceinline__ void Step<ranks, loads, whole, wide>::finish() {
+  if (s.head_norm) {
+    for (int item = warp; item < together * s.rank; item += warps) {
+      const int e = item / s.rank, r = item % s.rank;
+      if (entry_of(e).row < 0) break;
+      float* const own = place_of(e);
+      float squares = 0;
+      for (int c = lane; c < s.values; c += 32) {
+        const float x = own[y_at + r * wide + c] + skip * own[values_at + r * wide + c];
+        squares += x * x;
+      }
+      squares = device::warp_reduce(squares, device::Sum{});
+      if (lane == 0)
+        own[norm_at + r] = 1.0f / sqrtf(squares / static_cast<float>(s.values) + s.eps);
+    }
+    __syncthreads();
+  }
+  each_of_entries<wide>([&](int e, const Entry& of, int c) {
+    if (c < s.values) finish(place_of(e), of.sequence, c);
+  });
+}
+
+template <int ranks, int loads, bool whole, int wide>
+__device__ __forceinline__ void Step<ranks, loads, whole, wide>::finish(const float* own,
+                                                                        int64_t sequence, int c) {
+  const int64_t at = cuda::at(a.out, sequence, 0, 0, head_, c);
+  float sum = 0;
+#pragma unroll
+  for (int r = 0; r < ranks; ++r) {
+    if (r >= s.rank) break;
+    float o = own[y_at + r * wide + c] + skip * own[values_at + r * wide + c];
+    if (s.head_norm) o = o * own[norm_at + r] * at_[weight_at + c];
+    if (a.z.data) {
+      const float x = own[gate_at + c] * at_[z_at + r * wide + c];
+      o *= x * sigmoid(x);
+    }
+    o *= at_[out_at + r * wide + c];
+    if (s.reduce)
+      sum += o;
+    else
+      store(a.out, at + r * a.out.stride[2], o);
+  }
+  if (s.reduce) store(a.out, at, sum);
 }
 
 }  // namespace talea::mamba3::cuda::one_step

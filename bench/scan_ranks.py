@@ -25,7 +25,7 @@ from talea._receipt import now, write_receipt
 HEADS = {"v": 2, "z": 2, "adt": 1, "dt": 1, "trap": 1, "q_bias": 0, "k_bias": 0, "d": 0,
          "mimo_v": 0, "mimo_z": 0, "mimo_out": 0}  # fmt: skip
 TOKENS = {"q": 1, "k": 1, "v": 1, "z": 1, "angles": 1, "adt": 2, "dt": 2, "trap": 2}
-WAYS = ("one rank", "heads", "tokens")
+WAYS = ("one rank", "heads", "tokens", "tokens, save_states")
 
 
 class Way:
@@ -45,9 +45,10 @@ class Way:
                 axes |= {"q": t["q"].dim() - 2, "k": t["k"].dim() - 2}
             else:
                 self.how["total_groups"] = groups
-        elif way == "tokens":
+        elif way.startswith("tokens"):
             axes = TOKENS
             self.how = {"sequence_group": dist.group.WORLD, "workspace_limit": 512 << 20}
+            self.how["save_states"] = way != "tokens"
         self.axes, self.share = axes, share
         self.t = {n: (share(x, axes[n]) if n in axes else x).detach().requires_grad_()
                   for n, x in t.items()}  # fmt: skip
@@ -63,7 +64,7 @@ class Way:
     def far(self, whole):
         """The largest relative L2 between what this rank holds and the same of one rank."""
         out, grads = self.step()
-        if self.way == "tokens":  # of parameters each rank has its tokens' share
+        if self.axes is TOKENS:  # of parameters each rank has its tokens' share
             for name, g in zip(self.t, grads, strict=True):
                 if name not in self.axes:
                     dist.all_reduce(g)

@@ -149,7 +149,8 @@ def mamba3(
     norm_weight [H, P]. R > 1 without mimo_out gives out [B, S, R, H, P]. Every floating tensor is
     differentiable, initial and final states too. docs/mamba3.md says what each means.
 
-    save_states: forward keeps checkpoints for backward. main_grads: fp32 sums by parameter name, that
+    save_states: forward keeps checkpoints for backward, and what the ranks of sequence_group told each
+    other, where all of them ask for it. main_grads: fp32 sums by parameter name, that
     backward adds to; those parameters get no gradient of their own. heads_group, sequence_group:
     ranks that share heads or tokens, pieces of any size, in rank order. total_groups: where ranks
     read the same groups, how many there are on all of them; d_q and d_k are then summed. shared_angles:

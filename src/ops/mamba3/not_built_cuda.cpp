@@ -21,7 +21,7 @@ void put_on_device(const RowsMoved&, const RowsOfTokens&, const RowsOfTokens&, c
                    int64_t, int64_t) {
   no_cuda();
 }
-void measure_on_device(const PieceCall&, const PieceMemory&, int64_t) { no_cuda(); }
+void measure_on_device(const PieceCall&, const PieceMemory&, int64_t, bool) { no_cuda(); }
 void turns_before_on_device(const PieceCall&, const PieceMemory&) { no_cuda(); }
 void states_on_device(const PieceCall&, const Pieces&, const PieceStates&, const PieceStates&) {
   no_cuda();

@@ -23,17 +23,30 @@ struct Measures {
   static int64_t words(const Problem& p) { return p.sequences * (1 + p.heads * (2 + p.pairs)); }
 };
 
+// What ranks tell each other in forward. `saved` keeps it behind the lane's own: backward is then
+// told of the gradients alone.
+struct PieceTold {
+  PieceTold() = default;
+  PieceTold(Arena& arena, const Problem& p);
+  static int64_t bytes(const Problem& p);
+  char* measures = nullptr;   // of each rank
+  char* summaries = nullptr;  // of each rank [n, H, P N], [n, R, H, N], [n, H, P]
+};
+
 // What the exchanges leave.
 struct PieceMemory {
   PieceMemory(Arena& arena, const Problem& p);
   int32_t* cu;      // [n + 1], of this piece
   int64_t* status;  // [4], of the entries of cu_seqlens
-  char *measures, *all_measures;
-  uint64_t* before;            // [n, H, A], turns of the ranks before
-  char *summary, *summaries;   // [n, H, P N], [n, R, H, N], [n, H, P]
-  char *feedback, *feedbacks;  // [n, H, P N]
-  char *initial, *last;        // as summary: states before the piece, gradients behind it
-  char* last_angle;            // [n, H, A]
+  char* measures;
+  PieceTold told;
+  uint64_t* before;  // [n, H, A], turns of the ranks before
+  // One behind another: what the piece makes of nothing, as a summary; what it adds to the gradient
+  // before it; the gradients behind it, as a summary.
+  char* own;
+  char* feedbacks;   // of each rank [n, H, P N]
+  char* initial;     // states before the piece, as a summary
+  char* last_angle;  // [n, H, A]
 };
 
 struct PieceCall {
@@ -44,8 +57,8 @@ struct PieceCall {
 };
 
 // The steps beside the lane's calls, of device tensors: queued on the call's stream.
-// Sequences of this piece of the whole `tokens`, and their measures.
-void measure_on_device(const PieceCall& c, const PieceMemory& m, int64_t tokens);
+// Sequences of this piece of the whole `tokens`, and their measures unless they are known.
+void measure_on_device(const PieceCall& c, const PieceMemory& m, int64_t tokens, bool known);
 void turns_before_on_device(const PieceCall& c, const PieceMemory& m);
 // States before this piece, and behind all.
 void states_on_device(const PieceCall& c, const Pieces& x, const PieceStates& initial,

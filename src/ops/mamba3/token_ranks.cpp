@@ -56,24 +56,32 @@ class Piece {
         c_(call),
         p_(call.problem),
         ranks_(*call.ranks.sequence),
+        saved_(p_.backward() ? c_.in.saved : c_.out.saved),
         m_(arena, p_),
         own_(p_, m_.measures),
         problems_(p_) {
+    if (saved_) {
+      const int64_t lanes_own = lane_.plan.whole.kept_bytes;
+      Arena kept({static_cast<char*>(saved_.data) + lanes_own, saved_.shape[0] - lanes_own});
+      m_.told = PieceTold(kept, p_);
+      saved_.shape[0] = lanes_own;
+    }
     // What is left is the lane's.
     const int64_t used = arena.used();
     rest_ = {static_cast<char*>(call.workspace.data) + used, call.workspace.bytes - used};
   }
 
   void run() {
-    const int64_t tokens = whole_tokens();
+    const auto [tokens, known] = whole();
     if (on_host(p_))
-      measure(tokens);
+      measure(tokens, known);
     else
-      measure_on_device(on_device(), m_, tokens);
-    exchange("turns, decays and tokens of the pieces", m_.measures, m_.all_measures,
-             Measures::words(p_) * 8);
+      measure_on_device(on_device(), m_, tokens, known);
+    if (!known)
+      exchange("turns, decays and tokens of the pieces", m_.measures, m_.told.measures,
+               Measures::words(p_) * 8);
     turns_before();
-    exchange_summaries();
+    if (!known) exchange_summaries();
     const Pieces x = pieces();
     const PieceStates initial = views_of(states_at(p_, m_.initial));
     const PieceStates final_states = views_of(c_.out.final_states);
@@ -89,35 +97,44 @@ class Piece {
       else
         gradients_on_device(on_device(), x, last, d);
     }
-    whole();
+    scan();
   }
 
  private:
   PieceCall on_device() const { return {p_, c_.in, c_.out, c_.stream}; }
 
-  // Of all pieces, which must lie one behind another.
-  int64_t whole_tokens() const {
-    const int64_t own[2] = {p_.token_begin, p_.tokens};
-    std::vector<int64_t> all(static_cast<size_t>(2 * ranks_.size()));
-    bool told = ranks_.host_gather(own, all.data(), sizeof own);
+  // All pieces, which must lie one behind another; whether every rank has kept what forward told
+  // it.
+  struct Whole {
+    int64_t tokens = 0;
+    bool known = true;
+  };
+  Whole whole() const {
+    struct Share {
+      int64_t begin, tokens, knows;
+    };
+    const Share own = {p_.token_begin, p_.tokens, p_.backward() && saved_};
+    std::vector<Share> all(static_cast<size_t>(ranks_.size()));
+    bool told = ranks_.host_gather(&own, all.data(), sizeof own);
     if (!told && on_host(p_)) {  // what gathers tensors of the host gathers these as well
-      ranks_.all_gather(own, all.data(), sizeof own, nullptr);
+      ranks_.all_gather(&own, all.data(), sizeof own, nullptr);
       told = true;
     }
     require(told, ErrorKind::usage,
             "tokens over ranks: ranks over {} cannot tell each other which tokens they hold",
             ranks_.engine());
-    int64_t covered = 0;
-    for (size_t r = 0; r < all.size() / 2; ++r) {
-      require(all[2 * r] == covered, ErrorKind::invalid_data,
-              "token_begin = {} on rank {}: the tokens before it end at {}", all[2 * r], r,
-              covered);
-      covered += all[2 * r + 1];
+    Whole whole;
+    for (size_t r = 0; r < all.size(); ++r) {
+      require(all[r].begin == whole.tokens, ErrorKind::invalid_data,
+              "token_begin = {} on rank {}: the tokens before it end at {}", all[r].begin, r,
+              whole.tokens);
+      whole.tokens += all[r].tokens;
+      whole.known = whole.known && all[r].knows;
     }
-    return covered;
+    return whole;
   }
 
-  void measure(int64_t tokens) {
+  void measure(int64_t tokens, bool known) {
     int64_t before = 0;
     for (int64_t i = 0; p_.packed && i <= p_.sequences; ++i) {
       const int64_t value = index_at(c_.in.cu_seqlens, i);
@@ -126,6 +143,7 @@ class Piece {
       before = value;
       m_.cu[i] = static_cast<int32_t>(std::clamp<int64_t>(value - p_.token_begin, 0, p_.tokens));
     }
+    if (known) return;
     for (int64_t n = 0; n < p_.sequences; ++n) {
       own_.lengths[n] = p_.packed ? m_.cu[n + 1] - m_.cu[n] : p_.tokens;
       for (int64_t h = 0; h < p_.heads; ++h) measure(n, h);
@@ -164,7 +182,7 @@ class Piece {
   }
 
   Measures of_rank(int64_t r) const {
-    return Measures(p_, m_.all_measures + r * Measures::words(p_) * 8);
+    return Measures(p_, m_.told.measures + r * Measures::words(p_) * 8);
   }
 
   Inputs inputs() const {
@@ -199,10 +217,10 @@ class Piece {
     in.initial_states = {};
     in.initial_states.angle = c_.in.initial_states.angle;
     Outputs out;
-    out.final_states = states_at(p_, m_.summary);
+    out.final_states = states_at(p_, m_.own);
     Result ignored;
     call({problems_.summary, lane_.plan.summary, ignored}, in, out, m_.before);
-    exchange("states, last keys and values of the pieces", m_.summary, m_.summaries,
+    exchange("states, last keys and values of the pieces", m_.own, m_.told.summaries,
              summary_elements(p_) * size_of(plain_of(p_)));
   }
 
@@ -212,10 +230,10 @@ class Piece {
     in.initial_states = before_piece();
     Outputs out;
     out.d.initial_states.ssm =
-        plain_view(p_, m_.feedback, {p_.sequences, p_.heads, p_.head_dim, p_.state_dim});
+        plain_view(p_, m_.own, {p_.sequences, p_.heads, p_.head_dim, p_.state_dim});
     Result ignored;
     call({problems_.feedback, lane_.plan.feedback, ignored}, in, out, m_.before);
-    exchange("gradients of the states before the pieces", m_.feedback, m_.feedbacks,
+    exchange("gradients of the states before the pieces", m_.own, m_.feedbacks,
              state_elements(p_) * size_of(plain_of(p_)));
   }
 
@@ -228,7 +246,7 @@ class Piece {
     const Measures first = of_rank(0);
     x.lengths = first.lengths, x.decays = first.decays, x.turns = first.turns;
     x.words = Measures::words(p_);
-    x.own = views_of(states_at(p_, m_.summaries));
+    x.own = views_of(states_at(p_, m_.told.summaries));
     x.own_apart = summary_elements(p_);
     x.feedback =
         view_of(plain_view(p_, m_.feedbacks, {p_.sequences, p_.heads, p_.head_dim, p_.state_dim}));
@@ -300,17 +318,17 @@ class Piece {
     return s;
   }
   States last_states() const {
-    States s = states_at(p_, m_.last);
+    States s = states_at(p_, m_.own);
     s.angle = plain_view(p_, m_.last_angle, {p_.sequences, p_.heads, p_.pairs});
     return s;
   }
 
   // The piece itself, between what the chain says of both its ends.
-  void whole() {
+  void scan() {
     Inputs in = inputs();
     in.initial_states = before_piece();
-    in.saved = c_.in.saved;
     Outputs out = c_.out;
+    (p_.backward() ? in.saved : out.saved) = saved_;
     out.final_states = {};
     out.d.initial_states = {};
     if (!on_host(p_)) out.status = {};
@@ -325,6 +343,7 @@ class Piece {
   const Call& c_;
   const Problem& p_;
   Communicator& ranks_;
+  Tensor saved_;  // the lane's own part
   PieceMemory m_;
   Measures own_;
   PieceProblems problems_;
@@ -383,21 +402,29 @@ Measures::Measures(const Problem& p, char* data)
       decays(reinterpret_cast<double*>(lengths + p.sequences)),
       turns(reinterpret_cast<uint64_t*>(decays + 2 * p.sequences * p.heads)) {}
 
+PieceTold::PieceTold(Arena& arena, const Problem& p) {
+  const int64_t world = p.sequence_world;
+  measures = arena.take<char>(world * Measures::words(p) * 8);
+  summaries = arena.take<char>(world * summary_elements(p) * size_of(plain_of(p)));
+}
+
+int64_t PieceTold::bytes(const Problem& p) {
+  Arena arena;
+  PieceTold(arena, p);
+  return arena.bytes();
+}
+
 PieceMemory::PieceMemory(Arena& arena, const Problem& p) {
   const int64_t world = p.sequence_world, heads = p.sequences * p.heads;
   const int64_t size = size_of(plain_of(p)), bytes = summary_elements(p) * size;
-  const int64_t states = state_elements(p) * size, told = Measures::words(p) * 8;
   cu = arena.take<int32_t>(p.sequences + 1);
   status = arena.take<int64_t>(4);
-  measures = arena.take<char>(told);
-  all_measures = arena.take<char>(world * told);
+  measures = arena.take<char>(Measures::words(p) * 8);
+  if (!p.in.saved && !p.out.saved) told = PieceTold(arena, p);
   before = arena.take<uint64_t>(heads * p.pairs);
-  summary = arena.take<char>(bytes);
-  summaries = arena.take<char>(world * bytes);
+  own = arena.take<char>(bytes);
   initial = arena.take<char>(bytes);
-  feedback = arena.take<char>(p.backward() ? states : 0);
-  feedbacks = arena.take<char>(p.backward() ? world * states : 0);
-  last = arena.take<char>(p.backward() ? bytes : 0);
+  feedbacks = arena.take<char>(p.backward() ? world * state_elements(p) * size : 0);
   last_angle = arena.take<char>(p.backward() ? heads * p.pairs * size : 0);
 }
 

@@ -5,6 +5,7 @@
 #include "talea/ranks.hpp"
 
 #include <functional>
+#include <set>
 
 #include "ops/mamba3/cuts.hpp"
 
@@ -85,6 +86,43 @@ TEST_P(ScanRanks, TokensInPieces) {
             << ranks << " ranks, kind " << kind << (packed ? ", packed" : "");
         EXPECT_EQ(all[0].backward.exchanges.size(), ranks > 1 ? 3u : 0u);
       }
+  }
+}
+
+// What ranks told each other in forward lies in `saved`: backward asks for the gradients alone.
+// Where one rank has not kept it, all are told again.
+TEST_P(ScanRanks, WhatForwardWasToldIsKept) {
+  for (const bool packed : {false, true}) {
+    Case c = usual(21, packed ? 1 : 2);
+    chunk(c, 4);
+    if (packed) {
+      pack(c, {1, 6, 6, 18, 20});
+      for (const char* s : states)
+        for (const char* prefix : {"initial_", "d_final_"})
+          fill(c, prefix + std::string(s), DType::f32, 3);
+    }
+    c.options.threads = 1;
+    const auto bounds = pieces(21, 3, 1);
+    const auto of = [&](const std::set<int>& saving) {
+      return run_world(lane(), 3, [&](int r, Communicator& world, How& how) {
+        how.save = saving.contains(r);
+        how.ranks.sequence = &world;
+        how.ranks.token_begin = bounds[static_cast<size_t>(r)];
+        return tokens_of(c, bounds[static_cast<size_t>(r)], bounds[static_cast<size_t>(r) + 1]);
+      });
+    };
+    const auto anew = of({});
+    for (const std::set<int>& saving : {std::set<int>{0, 1, 2}, {0, 2}, {1}}) {
+      const auto all = of(saving);
+      for (size_t r = 0; r < all.size(); ++r) {
+        EXPECT_EQ(all[r].damage, "");
+        EXPECT_EQ(all[r].backward.exchanges.size(), saving.size() == 3 ? 1u : 3u);
+        for (const auto& [name, tensor] : all[r].out)
+          EXPECT_EQ(tensor.values(), anew[r].out.at(name).values())
+              << name << " of rank " << r << ", " << saving.size() << " save"
+              << (packed ? ", packed" : "");
+      }
+    }
   }
 }
 

@@ -220,14 +220,20 @@ TEST_P(ScanTrainingStates, TokensInPiecesOverRanks) {
       Case y = c;
       y.options.chunk = 64 / R;
       const Outcome plain = run("unfused", y);
-      for (const std::vector<int64_t>& bounds : {std::vector<int64_t>{0, S / 3, S}, {0, 5, 5, S}}) {
+      // Saved by all, by some, by none.
+      struct Cut {
+        std::vector<int64_t> bounds;
+        size_t save_every;
+      };
+      for (const Cut& cut : {Cut{{0, S / 3, S}, 1}, Cut{{0, 5, 5, S}, 2}, Cut{{0, S / 3, S}, 0}}) {
+        const std::vector<int64_t>& bounds = cut.bounds;
         const auto ranks = static_cast<int>(bounds.size()) - 1;
         std::vector<Outcome> all(static_cast<size_t>(ranks));
         run_thread_ranks(ranks, 300, [&](Communicator& threads) {
           std::string why;
           StagedRanks world(threads, *testing::cuda_place(why));
           const auto r = static_cast<size_t>(world.rank());
-          How how{.save = r % 2 == 0};
+          How how{.save = cut.save_every > 0 && r % cut.save_every == 0};
           how.ranks.sequence = &world;
           how.ranks.token_begin = bounds[r];
           all[r] = run(lane(), tokens_of(c, bounds[r], bounds[r + 1]), how);

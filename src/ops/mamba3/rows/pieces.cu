@@ -283,7 +283,7 @@ __global__ void __launch_bounds__(threads)
 
 }  // namespace
 
-void measure_on_device(const PieceCall& c, const PieceMemory& m, int64_t tokens) {
+void measure_on_device(const PieceCall& c, const PieceMemory& m, int64_t tokens, bool known) {
   const Problem& p = c.problem;
   const device::DeviceGuard guard(p.device_index);
   const cudaStream_t stream = device::cuda_stream(c.stream);
@@ -310,7 +310,7 @@ void measure_on_device(const PieceCall& c, const PieceMemory& m, int64_t tokens)
     device::check_launch("mamba3: status of a piece");
   }
   if (checked) cuda::check_counts(m.status, stream);
-  if (heads == 0) return;
+  if (heads == 0 || known) return;
   const Steps x = {view_of(c.in.adt),
                    view_of(c.in.dt),
                    view_of(c.in.trap),
@@ -336,7 +336,7 @@ void turns_before_on_device(const PieceCall& c, const PieceMemory& m) {
   if (count == 0) return;
   const device::DeviceGuard guard(p.device_index);
   before_kernel<<<blocks_of(count), threads, 0, device::cuda_stream(c.stream)>>>(
-      Measures(p, m.all_measures).turns, Measures::words(p), count, p.sequence_rank, m.before);
+      Measures(p, m.told.measures).turns, Measures::words(p), count, p.sequence_rank, m.before);
   device::check_launch("mamba3: turns before a piece");
 }
 

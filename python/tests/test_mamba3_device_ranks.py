@@ -138,7 +138,10 @@ def tokens_over_ranks(device, lane, dtype, rank, packed, cut):
     t = problem(device, dtype, rank, packed)
     mine = {n: x.narrow(TOKENS[n], lo, hi - lo) if n in TOKENS else x for n, x in t.items()}
     how = {"lane": lane, "sequence_group": dist.group.WORLD}
-    found, _ = everything(mine, [ups[0][:, lo:hi], *ups[1:]], **how)
+    ups = [ups[0][:, lo:hi], *ups[1:]]
+    found, _ = everything(mine, ups, **how)
+    for name, x in everything(mine, ups, **how, save_states=True)[0].items():
+        assert torch.equal(x, found[name]), f"save_states: {name}"
     for name in found:
         if name.startswith("d_") and name[2:] in PARAMETERS:
             share = found[name].double().cpu()  # a rank's own: the caller sums them

@@ -32,11 +32,11 @@ def whole_problem():
     return t, made.out, final, ups, gradients_of(t, made.out, final, ups)
 
 
-def tokens_over_ranks(rank, group):
+def tokens_over_ranks(rank, group, save):
     t, out, final, ups, grads = whole_problem()
     lo, hi = ((0, 8), (8, 11))[rank]
     mine = cut(t, TOKENS, lo, hi)
-    made = scan(mine, head_norm=True, return_final=True, sequence_group=group)
+    made = scan(mine, head_norm=True, return_final=True, sequence_group=group, save_states=save)
     ours = [getattr(made.final, s) for s in STATES]
     assert relative_l2(made.out, out[:, lo:hi]) <= 1e-6
     for a, b in zip(ours, final, strict=True):
@@ -82,7 +82,9 @@ def heads_over_ranks(rank, group, shared):
 
 def _world(rank):
     group = dist.group.WORLD
-    tokens_over_ranks(rank, group)
+    tokens_over_ranks(rank, group, save=False)
+    tokens_over_ranks(rank, group, save=True)
+    tokens_over_ranks(rank, group, save=rank == 0)
     heads_over_ranks(rank, group, shared=False)
     heads_over_ranks(rank, group, shared=True)
 

@@ -30,8 +30,7 @@ class Gradients {
 
   // Each by a warpgroup of its own. handed: states are, or gradients of them.
   template <bool handed>
-  __device__ __forceinline__ void form_rows();
-  __device__ __forceinline__ void form_values();
+  __device__ __forceinline__ void form(bool of_rows);
   template <bool handed>
   __device__ __forceinline__ void multiply(bool of_keys);
 
@@ -41,7 +40,7 @@ class Gradients {
                                                    const Wave& wave, Shared& sh);
 
  private:
-  // full and y_known: two, of heads in turn. y_read: where y has one place.
+  // full and y_known: two, of heads in turn.
   enum Barrier {
     full = 1,
     done = 3,
@@ -86,14 +85,10 @@ class Gradients {
     return sh.near[shared_stage(head)];
   }
   __device__ __forceinline__ typename Shared::Biases& biases(int head) const {
-    if constexpr (Shared::has_room)
+    if constexpr (R == 1)
       return sh.of_head[shared_stage(head)];
     else
       return sh.only_biases;
-  }
-  // Where y of a head lies.
-  __device__ __forceinline__ int y_stage(int head) const {
-    return Shared::has_room ? stage(head) : 0;
   }
   __device__ __forceinline__ StepsLate<C>& late(int head) const { return sh.late[third(head)]; }
   // Where rows of a head begin, and angles.
@@ -122,6 +117,8 @@ class Gradients {
   }
 
   // gradients_form.cuh
+  template <bool handed, bool forms_rows, bool forms_others>
+  __device__ __forceinline__ void form_heads(bool of_rows);
   __device__ __forceinline__ void begin_rows(int head);
   __device__ __forceinline__ void finish_rows(int head);
   __device__ __forceinline__ void begin_values(int head);
@@ -196,14 +193,16 @@ class Gradients {
   template <bool handed>
   __device__ __forceinline__ void values_back(int head, float (&dv)[32]);
   // gradients_gates.cuh
-  template <int from, int to, class Known, class Y>
-  __device__ __forceinline__ void gates_of(int head, float* sums, int own_barrier, Known known,
-                                           Y y);
-  template <int from, int to, bool plain, bool projects, class Y>
-  __device__ __forceinline__ void gates(int head, float* sums, int own_barrier, Y y,
-                                        const uint32_t (&g)[2 * (to - from)],
-                                        const uint32_t (&z)[2 * (to - from)]);
-  __device__ __forceinline__ void gate_half(int head);
+  static constexpr int of_y = 128 * (1 + Shared::gating);  // threads that hand y on or gate it
+  template <int count, class Known, class Y>
+  __device__ __forceinline__ void gates_of(int head, int from, float* sums, int own_barrier,
+                                           Known known, Y y);
+  template <int count, bool plain, bool projects, class Y>
+  __device__ __forceinline__ void gates(int head, int from, float* sums, int own_barrier, Y y,
+                                        const uint32_t (&g)[2 * count],
+                                        const uint32_t (&z)[2 * count]);
+  __device__ __forceinline__ void hand_on(int head, const float (&y)[32]);
+  __device__ __forceinline__ void gate_half(int head, bool of_rows);
   __device__ __forceinline__ void gates_back(int head);
   template <bool projected>
   __device__ __forceinline__ void gate_back(int head, const char* y_at, const char* v_at,

@@ -114,7 +114,7 @@ __device__ __forceinline__ void Gradients<R, blocks, halves, slabs>::begin_rows(
       static_cast<uint32_t>(Shared::turn_at(t0, thread % (pairs / 2) * 2) * 8);
   constexpr int apart = 256 / pairs;  // tokens
   static_assert(apart % 8 == 0);
-  if constexpr (!Shared::has_room) hopper::named_barrier_sync(rows_own, 128);  // biases are read
+  if constexpr (R > 1) hopper::named_barrier_sync(rows_own, 128);  // biases are read
   if (n == C) {
     copy_all_rows<R>(a.q, sh.homes.q, turned.q, thread);
     copy_all_rows<R>(a.k, sh.homes.k, turned.k, thread);
@@ -280,7 +280,7 @@ __device__ __forceinline__ void Gradients<R, blocks, halves, slabs>::finish_valu
   if (R > 1 || a.mimo_v.data)
     own.put(sh.part, sh.of_head[stage(head)].mimo_v, nullptr, to.v, nullptr);
     // Two rows through the gate while half of Hout is under way.
-#pragma unroll
+#pragma unroll 1
   for (int half = 0; half < 2; ++half) {
     if (half == 1 || !ahead) behind.load(sh.from.h.of(head), half);
     // Both are gated ahead of the stores, behind which the compiler would load projections anew.
@@ -360,48 +360,54 @@ __device__ __forceinline__ void Gradients<R, blocks, halves, slabs>::gate_apart(
   }
 }
 
+// Rows of q and k, or all else that is multiplied: each a warpgroup. One row a token has no gates
+// in common and no registers for both: each has its own text.
 template <int R, int blocks, bool halves, int slabs>
-template <bool handed>
-__device__ __forceinline__ void Gradients<R, blocks, halves, slabs>::form_rows() {
+template <bool handed, bool forms_rows, bool forms_others>
+__device__ __forceinline__ void Gradients<R, blocks, halves, slabs>::form_heads(bool of_rows) {
   const bool shared_angles = a.angles.stride[2] == 0;
 #pragma unroll 1
   for (int head = place.first - 1; head <= place.last; ++head) {
     // Room for the next one, and what the one before has left.
     if (head > place.first) hopper::named_barrier_sync(done, gradient_threads);
-    if (head + 1 < place.last) begin_rows(head + 1);
-    if (head > place.first) {
-      if (is_last(head - 1)) {
-        if (!shared_angles) read_rates(head - 1);
-        if (n == C && a.size.pairs == pairs && (handed || a.angles.data))
-          angles_back<handed, true>(head - 1);
-        else
-          angles_back<handed, false>(head - 1);
+    const bool is_one = head >= place.first && head < place.last;
+    if (forms_rows && (of_rows || !forms_others)) {
+      if (head + 1 < place.last) begin_rows(head + 1);
+      if (head > place.first) {
+        if (is_last(head - 1)) {
+          if (!shared_angles) read_rates(head - 1);
+          if (n == C && a.size.pairs == pairs && (handed || a.angles.data))
+            angles_back<handed, true>(head - 1);
+          else
+            angles_back<handed, false>(head - 1);
+        }
+        decays_back(head - 1);
+        if (head < place.last) hopper::named_barrier_arrive(heard, gradient_threads);
       }
-      decays_back(head - 1);
-      if (head < place.last) hopper::named_barrier_arrive(heard, gradient_threads);
+      if (head + 1 < place.last) finish_rows(head + 1);
+      // Behind the first rows, for which others wait.
+      if (shared_angles && head < place.first) read_rates(place.first);
+    } else if (forms_others) {
+      if (head + 1 < place.last) begin_values(head + 1);
+      if (head > place.first && is_one) hopper::named_barrier_arrive(heard, gradient_threads);
+      if (head + 1 < place.last) finish_values(head + 1);
+      if constexpr (R == 1)
+        if (is_one && gates_apart()) gates_back(head);
     }
-    if (head + 1 < place.last) finish_rows(head + 1);
-    // Behind the first rows, for which others wait.
-    if (shared_angles && head < place.first) read_rates(place.first);
+    if constexpr (R > 1)
+      if (is_one && needs_y() && (Shared::gating > 1 || !of_rows)) gate_half(head, of_rows);
   }
 }
 
 template <int R, int blocks, bool halves, int slabs>
-__device__ __forceinline__ void Gradients<R, blocks, halves, slabs>::form_values() {
-#pragma unroll 1
-  for (int head = place.first - 1; head <= place.last; ++head) {
-    if (head > place.first) hopper::named_barrier_sync(done, gradient_threads);
-    if (head + 1 < place.last) begin_values(head + 1);
-    if (head > place.first && head < place.last)
-      hopper::named_barrier_arrive(heard, gradient_threads);
-    if (head + 1 < place.last) finish_values(head + 1);
-    if (head < place.first || head >= place.last) continue;
-    if constexpr (R > 1) {
-      if (needs_y()) gate_half(head);
-    } else {
-      if (gates_apart()) gates_back(head);
-    }
-  }
+template <bool handed>
+__device__ __forceinline__ void Gradients<R, blocks, halves, slabs>::form(bool of_rows) {
+  if constexpr (R > 1)
+    form_heads<handed, true, true>(of_rows);
+  else if (of_rows)
+    form_heads<handed, true, false>(true);
+  else
+    form_heads<handed, false, true>(false);
 }
 
 }  // namespace talea::mamba3::sm90

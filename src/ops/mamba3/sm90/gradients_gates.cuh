@@ -1,7 +1,7 @@
 // What: the gradients behind the gate: with the projections', or of more rows a token, where y is
 //       formed; d_z alone of one row a token where the next head's values are.
 // Why: y is not kept; where it is formed anew, its numbers lie in registers. With more rows a token
-//      half of the columns go to the warpgroup that forms values, which has less to do.
+//      the columns go to the warpgroups that form operands, which have less to do.
 // Never: rounds y.
 #pragma once
 
@@ -10,20 +10,21 @@
 
 namespace talea::mamba3::sm90 {
 
-// Of columns 8 `from` to 8 `to`. y(j, second): neighbours of column group j.
+// Of `count` eights of columns from `from` on, a multiple of `count`. y(j, second): neighbours of
+// column group `from` + j.
 template <int R, int blocks, bool halves, int slabs>
-template <int from, int to, class Known, class Y>
-__device__ __forceinline__ void Gradients<R, blocks, halves, slabs>::gates_of(int head, float* sums,
+template <int count, class Known, class Y>
+__device__ __forceinline__ void Gradients<R, blocks, halves, slabs>::gates_of(int head, int from,
+                                                                              float* sums,
                                                                               int own_barrier,
                                                                               Known known, Y y) {
-  constexpr int count = 2 * (to - from);
   const bool projects = a.grad.mimo_out.data || (a.z.data && a.grad.mimo_z.data);
   const int thread = own_thread();
   const int row = thread / 32 * 16 + thread % 32 / 4, r = row % R;  // as own_row and own_column
   const int column = thread % 4 * 2 + 8 * from;
-  uint32_t g[count], z[count];  // of d_out, where neighbours are one load
+  uint32_t g[2 * count], z[2 * count];  // of d_out, where neighbours are one load
   const auto load = [&](const View& v, int64_t first, int64_t rank, bool has,
-                        uint32_t(&to_words)[count]) {
+                        uint32_t(&to_words)[2 * count]) {
     const auto* at = static_cast<const __nv_bfloat16*>(v.data) + first + row / R * v.stride[1] +
                      r * rank + column;
 #pragma unroll
@@ -31,10 +32,10 @@ __device__ __forceinline__ void Gradients<R, blocks, halves, slabs>::gates_of(in
       const bool live = has && (row + 8 * second) / R < n;
       const auto* const words = reinterpret_cast<const uint32_t*>(at);
 #pragma unroll
-      for (int j = 0; j < to - from; ++j) to_words[2 * j + second] = 0;
+      for (int j = 0; j < count; ++j) to_words[2 * j + second] = 0;
       if (live) {
 #pragma unroll
-        for (int j = 0; j < to - from; ++j) to_words[2 * j + second] = __ldg(words + 4 * j);
+        for (int j = 0; j < count; ++j) to_words[2 * j + second] = __ldg(words + 4 * j);
       }
       at += 8 / R * v.stride[1];
     }
@@ -43,19 +44,19 @@ __device__ __forceinline__ void Gradients<R, blocks, halves, slabs>::gates_of(in
   load(a.z, home(sh.homes.z, a.z, head), 0, a.z.data != nullptr, z);
   known();
   if (!up.pairs && a.d_out.data)
-    gates<from, to, false, true>(head, sums, own_barrier, y, g, z);
+    gates<count, false, true>(head, from, sums, own_barrier, y, g, z);
   else if (projects)
-    gates<from, to, true, true>(head, sums, own_barrier, y, g, z);
+    gates<count, true, true>(head, from, sums, own_barrier, y, g, z);
   else
-    gates<from, to, true, false>(head, sums, own_barrier, y, g, z);
+    gates<count, true, false>(head, from, sums, own_barrier, y, g, z);
 }
 
 template <int R, int blocks, bool halves, int slabs>
-template <int from, int to, bool plain, bool projects, class Y>  // g holds d_out; sums of
-                                                                 // z's and out's projections
+template <int count, bool plain, bool projects, class Y>  // g holds d_out; sums of z's and out's
+                                                          // projections
 __device__ __forceinline__ void Gradients<R, blocks, halves, slabs>::gates(
-    int head, float* sums, int own_barrier, Y y, const uint32_t (&g)[2 * (to - from)],
-    const uint32_t (&z)[2 * (to - from)]) {
+    int head, int from, float* sums, int own_barrier, Y y, const uint32_t (&g)[2 * count],
+    const uint32_t (&z)[2 * count]) {
   // Columns together of which d_z, or a sum, is one number a lane.
   constexpr int alike = Shared::alike, together = 4, summed = alike > 1 ? alike / 2 : 1;
   const auto& parameters = sh.of_head[stage(head)];
@@ -70,12 +71,13 @@ __device__ __forceinline__ void Gradients<R, blocks, halves, slabs>::gates(
   float* const partial =
       reinterpret_cast<float*>(sh.from.partial.of(head)) + 2 * R * columns + R * values;
   // Columns eight apart lie in other pieces of a row, of which rows eight apart swap the same.
-  const int v_at = place_of(row, column % 8), projection = projection_at(r, column % 8);
+  const int v_at = place_of(row, column % 8) ^ from << 4;
+  const int projection = projection_at(r, column % 8) ^ from * 8;
   float* const by_z_to = sums;
-  float* const by_out_to = sums + 2 * (to - from) * Shared::lanes;
+  float* const by_out_to = sums + 2 * count * Shared::lanes;
   if (projects) hopper::named_barrier_sync(own_barrier, 128);
 #pragma unroll
-  for (int first = 0; first < to - from; first += together) {
+  for (int first = 0; first < count; first += together) {
     float dz[2][2][together];
 #pragma unroll
     for (int some = 0; some < together; some += summed) {
@@ -83,15 +85,15 @@ __device__ __forceinline__ void Gradients<R, blocks, halves, slabs>::gates(
 #pragma unroll
       for (int k = some; k < some + summed; ++k) {
         const int j = first + k, c = column + 8 * j, slot = 2 * (k - some);
-        const int by_at = projection ^ (from + j) * 8;
+        const int by_at = projection ^ j * 8;
         const float2 by_out = *reinterpret_cast<const float2*>(parameters.mimo_out + by_at);
         const float2 by_z = *reinterpret_cast<const float2*>(parameters.mimo_z + by_at);
         to_z[slot] = to_z[slot + 1] = to_out[slot] = to_out[slot + 1] = 0;
 #pragma unroll
         for (int second = 0; second < 2; ++second) {
           const uint32_t v =
-              *reinterpret_cast<const uint32_t*>(v_tile + (v_at ^ (from + j) << 4) + second * 1024);
-          const float2 y_here = y(from + j, second);
+              *reinterpret_cast<const uint32_t*>(v_tile + (v_at ^ j << 4) + second * 1024);
+          const float2 y_here = y(j, second);
           const float own[2] = {y_here.x + skip * low_of(v), y_here.y + skip * high_of(v)};
           float2 here = {low_of(g[2 * j + second]), high_of(g[2 * j + second])};
           if (!plain && t[second] < n)
@@ -156,7 +158,7 @@ __device__ __forceinline__ void Gradients<R, blocks, halves, slabs>::gates(
   }
   if (projects) {
     hopper::named_barrier_sync(own_barrier, 128);
-    constexpr int items = R * values * (to - from) / 8;
+    constexpr int items = R * values * count / 8;
     store_alike(by_z_to, items, values, partial + 8 * from);
     store_alike(by_out_to, items, values, partial + R * values + 8 * from);
   } else if (from == 0) {
@@ -164,17 +166,34 @@ __device__ __forceinline__ void Gradients<R, blocks, halves, slabs>::gates(
   }
 }
 
-// The half of the warpgroup that forms values.
+// The columns that others gate, as they lie in registers.
 template <int R, int blocks, bool halves, int slabs>
-__device__ __forceinline__ void Gradients<R, blocks, halves, slabs>::gate_half(int head) {
-  const float* const from = sh.y[y_stage(head)] + own_thread() * 2;
-  gates_of<4, 8>(
-      head, sh.sums_y, values_own, [&] { hopper::named_barrier_sync(y_known + stage(head), 256); },
+__device__ __forceinline__ void Gradients<R, blocks, halves, slabs>::hand_on(int head,
+                                                                             const float (&y)[32]) {
+  if constexpr (R == 1) return;
+  constexpr int first = 4 * Shared::own_gates;
+  if (head > place.first) hopper::named_barrier_sync(y_read, of_y);
+  float* const to = sh.y + thread * 2;
+#pragma unroll
+  for (int i = 0; i < (32 - first) / 2; ++i)
+    *reinterpret_cast<float2*>(to + i * 256) = {y[first + 2 * i], y[first + 2 * i + 1]};
+  hopper::named_barrier_arrive(y_known + stage(head), of_y);
+}
+
+// Four eights of columns by a warpgroup that forms operands; as one text its instructions are
+// fetched for both.
+template <int R, int blocks, bool halves, int slabs>
+__device__ __forceinline__ void Gradients<R, blocks, halves, slabs>::gate_half(int head,
+                                                                               bool of_rows) {
+  const int place_of_half = Shared::gating > 1 && !of_rows;
+  const float* const from = sh.y + place_of_half * (rows * values / 2) + own_thread() * 2;
+  gates_of<4>(
+      head, of_rows ? 0 : 4, sh.sums_y[place_of_half], of_rows ? rows_own : values_own,
+      [&] { hopper::named_barrier_sync(y_known + stage(head), of_y); },
       [&](int j, int second) {
-        return *reinterpret_cast<const float2*>(from + (2 * (j - 4) + second) * 256);
+        return *reinterpret_cast<const float2*>(from + (2 * j + second) * 256);
       });
-  if constexpr (!Shared::has_room)
-    if (head + 1 < place.last) hopper::named_barrier_arrive(y_read, 256);
+  if (head + 1 < place.last) hopper::named_barrier_arrive(y_read, of_y);
 }
 
 // d_z, of rows of one row a token. What is read of memory is under way while y is awaited, and the

@@ -12,7 +12,9 @@
 namespace talea::mamba3::sm90::gradients {
 
 template <int R>
-inline constexpr int forming = R > 1 ? 80 : 72;  // registers
+inline constexpr int forming = R == 1   ? 72
+                               : R == 8 ? 80
+                                        : 88;  // registers
 template <int R>
 inline constexpr int multiplying = 256 - forming<R>;
 
@@ -42,12 +44,9 @@ __global__ void __launch_bounds__(gradient_threads, 1)
   if (group < 2) {
     hopper::raise_registers<multiplying<R>>();
     Gradients<R, blocks, halves, slabs>(a, b, wave, sh).template multiply<handed>(group == 1);
-  } else if (group == 2) {
-    hopper::lower_registers<forming<R>>();
-    Gradients<R, blocks, halves, slabs>(a, b, wave, sh).template form_rows<handed>();
   } else {
     hopper::lower_registers<forming<R>>();
-    Gradients<R, blocks, halves, slabs>(a, b, wave, sh).form_values();
+    Gradients<R, blocks, halves, slabs>(a, b, wave, sh).template form<handed>(group == 2);
   }
 }
 

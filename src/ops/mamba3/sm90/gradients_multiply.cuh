@@ -80,24 +80,16 @@ __device__ __forceinline__ void Gradients<R, blocks, halves, slabs>::multiply(bo
     products_end(y);
     if (of_keys)
       values_back<handed>(head, y);
-    else if (needs_y() && !apart)
-      gates_of<0, Shared::own_gates>(
-          head, sh.sums_q, queries,
-          [&] {
-            if constexpr (R > 1) {
-              // The others' columns, as they lie in registers.
-              if constexpr (!Shared::has_room)
-                if (head > place.first) hopper::named_barrier_sync(y_read, 256);
-              float* const to = sh.y[y_stage(head)] + thread * 2;
-#pragma unroll
-              for (int i = 0; i < 8; ++i)
-                *reinterpret_cast<float2*>(to + i * 256) = {y[16 + 2 * i], y[17 + 2 * i]};
-              hopper::named_barrier_arrive(y_known + stage(head), 256);
-            }
-          },
-          [&](int j, int second) {
-            return float2{y[4 * j + 2 * second], y[4 * j + 2 * second + 1]};
-          });
+    else if (needs_y() && !apart) {
+      if constexpr (Shared::own_gates == 0)
+        hand_on(head, y);
+      else
+        gates_of<Shared::own_gates>(
+            head, 0, sh.sums_q, queries, [&] { hand_on(head, y); },
+            [&](int j, int second) {
+              return float2{y[4 * j + 2 * second], y[4 * j + 2 * second + 1]};
+            });
+    }
     float g[64];
 #pragma unroll
     for (float& x : g) x = 0;

@@ -26,10 +26,12 @@ struct GradientShared {
   static constexpr int C = tokens_of<R>, pairs = 32 * blocks;
   // Lanes of a warp whose rows have the same r: their sums are one.
   static constexpr int alike = 8 / R, lanes = 128 / alike;
-  // Of what is but for a moment there is one, or half, where eight rows a token leave no more room.
+  // Of what is but for a moment there is half, where eight rows a token leave no more room.
   static constexpr bool has_room = R < 8;
-  // Eights of columns that are gated back where y is formed: the others go to another warpgroup.
-  static constexpr int own_gates = R > 1 ? 4 : 8;
+  // Eights of columns that are gated back where y is formed: the others go to those who form
+  // operands, four each.
+  static constexpr int own_gates = R == 1 ? 8 : has_room ? 0 : 4;
+  static constexpr int gating = (8 - own_gates) / 4;  // warpgroups that y goes to
   static constexpr int parameters = R * (2 * columns + 3 * values) + 4;
   struct Operands {
     char q[wide_bytes], k[wide_bytes], h[wide_bytes], e[wide_bytes];
@@ -51,12 +53,12 @@ struct GradientShared {
   float turn_q[C * pairs], turn_k[C * pairs];  // torques by queries and by keys
   StepsNear<C> near[2];
   StepsLate<C> late[3];
-  std::conditional_t<has_room, Parameters, Projections> of_head[2];
+  std::conditional_t<R == 1, Parameters, Projections> of_head[2];
   // Sums over the chunk, of the lanes of a warpgroup: rows; values, z and out before them.
   static constexpr int slots = has_room ? 32 : 16;  // of rows together
   float sums_q[slots * lanes], sums_k[slots * lanes];
-  float y[has_room ? 2 : 1][R > 1 ? rows* values / 2 : 2];  // of heads in turn
-  float sums_y[R > 1 ? 16 * lanes : 2];                     // as sums_q, of the other columns
+  float y[gating > 0 ? rows* values / 2 * gating : 2];  // of the columns that others gate
+  float sums_y[gating > 0 ? gating : 1][gating > 0 ? 16 * lanes : 2];  // as sums_q, of each
   float dots_q[C], dots_k[C];
   float by_same[2][C], of_step[2][C];  // of heads in turn, as all of one that is several units
   float by_rate[blocks][C];
@@ -69,7 +71,7 @@ struct GradientShared {
   Place place;
   Part part;
   struct None {};
-  std::conditional_t<has_room, None, Biases> only_biases;
+  std::conditional_t<R == 1, None, Biases> only_biases;
 
   // Where a pair of a token lies, so that eight rows meet no bank twice.
   static __device__ __forceinline__ int turn_at(int t, int pair) {

@@ -90,6 +90,13 @@ TEST(AttentionSm90Config, NarrowRowsHaveABlockAWork) {
   EXPECT_FALSE(config(p, h200()).narrow);
   p.slots = 384;
   EXPECT_TRUE(config(p, h200()).narrow);
+  p.kv_stride.row = int64_t{1} << 23;  // 2^37 bytes: rows are counted in 16 bytes, by 32 bits
+  EXPECT_FALSE(config(p, h200()).narrow);
+  p.kv_stride.row = 0;
+  EXPECT_TRUE(config(p, h200()).narrow);
+  p.keys = p.keys_stored = int64_t{1} << 31;  // their numbers, too
+  EXPECT_FALSE(config(p, h200()).narrow);
+  p.keys = p.keys_stored = 8192, p.kv_stride.row = 128;
   p.queries = int64_t{1} << 31;  // a grid has fewer blocks
   EXPECT_FALSE(config(p, h200()).narrow);
 }

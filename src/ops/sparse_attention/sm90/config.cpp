@@ -39,6 +39,18 @@ Reason decline_rows(const char* name, const Strides& s, DType dtype) {
   return std::nullopt;
 }
 
+// Rows of kv within 2^32 times 16 bytes of its first, and their numbers below 2^31.
+bool near_rows(const Problem& p) {
+  const int64_t outer = p.pages > 0 ? p.pages : p.batch;
+  const int64_t inner = p.pages > 0 ? p.page_rows : p.keys;
+  const Strides& s = p.kv_stride;
+  if (s.batch < 0 || s.row < 0 || s.head < 0) return false;
+  const double bytes = 2.0 * (static_cast<double>(s.batch) * static_cast<double>(outer) +
+                              static_cast<double>(s.row) * static_cast<double>(inner) +
+                              static_cast<double>(s.head) * static_cast<double>(p.groups));
+  return bytes < 0x1p36 && p.keys < int64_t{1} << 31;
+}
+
 }  // namespace
 
 Reason decline(const Problem& p, const DeviceFacts& d) {
@@ -122,9 +134,10 @@ Config config(const Problem& p, const DeviceFacts& d) {
     return few;
   c.narrow = c.rows == Rows::plain && c.work <= most_narrow_grid && p.slots <= most_narrow_grid &&
              p.value_dim <= most_narrow_value_columns &&
-             narrow_columns(p.dim) <= most_narrow_columns;
+             narrow_columns(p.dim) <= most_narrow_columns && near_rows(p);
   if (c.narrow) {
-    c.shared_bytes = narrow_shared_bytes(p.dim);
+    c.shared_bytes =
+        narrow_shared_bytes(p.dim, p.value_dim, std::min(p.heads, p.total_heads / p.groups));
     c.blocks = c.work;
     return c;
   }

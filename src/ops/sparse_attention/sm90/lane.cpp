@@ -123,6 +123,7 @@ void Sm90::run(const Call& c, const Planned& planned) {
   f.head_tiles = config.head_tiles;
   f.work = config.work;
   f.rows = config.rows;
+  f.rows_from = static_cast<const char*>(p.keys > 0 ? a.kv.data : a.q.data);
   f.o_words = in_words(a.o);
   f.residual_words = in_words(a.o_residual);
   if (f.counters) cuda::begin_counting(c, f.tables, f.counters, stream);

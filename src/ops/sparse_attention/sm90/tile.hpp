@@ -74,20 +74,43 @@ constexpr bool narrow_wide(int64_t dim, int64_t value_dim) {
   return value_dim > chunk_columns || narrow_columns(dim) == most_narrow_columns;
 }
 constexpr int narrow_blocks(bool wide) { return wide ? 3 : 4; }
+// Chunks of a block: q, of which 32 heads take half of one each; two tiles of keys. The second
+// chunk of the first tile has two places, in turn, where there is room and wide values keep it
+// longest.
+struct NarrowPlan {
+  int q_bytes = 0;  // of a chunk
+  bool spare = false;
+  int keys_at = 0, spare_at = 0, bytes = 0;
+};
+constexpr NarrowPlan narrow_plan(int columns, bool wide, bool few) {
+  NarrowPlan p;
+  p.q_bytes = few ? chunk_bytes / 2 : chunk_bytes;
+  p.spare = wide && (few || columns < most_narrow_columns);
+  p.keys_at = columns * p.q_bytes;
+  p.spare_at = p.keys_at + 2 * columns * chunk_bytes;
+  p.bytes = p.spare_at + (p.spare ? chunk_bytes : 0);
+  return p;
+}
 // Of the list at hand, the same for all threads: registers hold sums.
 struct NarrowList {
   KeyRange range;
   QueryRule query;
-  const char *indices, *keys;  // of the list; row 0 of the batch entry and group
+  const char* indices;  // of the list
   int slots, pairs;
+  int low, high;              // of the range
+  uint32_t keys, key_stride;  // row 0 of the batch entry and group, in 16 bytes
+  int b, s, g, heads;         // of the work
+  int64_t head;
 };
 struct NarrowBeside {
   uint64_t q_ready, keys_ready[2];
-  uint32_t valid[2][4];  // [tile][warp]: a bit a slot, 16 of them
+  alignas(8) uint16_t valid[2][4];  // [tile][warp]: a bit a slot
   NarrowList list;
 };
-constexpr int64_t narrow_shared_bytes(int64_t dim) {
-  return int64_t{chunk_bytes} * 3 * narrow_columns(dim) + int64_t{sizeof(NarrowBeside)};
+constexpr int64_t narrow_shared_bytes(int64_t dim, int64_t value_dim, int64_t heads) {
+  const bool few = heads <= tile_heads / 2;
+  return narrow_plan(narrow_columns(dim), narrow_wide(dim, value_dim), few).bytes +
+         int64_t{sizeof(NarrowBeside)};
 }
 
 // Up to this many heads of a group have a kernel in which keys are the rows of the products: tiles
@@ -189,6 +212,7 @@ struct Forward {
   Stored stored;
   Rows rows = Rows::plain;
   bool o_words = false, residual_words = false;  // 16 bits, rows of whole 16-byte words
+  const char* rows_from = nullptr;               // of narrow rows: kv, or q where kv has no rows
 };
 
 void launch_bf16(const Forward& f, int half, unsigned blocks, cudaStream_t stream);

@@ -65,6 +65,7 @@ SANITISED = [
     "*AttentionEdges.OneKeyInTwoSlots/sm90",
     "*AttentionEdges.Sinks/sm90",
     "*AttentionFewHeads.TilesWithoutAValidSlot/sm90",
+    "*AttentionNarrow.TilesWithoutAValidSlot/sm90",
     "*AttentionSelect.TiesGoToTheLowerIndex/cuda",
     "*AttentionSelect.TiesGoToTheLowerIndex/sm90",
     "*ScanEdges.AResetCutsExactly/cuda",

@@ -50,7 +50,8 @@ namespace talea::sparse_attention {
   X(sa39_epsilon_in_the_loss, "an epsilon stands under the loss's normaliser")           \
   X(sa40_gradient_has_a_factor, "dq is larger by 0.5 percent")                           \
   X(few_own_reference, "device: few queries: a tile is weighed beside its own maximum")  \
-  X(few_values_do_not_wait, "device: few queries: values are summed before the weights")
+  X(few_values_do_not_wait, "device: few queries: values are summed before the weights") \
+  X(narrow_filled_early, "device: narrow rows: a tile is copied over before its products")
 
 TALEA_PLANTED(TALEA_SPARSE_ATTENTION_MUTANT_LIST, Mutant)
 

@@ -3,29 +3,13 @@
 // Why: keys are the rows of its products, and its ring of keys is longer than the lists of other tests.
 // Never: needs a yardstick where the same heads among more have the same bits.
 #include <cmath>
-#include <utility>
 
-#include "ops/sparse_attention/lanes.hpp"
+#include "ops/sparse_attention/heads.hpp"
 
 namespace talea::testing {
 namespace {
 
-class AttentionFewHeads : public AttentionLane {
- protected:
-  // Few queries of long lists are cut over blocks where there is memory; here one block has a list.
-  Case whole_lists(const Spec& s) const {
-    Case c = make(s);
-    c.options.workspace_limit_bytes = 4096;
-    return c;
-  }
-  // The first heads of a case have the bits alone that they have among all.
-  void expect_same_bits(const Case& all, int64_t heads, const std::string& what);
-};
-std::vector<std::string> tensor_core_lanes() {
-  std::vector<std::string> lanes = device_attention_lanes();
-  std::erase(lanes, "cuda");  // sums as its products do
-  return lanes;
-}
+class AttentionFewHeads : public AttentionHeads {};
 INSTANTIATE_TEST_SUITE_P(Lanes, AttentionFewHeads, ::testing::ValuesIn(tensor_core_lanes()),
                          [](const auto& info) { return info.param; });
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(AttentionFewHeads);
@@ -38,43 +22,6 @@ Spec wide(uint64_t seed) {
   s.keys = 900, s.slots = 700;
   s.sink = true, s.backward = false;
   return s;
-}
-
-Case first_heads(const Case& all, int64_t heads) {
-  Case c = all;
-  c.q = Grid(all.q.dtype(), {all.batch(), all.queries(), heads, all.dim()});
-  for (int64_t b = 0; b < all.batch(); ++b)
-    for (int64_t s = 0; s < all.queries(); ++s)
-      for (int64_t h = 0; h < heads; ++h)
-        for (int64_t x = 0; x < all.dim(); ++x) c.q.put(all.q.get(b, s, h, x), b, s, h, x);
-  if (all.sink) {
-    c.sink = Grid(DType::f32, {heads});
-    for (int64_t h = 0; h < heads; ++h) c.sink.put(all.sink.get(h), h);
-  }
-  return c;
-}
-
-void AttentionFewHeads::expect_same_bits(const Case& all, int64_t heads, const std::string& what) {
-  ASSERT_TRUE(accepts(all)) << what;
-  const Outcome many = run(all), few = run(first_heads(all, heads));
-  const auto values = static_cast<size_t>(all.value_dim());
-  const auto each = static_cast<size_t>(heads), of = static_cast<size_t>(all.heads());
-  const auto rows = static_cast<size_t>(all.batch() * all.queries()) * each;
-  const auto same = [&](const std::vector<double>& x, const std::vector<double>& y, size_t width,
-                        const char* name) {
-    if (y.empty()) return;
-    for (size_t i = 0; i < rows * width; ++i) {
-      const size_t row = i / width;
-      const double a = x[i], b = y[(row / each * of + row % each) * width + i % width];
-      ASSERT_TRUE(a == b || (std::isnan(a) && std::isnan(b)))
-          << name << " of row " << row << ", column " << i % width << ": " << a << ", among more "
-          << b << "; " << what;
-    }
-  };
-  same(few.lse, many.lse, 1, "lse");
-  same(few.row_max, many.row_max, 1, "row_max");
-  same(few.o, many.o, values, "o");
-  same(few.o_residual, many.o_residual, values, "o_residual");
 }
 
 TEST_P(AttentionFewHeads, EveryOption) {
@@ -130,15 +77,7 @@ TEST_P(AttentionFewHeads, TilesWithoutAValidSlot) {
     Spec s = wide(seed);
     s.queries = 7, s.heads = 36, s.foreign = false;
     Case c = whole_lists(s);
-    const auto absent = [&](int64_t query, int64_t first, int64_t last) {
-      for (int64_t k = first; k < last; ++k) c.indices.put_integer(-1, 0, query, 0, k);
-    };
-    absent(0, 0, s.slots);
-    absent(1, 0, 300);
-    absent(2, 64, 128), absent(2, 256, 384);
-    absent(3, 0, s.slots - 1);
-    absent(4, 1, s.slots);
-    absent(5, 128, s.slots);
+    leave_out(c);
     expect_same_bits(c, 16, describe(s));
     expect_right(first_heads(c, 16), describe(s));
   }

@@ -4,6 +4,7 @@
 // Never: copies over a tile before all warps have waited for the products that read it.
 #pragma once
 
+#include "ops/sparse_attention/mutants.hpp"
 #include "ops/sparse_attention/sm90/narrow_gather.cuh"
 #include "ops/sparse_attention/sm90/narrow_rows.cuh"
 
@@ -82,11 +83,16 @@ struct NarrowSums : NarrowRows<S> {
       seen |= this->template weigh_tile<0>(s, gather.f.scale, p[0], to[0], part);
       this->own_tile_first(0, to[0], part);
       const bool more = S::early && pair + 1 < pairs;
+      if (more && mutant(Mutant::narrow_filled_early)) {
+        gather.next();
+        gather.template copy<0>(pair + 1);
+        __nanosleep(20000);  // without it the products may win the race
+      }
       begin_products();
       add<0>(0, p[0], pair);
       ptx::warpgroup_commit();
       begin_scores<1>(s, pair);
-      if (more) {
+      if (more && !mutant(Mutant::narrow_filled_early)) {
         gather.next();
         ptx::warpgroup_wait<1>();
         __syncthreads();  // all have read the first tile, but for values of its second chunk

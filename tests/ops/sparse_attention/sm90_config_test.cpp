@@ -55,6 +55,15 @@ TEST(AttentionSm90Config, EverySizeFitsSharedMemory) {
     }
 }
 
+TEST(AttentionSm90Config, TwoPairsOfTilesWhereThereIsRoom) {
+  EXPECT_EQ(tile_plan(208, 64).ring, 2);
+  EXPECT_EQ(tile_plan(256, 128).ring, 2);
+  EXPECT_EQ(tile_plan(320, 128).ring, 2);
+  EXPECT_EQ(tile_plan(336, 128).ring, 1);
+  EXPECT_EQ(tile_plan(336, 64).ring, 1);
+  EXPECT_EQ(tile_plan(320, 256).ring, 1);
+}
+
 TEST(AttentionSm90Config, AQueryAndSixtyFourHeadsATurn) {
   Config c = config(problem(576, 512, 128), h200());
   EXPECT_EQ(c.head_tiles, 2);

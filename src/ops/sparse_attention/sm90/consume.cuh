@@ -67,14 +67,16 @@ struct Consumer {
   template <bool kFirst>
   __device__ void score(float (&s)[32]) {
     const uint64_t q = ptx::operand_descriptor(tiles.base);
-    const uint64_t k = ptx::operand_descriptor(tiles.keys(kGroup));
+    const uint64_t k = ptx::operand_descriptor(tiles.keys(kGroup, pairs_done));
     const bool turned = kGroup == 1 && tiles.plan.columns <= kHalf / chunk_columns;
     const int half = (kFirst ? kGroup : 1 - kGroup) ^ (turned ? 1 : 0);
-    if (turned && kFirst) ptx::barrier_wait(&beside.keys_ready[1][parts], pairs_done & 1);
+    auto& ready = tiles.at(beside, pairs_done).keys_ready;
+    const uint32_t phase = tiles.phase(pairs_done);
+    if (turned && kFirst) ptx::barrier_wait(&ready[1][parts], phase);
 #pragma unroll
     for (int i = 0; i < parts; ++i) {
       const Part part = part_of<kHalf>(tiles.plan, half * parts + i);
-      ptx::barrier_wait(&beside.keys_ready[kGroup][half * parts + i], pairs_done & 1);
+      ptx::barrier_wait(&ready[kGroup][half * parts + i], phase);
       ptx::fence_async_shared();
       ptx::warpgroup_arrive();
       if (i == 0)
@@ -87,7 +89,7 @@ struct Consumer {
 
   // This warpgroup's columns of the values of a tile, a part of them.
   __device__ uint64_t values(int tile, int part) const {
-    return ptx::operand_descriptor(tiles.keys(tile) +
+    return ptx::operand_descriptor(tiles.keys(tile, pairs_done) +
                                    (kGroup * kHalf + part * columns) / chunk_columns * chunk_bytes);
   }
   __device__ void add_own(const uint32_t (&p)[16]) {
@@ -105,7 +107,7 @@ struct Consumer {
     }
   }
   __device__ void add_other() {
-    const uint64_t p = ptx::operand_descriptor(tiles.weights(1 - kGroup));
+    const uint64_t p = ptx::operand_descriptor(tiles.weights(1 - kGroup, pairs_done));
     hold();
     ptx::warpgroup_arrive();
 #pragma unroll
@@ -120,29 +122,29 @@ struct Consumer {
   // Waits until all but the latest `pending` groups of products are done, part by part of these
   // columns, and releases the parts of a tile of a pair.
   template <int kPending>
-  __device__ void release(int tile) {
+  __device__ void release(int tile, uint32_t pair) {
     if constexpr (parts == 2) {
       ptx::warpgroup_wait<kPending + 1>();
-      arrive_warp(&beside.keys_free[tile][kGroup * parts]);
+      arrive_warp(&tiles.at(beside, pair).keys_free[tile][kGroup * parts]);
     }
     ptx::warpgroup_wait<kPending>();
-    free_part(tile, kGroup * parts + parts - 1);
+    free_part(tile, kGroup * parts + parts - 1, pair);
   }
   // To what fills the tile: both blocks of a cluster.
-  __device__ void free_part(int tile, int part) {
+  __device__ void free_part(int tile, int part, uint32_t pair) {
     __syncwarp();
     if (threadIdx.x % 32 != 0) return;
     if constexpr (kRows == Rows::shared) {
       ptx::barrier_arrive_at(&beside.keys_free[tile][part], 0);
       ptx::barrier_arrive_at(&beside.keys_free[tile][part], 1);
     } else {
-      ptx::barrier_arrive(&beside.keys_free[tile][part]);
+      ptx::barrier_arrive(&tiles.at(beside, pair).keys_free[tile][part]);
     }
   }
 
   // The slots of this warpgroup's tile that are valid.
   __device__ uint64_t valid() const {
-    const volatile uint32_t* v = beside.valid[kGroup];
+    const volatile uint32_t* v = tiles.at(beside, pairs_done).valid[kGroup];
     uint32_t low = v[0] | v[1] << 16, high = v[2] | v[3] << 16;
     if constexpr (kRows == Rows::shared) low |= v[4] | v[5] << 16, high |= v[6] | v[7] << 16;
     return low | uint64_t{high} << 32;
@@ -156,7 +158,7 @@ struct Consumer {
     scale_and_mask(s, slots, f.scale);
     weights_of<kF16>(s, rows, factor, p);
     const int lane = thread % 32, line = thread / 32 * 16 + lane / 8 % 2 * 8 + lane % 8;
-    char* to = tiles.weights(kGroup) + line * 128;
+    char* to = tiles.weights(kGroup, pairs_done) + line * 128;
 #pragma unroll
     for (int j = 0; j < 4; ++j)
       ptx::store_matrix_x4(to + (((2 * j + lane / 16) ^ (line % 8)) * 16), p[4 * j], p[4 * j + 1],
@@ -169,7 +171,7 @@ struct Consumer {
         beside.moved[pairs_done % 2][kGroup] = pairs_done + 1;
     }
     ptx::fence_async_shared();
-    ptx::barrier_arrive(&beside.weights_ready[kGroup]);
+    ptx::barrier_arrive(&tiles.at(beside, pairs_done).weights_ready[kGroup]);
 #pragma unroll
     for (int i = 0; i < 2; ++i) factor[i] *= pending[i];
     multiply(factor);
@@ -179,8 +181,9 @@ struct Consumer {
   // Adds what the other warpgroup weighs. Where no row of either moved its reference, which all
   // threads of a warpgroup see alike, the products follow the earlier ones at once.
   __device__ void add_others_tile() {
-    ptx::barrier_wait(&beside.weights_ready[kGroup], pairs_done & 1);
-    ptx::barrier_wait(&beside.weights_ready[1 - kGroup], pairs_done & 1);
+    auto& ready = tiles.at(beside, pairs_done).weights_ready;
+    ptx::barrier_wait(&ready[kGroup], tiles.phase(pairs_done));
+    ptx::barrier_wait(&ready[1 - kGroup], tiles.phase(pairs_done));
     const volatile uint32_t* moved = beside.moved[pairs_done % 2];
     const bool same = moved[0] != pairs_done + 1 && moved[1] != pairs_done + 1;
     pending[0] = pending[1] = 1;
@@ -213,19 +216,19 @@ struct Consumer {
       float s[32];
       uint32_t p[16];
       score<true>(s);
-      if (pair > 0) release<1>(1);
+      if (pair > 0) release<1>(1, pairs_done - 1);
       score<false>(s);
       ptx::warpgroup_wait<0>();
       ptx::hold_registers(s);
       if (pair + 1 == pairs) arrive_warp(&beside.q_free);
       seen |= softmax(s, p);
       add_own(p);
-      release<0>(0);
+      release<0>(0, pairs_done);
       add_others_tile();
     }
     ptx::warpgroup_wait<0>();
     hold();
-    if (pairs > 0) release<0>(1);
+    if (pairs > 0) release<0>(1, pairs_done - 1);
     return seen;
   }
 
@@ -243,8 +246,8 @@ struct Consumer {
       seen |= softmax(s, p);
       add_own(p);
       add_others_tile();
-      release<parts>(1);
-      release<0>(0);
+      release<parts>(1, pairs_done);
+      release<0>(0, pairs_done);
       hold();
     }
     return seen;

@@ -58,7 +58,9 @@ __global__ __launch_bounds__(threads, 1) void forward_kernel(const __grid_consta
   Beside& beside = tiles.beside();
   const int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128, 0);
   const int thread = static_cast<int>(threadIdx.x) % 128;
-  if (threadIdx.x == 0) begin_barriers<parts_of_half(kHalf), kRows>(beside);
+  if (threadIdx.x == 0)
+    for (int i = 0; i < tiles.plan.ring; ++i)
+      begin_barriers<parts_of_half(kHalf), kRows>(tiles.at(beside, i));
   meet<kRows>();
   if (group == 0) {
     ptx::raise_registers<many>();

@@ -154,30 +154,31 @@ struct Producer : ListWalk {
   const uint32_t shared;
 
   template <int kPart>
-  __device__ void fill(int t, const char* row, uint32_t phase) {
+  __device__ void fill(int t, const char* row, uint32_t pair) {
     namespace ptx = talea::sm90;
     const char* rows[4];
     share(row, t, rows);
-    ptx::barrier_wait(&beside.keys_free[t][kPart], phase);
-    const uint32_t to = shared + tiles.keys_at(t);
+    Beside& b = tiles.at(beside, pair);
+    ptx::barrier_wait(&b.keys_free[t][kPart], tiles.phase(pair) ^ 1);
+    const uint32_t to = shared + tiles.keys_at(t, pair);
     if constexpr (kPart == 0)
       copier.chunks<0, half_chunks, (kHalf > 64)>(to, rows, tiles.plan.columns, f.q.data);
     else
       copier.chunks<half_chunks, all_chunks - half_chunks>(to, rows, tiles.plan.columns, f.q.data);
-    ptx::barrier_arrive_after_copies(&beside.keys_ready[t][kPart]);
+    ptx::barrier_arrive_after_copies(&b.keys_ready[t][kPart]);
     // With the part that is scored first: which slots are valid. Only the warpgroup that releases
     // this part reads the mask, before it does: the wait above stands between its reading and this.
     if (kPart != t) return;
     const unsigned valid = __ballot_sync(~0u, row != nullptr);
     if (lane() != 0) return;
-    beside.valid[t][warp()] = valid >> (16 * t) & 0xffff;
-    ptx::barrier_arrive(&beside.keys_ready[t][kPart]);
+    b.valid[t][warp()] = valid >> (16 * t) & 0xffff;
+    ptx::barrier_arrive(&b.keys_ready[t][kPart]);
   }
 
   __device__ void run() {
     namespace ptx = talea::sm90;
     static_assert(parts_of_half(kHalf) == 1);
-    uint32_t works = 0, phase = 1;
+    uint32_t works = 0, done = 0;
     for (int64_t number = blockIdx.x; number < f.work; number += gridDim.x, ++works) {
       int pairs;
       {
@@ -190,12 +191,12 @@ struct Producer : ListWalk {
         if (thread == 0) ptx::barrier_arrive(&beside.q_ready);
       }
 #pragma unroll 1
-      for (int pair = 0; pair < pairs; ++pair, phase ^= 1) {
+      for (int pair = 0; pair < pairs; ++pair, ++done) {
         const char* row = next_row(number);
-        fill<0>(0, row, phase);
-        fill<1>(1, row, phase);
-        fill<1>(0, row, phase);
-        fill<0>(1, row, phase);
+        fill<0>(0, row, done);
+        fill<1>(1, row, done);
+        fill<1>(0, row, done);
+        fill<0>(1, row, done);
       }
     }
   }

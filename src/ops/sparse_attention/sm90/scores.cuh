@@ -24,8 +24,8 @@ struct WeightWriter : Consumer<kHalf, kF16, kGroup, kRows> {
       if (chunk >= tiles.plan.columns) continue;
       const int piece = column % chunk_columns / 8 + place;
       *reinterpret_cast<uint4*>(to + i / 2 * step + i % 2 * (slice_bytes / 2)) =
-          *reinterpret_cast<const uint4*>(tiles.keys(kGroup) + chunk * chunk_bytes + row * 128 +
-                                          (piece ^ (row % 8)) * 16);
+          *reinterpret_cast<const uint4*>(tiles.keys(kGroup, pairs_done) + chunk * chunk_bytes +
+                                          row * 128 + (piece ^ (row % 8)) * 16);
     }
   }
   __device__ void run() {
@@ -50,8 +50,8 @@ struct WeightWriter : Consumer<kHalf, kF16, kGroup, kRows> {
           if (f.head_tiles == 1 || w.tile == kGroup) write_values(list, tile);
         });
         count_written(f, list, 2 + kGroup, thread);
-        this->free_part(kGroup, 0);
-        this->free_part(kGroup, 1);
+        this->free_part(kGroup, 0, pairs_done);
+        this->free_part(kGroup, 1, pairs_done);
       }
       arrive_warp(&beside.q_free);
     }

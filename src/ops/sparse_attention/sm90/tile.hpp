@@ -18,6 +18,9 @@ inline constexpr int64_t most_columns = 576, most_value_columns = 512;
 // in as many. In two, 512 columns of values took a tenth longer: more products of fewer columns.
 constexpr int parts_of_half(int) { return 1; }
 
+// Of what two pairs of tiles take with q and weights: what lies beside has room, too.
+inline constexpr int most_ring_chunks = 27;
+
 // Chunks of 64 columns. Tile 0 holds its weights in its last chunk where that is no column of a
 // value: its scores have read it by then. Tile 1 has no time for that: its weights have a chunk
 // behind.
@@ -25,14 +28,18 @@ struct TilePlan {
   int columns = 0;     // chunks of q, and of kv that hold something
   int keys = 0;        // chunks of a tile of keys
   bool apart = false;  // the weights of tile 0 have a chunk of their own, too
+  int ring = 1;        // pairs of tiles: two where there is room
 };
+constexpr int chunks_of(const TilePlan& p) {
+  return p.columns + p.ring * (2 * p.keys + 1 + (p.apart ? 1 : 0));
+}
 constexpr TilePlan tile_plan(int64_t dim, int half) {
   const int columns = static_cast<int>((dim + chunk_columns - 1) / chunk_columns);
   const int values = 2 * half / chunk_columns;
-  return {columns, columns > values ? columns : values, columns <= values};
-}
-constexpr int chunks_of(const TilePlan& p) {
-  return p.columns + 2 * p.keys + 1 + (p.apart ? 1 : 0);
+  TilePlan p = {columns, columns > values ? columns : values, columns <= values};
+  p.ring = 2;
+  if (half > 128 || chunks_of(p) > most_ring_chunks) p.ring = 1;
+  return p;
 }
 
 // The list whose rows the warpgroup that fills tiles looks up, ahead of those that multiply.
@@ -61,7 +68,8 @@ struct Beside {
 };
 
 constexpr int64_t shared_bytes(int64_t dim, int half) {
-  return int64_t{chunk_bytes} * chunks_of(tile_plan(dim, half)) + int64_t{sizeof(Beside)};
+  const TilePlan p = tile_plan(dim, half);
+  return int64_t{chunk_bytes} * chunks_of(p) + p.ring * int64_t{sizeof(Beside)};
 }
 
 // Rows of up to this many chunks, and values of up to two, have a kernel of one warpgroup a block.

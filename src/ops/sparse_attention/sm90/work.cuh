@@ -57,21 +57,31 @@ __device__ inline Part part_of(const TilePlan& plan, int part) {
   return {first, part + 1 == count ? plan.columns : min(first + each, plan.columns)};
 }
 
-// Shared memory: q, two tiles of keys, weights, what lies beside.
+// Shared memory: q, two tiles of keys a pair of the ring, weights, what lies beside.
 struct Tiles {
   char* base;
   TilePlan plan;
-  __device__ uint32_t keys_at(int tile) const {
-    return static_cast<uint32_t>((plan.columns + tile * plan.keys) * chunk_bytes);
+  // Pairs are numbered through all works of a block. Which place of the ring one has, and which
+  // phase of its barriers.
+  __device__ uint32_t place(uint32_t pair) const { return pair & (plan.ring - 1); }
+  __device__ uint32_t phase(uint32_t pair) const { return pair >> (plan.ring - 1) & 1; }
+  __device__ uint32_t keys_at(int tile, uint32_t pair = 0) const {
+    return static_cast<uint32_t>((plan.columns + (2 * place(pair) + tile) * plan.keys) *
+                                 chunk_bytes);
   }
-  __device__ char* keys(int tile) const { return base + keys_at(tile); }
-  __device__ char* weights(int tile) const {
-    if (tile == 0 && !plan.apart) return keys(1) - chunk_bytes;
-    return keys(2) + (1 - tile) * chunk_bytes;
+  __device__ char* keys(int tile, uint32_t pair = 0) const { return base + keys_at(tile, pair); }
+  __device__ char* weights(int tile, uint32_t pair = 0) const {
+    if (tile == 0 && !plan.apart) return keys(1, pair) - chunk_bytes;
+    return base + (plan.columns + 2 * plan.ring * plan.keys + place(pair) * (plan.apart ? 2 : 1) +
+                   (1 - tile)) *
+                      chunk_bytes;
   }
   __device__ Beside& beside() const {
     return *reinterpret_cast<Beside*>(base + chunks_of(plan) * chunk_bytes);
   }
+  // What barriers and masks a pair has; the rest is that of the first alone, which a caller has in
+  // registers.
+  __device__ Beside& at(Beside& first, uint32_t pair) const { return (&first)[place(pair)]; }
   __device__ static bool writes_rows() { return true; }
   __device__ static int first_column(int group, int half) { return group * half; }
 };

@@ -184,6 +184,24 @@ TEST(ScanSm90Config, SequencesGoSideBySideWithinUsualMemory) {
   EXPECT_EQ(plan(1, 32, 1, 1).slice, 64);  // all chunks at once, where they have room
 }
 
+// Beside large tensors an eighth of them is usual: two rounds of blocks a launch. A limit is kept,
+// and a larger one is used where it is much faster.
+TEST(ScanSm90Config, LargeTensorsHaveMoreBesideThem) {
+  Problem p = problem(Pass::backward, 8, 4096, 128, 8, 1);
+  const auto blocks = [&] {
+    const cuda::Plan made = make_plan(p, h200());
+    EXPECT_LE(cuda::workspace_of(p, made), p.options.workspace_limit_bytes);
+    return made.wave * made.slice * p.groups * made.parts;
+  };
+  EXPECT_EQ(blocks(), 2 * 128);
+  p.options.workspace_limit_bytes = int64_t{160} << 20;
+  EXPECT_EQ(blocks(), 128);
+  p = problem(Pass::backward, 2, 4096, 112, 8, 4);
+  EXPECT_EQ(blocks(), 128);
+  p.options.workspace_limit_bytes = int64_t{512} << 20;
+  EXPECT_GE(blocks(), 3 * 128);
+}
+
 // Which heads a block sums is of heads, groups and rank: of no limit, and not of what lies beside a
 // sequence.
 TEST(ScanSm90Config, PartsOfAGroup) {

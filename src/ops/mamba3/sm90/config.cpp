@@ -13,7 +13,7 @@
 namespace talea::mamba3::sm90 {
 namespace {
 
-constexpr int64_t least_usual = int64_t{160} << 20;   // of backward, unless more is much faster
+constexpr int64_t usual_bytes = int64_t{160} << 20;   // of backward, unless more is much faster
 constexpr int64_t forward_bytes = int64_t{64} << 20;  // what forward reads stays in the cache
 constexpr int64_t most_ahead = 32, usual_ahead = 8;   // chunks
 constexpr int64_t pack_bytes = int64_t{160} << 20;    // of a pack, whose rounds are even where long
@@ -32,14 +32,13 @@ int64_t homes_of(const Problem& p) {
 
 int64_t pieces(int64_t of, int64_t by) { return (of + by - 1) / by; }
 
-// What backward takes where the limit has more: an eighth of what it reads and writes by token, or
-// that least.
-int64_t usual_bytes(const Problem& p) {
+// An eighth of what backward reads and writes by token.
+int64_t eighth_of_tensors(const Problem& p) {
   const int64_t numbers = 6 * p.heads * p.head_dim + 4 * p.rank * p.groups * p.state_dim;
-  return std::max(least_usual, p.batch * p.tokens * numbers * 2 / 8);
+  return p.batch * p.tokens * numbers * 2 / 8;
 }
-// Whether more memory saves a seventh of the time.
-bool is_much_faster(int64_t time, int64_t than) { return 7 * time <= 6 * than; }
+// Whether one of `parts` of the time is saved at least.
+bool saves(int64_t time, int64_t than, int64_t parts) { return parts * time <= (parts - 1) * than; }
 
 // How long a backward pass takes, in tenths of a head of the gradients of one multiprocessor's
 // share: a block costs about one head beside its own, and a round of blocks is as long as one; the
@@ -112,7 +111,7 @@ int64_t turns_before(const Problem& p, int64_t chunk) {
 bool fit_backward_rounds(const Problem& p, int64_t limit, cuda::Plan& plan) {
   const auto chunks = static_cast<double>(cuda::most_chunks(p, plan.chunk));
   const auto root = static_cast<int64_t>(std::ceil(std::sqrt(chunks)));
-  const int64_t usual = std::min(limit, usual_bytes(p)), n = std::max<int64_t>(p.sequences, 1);
+  const int64_t usual = std::min(limit, usual_bytes), n = std::max<int64_t>(p.sequences, 1);
   const int64_t abreast = plan.hands ? std::min(n, homes_of(p)) : n;
   // A round begins where a sequence does, or at a state of `saved`: where it has room for two such
   // parts. Where states between rounds have no room, those of a group of rounds are formed once
@@ -137,7 +136,7 @@ bool fit_backward_rounds(const Problem& p, int64_t limit, cuda::Plan& plan) {
     const cuda::Plan fits = plan;
     const int64_t time = time_of_round(p, fits, fits.room);
     if (limit == usual || !tried(limit, saved, false) ||
-        !is_much_faster(time_of_round(p, plan, plan.room) * fits.room, time * plan.room))
+        !saves(time_of_round(p, plan, plan.room) * fits.room, time * plan.room, 7))
       plan = fits;
     return true;
   };
@@ -210,11 +209,14 @@ void fit(const Problem& p, int64_t limit, cuda::Plan& plan) {
       return;
     }
   }
-  cuda::Plan usual = plan, large = plan;
-  if (fit_chunks(p, limit, large)) {
-    const int64_t most = usual_bytes(p);
-    const bool fits = limit > most && fit_chunks(p, most, usual);
-    plan = fits && !is_much_faster(time_of(p, large), time_of(p, usual)) ? usual : large;
+  cuda::Plan least = plan, more = plan, most = plan;
+  if (fit_chunks(p, limit, most)) {
+    plan = limit > usual_bytes && fit_chunks(p, usual_bytes, least) ? least : most;
+    // Beside large tensors a tenth is worth more memory, elsewhere a seventh.
+    if (fit_chunks(p, std::min(limit, eighth_of_tensors(p)), more) &&
+        saves(time_of(p, more), time_of(p, plan), 10))
+      plan = more;
+    if (saves(time_of(p, most), time_of(p, plan), 7)) plan = most;
     return;
   }
   // Turns before the pieces of all tokens are a quarter of what a long sequence needs.

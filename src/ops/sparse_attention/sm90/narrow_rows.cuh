@@ -75,11 +75,11 @@ struct NarrowRows {
       pending[h][i] = m.after;
       if (own[i] < other[i]) sum[h][i] *= m.before;
     }
-    if (h >= halves || !__any_sync(~0u, before[0] != 1.0f || before[1] != 1.0f)) return;
-    if (waits) {
+    if (waits) {  // all warps: whether a reference moved is one warp's own
       ptx::warpgroup_wait<0>();
       hold();
     }
+    if (h >= halves || !__any_sync(~0u, before[0] != 1.0f || before[1] != 1.0f)) return;
 #pragma unroll
     for (int i = 0; i < half / 2; ++i) o[h < halves ? h : 0][i] *= before[i / 2 % 2];
   }

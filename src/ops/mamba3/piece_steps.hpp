@@ -27,8 +27,10 @@ struct Measures {
 // told of the gradients alone.
 struct PieceTold {
   PieceTold() = default;
-  PieceTold(Arena& arena, const Problem& p);
+  PieceTold(const Problem& p, char* data);
   static int64_t bytes(const Problem& p);
+  // Where what follows so many bytes lies, from whatever address on: `saved` may be moved.
+  static int64_t behind(int64_t bytes) { return (bytes + 15) / 16 * 16; }
   char* measures = nullptr;   // of each rank
   char* summaries = nullptr;  // of each rank [n, H, P N], [n, R, H, N], [n, H, P]
 };

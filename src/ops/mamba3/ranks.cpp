@@ -312,8 +312,8 @@ Planned plan_over_ranks(PlanAlone plan, const Problem& p, const DeviceFacts& dev
     ranked.whole = of(pieces.whole);
   }
   const double flops = ranked.whole.flops;
-  const int64_t told = p.sequence_world > 1 ? PieceTold::bytes(p) : 0;
-  const int64_t kept = ranked.whole.kept_bytes + told;
+  int64_t kept = ranked.whole.kept_bytes;
+  if (p.sequence_world > 1) kept = PieceTold::behind(kept) + PieceTold::bytes(p);
   Planned planned = talea::planned(most + room, flops, std::move(ranked));
   planned.kept_bytes = kept;
   return planned;

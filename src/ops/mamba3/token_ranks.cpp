@@ -62,8 +62,7 @@ class Piece {
         problems_(p_) {
     if (saved_) {
       const int64_t lanes_own = lane_.plan.whole.kept_bytes;
-      Arena kept({static_cast<char*>(saved_.data) + lanes_own, saved_.shape[0] - lanes_own});
-      m_.told = PieceTold(kept, p_);
+      m_.told = PieceTold(p_, static_cast<char*>(saved_.data) + PieceTold::behind(lanes_own));
       saved_.shape[0] = lanes_own;
     }
     // What is left is the lane's.
@@ -402,16 +401,12 @@ Measures::Measures(const Problem& p, char* data)
       decays(reinterpret_cast<double*>(lengths + p.sequences)),
       turns(reinterpret_cast<uint64_t*>(decays + 2 * p.sequences * p.heads)) {}
 
-PieceTold::PieceTold(Arena& arena, const Problem& p) {
-  const int64_t world = p.sequence_world;
-  measures = arena.take<char>(world * Measures::words(p) * 8);
-  summaries = arena.take<char>(world * summary_elements(p) * size_of(plain_of(p)));
-}
+PieceTold::PieceTold(const Problem& p, char* data)
+    : measures(data), summaries(data + behind(p.sequence_world * Measures::words(p) * 8)) {}
 
 int64_t PieceTold::bytes(const Problem& p) {
-  Arena arena;
-  PieceTold(arena, p);
-  return arena.bytes();
+  return behind(p.sequence_world * Measures::words(p) * 8) +
+         p.sequence_world * summary_elements(p) * size_of(plain_of(p));
 }
 
 PieceMemory::PieceMemory(Arena& arena, const Problem& p) {
@@ -420,7 +415,8 @@ PieceMemory::PieceMemory(Arena& arena, const Problem& p) {
   cu = arena.take<int32_t>(p.sequences + 1);
   status = arena.take<int64_t>(4);
   measures = arena.take<char>(Measures::words(p) * 8);
-  if (!p.in.saved && !p.out.saved) told = PieceTold(arena, p);
+  if (!p.in.saved && !p.out.saved)
+    if (char* const data = arena.take<char>(PieceTold::bytes(p))) told = PieceTold(p, data);
   before = arena.take<uint64_t>(heads * p.pairs);
   own = arena.take<char>(bytes);
   initial = arena.take<char>(bytes);

@@ -12,8 +12,24 @@
 namespace talea::yardsticks::mamba3 {
 namespace {
 
-class ScanRanks : public ScanLane {};
 const char* const states[] = {"angle", "ssm", "k", "v"};
+
+class ScanRanks : public ScanLane {
+ protected:
+  // Two sequences of 21 tokens, or a pack of some.
+  Case of_tokens(bool packed) const {
+    Case c = usual(21, packed ? 1 : 2);
+    chunk(c, 4);
+    if (packed) {
+      pack(c, {1, 6, 6, 18, 20});
+      for (const char* s : states)
+        for (const char* prefix : {"initial_", "d_final_"})
+          fill(c, prefix + std::string(s), DType::f32, 3);
+    }
+    c.options.threads = 1;
+    return c;
+  }
+};
 
 // Bounds of `ranks` pieces of n things: some uneven, some empty.
 std::vector<int64_t> pieces(int64_t n, int ranks, int kind) {
@@ -62,15 +78,7 @@ Tensors join_tokens(const Case& c, const std::vector<Outcome>& all,
 
 TEST_P(ScanRanks, TokensInPieces) {
   for (const bool packed : {false, true}) {
-    Case c = usual(21, packed ? 1 : 2);
-    chunk(c, 4);
-    if (packed) {
-      pack(c, {1, 6, 6, 18, 20});
-      for (const char* s : states)
-        for (const char* prefix : {"initial_", "d_final_"})
-          fill(c, prefix + std::string(s), DType::f32, 3);
-    }
-    c.options.threads = 1;
+    const Case c = of_tokens(packed);
     const Values truth = oracle(c);
     const Outcome plain = run("unfused", c);
     for (const int ranks : {1, 2, 3, 4, 8})
@@ -93,15 +101,7 @@ TEST_P(ScanRanks, TokensInPieces) {
 // Where one rank has not kept it, all are told again.
 TEST_P(ScanRanks, WhatForwardWasToldIsKept) {
   for (const bool packed : {false, true}) {
-    Case c = usual(21, packed ? 1 : 2);
-    chunk(c, 4);
-    if (packed) {
-      pack(c, {1, 6, 6, 18, 20});
-      for (const char* s : states)
-        for (const char* prefix : {"initial_", "d_final_"})
-          fill(c, prefix + std::string(s), DType::f32, 3);
-    }
-    c.options.threads = 1;
+    const Case c = of_tokens(packed);
     const auto bounds = pieces(21, 3, 1);
     const auto of = [&](const std::set<int>& saving) {
       return run_world(lane(), 3, [&](int r, Communicator& world, How& how) {

@@ -36,13 +36,7 @@ TEST_P(AttentionFewHeads, EveryOption) {
     s.causal = i % 4 == 1, s.positions = s.causal && i % 8 == 1 && !s.thd;
     if (s.paged || (s.thd && i % 2)) s.space = sa::IndexSpace::sequence;
     if (i % 7 == 5) s.space = sa::IndexSpace::slots, s.causal = s.positions = false;
-    s.batch = s.thd ? 1 : 1 + static_cast<int64_t>(i % 2);
-    s.groups = i % 6 == 3 ? 2 : 1;
-    if (s.groups == 2) s.heads = s.heads / 2 * 2 + 2;
-    s.residual = i % 4 == 2, s.wide_outputs = i % 8 == 6, s.index64 = i % 3 == 1;
-    s.lay = i % 2 ? Lay::dense : i % 4 ? Lay::padded : Lay::swapped;
-    s.out_lay = i % 3 ? Lay::dense : i % 9 ? Lay::padded : Lay::swapped;
-    s.scale = i % 9 == 4 ? -0.05 : 0, s.spread = i % 5 == 3 ? 8 : 1;
+    choose_rest(s, i);
     expect_right(whole_lists(s), describe(s));
   }
 }

@@ -37,6 +37,16 @@ class AttentionHeads : public AttentionLane {
     c.options.workspace_limit_bytes = 4096;
     return c;
   }
+  // Batch, groups, layouts and outputs of problem i; by then it is known whether it is `thd`.
+  static void choose_rest(Spec& s, uint64_t i) {
+    s.batch = s.thd ? 1 : 1 + static_cast<int64_t>(i % 2);
+    s.groups = i % 6 == 3 ? 2 : 1;
+    if (s.groups == 2) s.heads = s.heads / 2 * 2 + 2;
+    s.residual = i % 4 == 2, s.wide_outputs = i % 8 == 6, s.index64 = i % 3 == 1;
+    s.lay = i % 2 ? Lay::dense : i % 4 ? Lay::padded : Lay::swapped;
+    s.out_lay = i % 3 ? Lay::dense : i % 9 ? Lay::padded : Lay::swapped;
+    s.scale = i % 9 == 4 ? -0.05 : 0, s.spread = i % 5 == 3 ? 8 : 1;
+  }
   // The first heads of a case have the bits alone that they have among all.
   void expect_same_bits(const Case& all, int64_t heads, const std::string& what) {
     ASSERT_TRUE(accepts(all)) << what;

@@ -1,6 +1,7 @@
-// What: the opaque tensor that forward hands to backward: a mark of whose it is, then checkpoints.
+// What: the opaque tensor that forward hands to backward: a mark of whose it is, checkpoints, and over
+//       ranks of tokens what they told each other.
 // Why: a tensor of another lane, chunk or problem is an error, not wrong gradients.
-// Never: read by anyone but the lane that wrote it.
+// Never: read by anyone but who wrote it: the lane, and the ranks around it.
 #include "ops/mamba3/saved.hpp"
 
 #include <algorithm>

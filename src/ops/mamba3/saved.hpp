@@ -1,6 +1,7 @@
-// What: the opaque tensor that forward hands to backward: a mark of whose it is, then checkpoints.
+// What: the opaque tensor that forward hands to backward: a mark of whose it is, checkpoints, and over
+//       ranks of tokens what they told each other.
 // Why: a tensor of another lane, chunk or problem is an error, not wrong gradients.
-// Never: read by anyone but the lane that wrote it.
+// Never: read by anyone but who wrote it: the lane, and the ranks around it.
 #pragma once
 
 #include <string>
@@ -12,7 +13,7 @@ namespace talea::mamba3 {
 // Bytes of the mark; a lane's own follow.
 inline constexpr int64_t saved_mark_bytes = 64;
 
-// What the caller keeps: the mark, and the checkpoints of the lane's plan.
+// What the caller keeps: the mark, and what the plan of the lane or of its ranks keeps.
 int64_t saved_size(const Planned& plan);
 
 // Checks sizes; on the host writes the mark of a forward, or holds a backward's against the

@@ -61,10 +61,10 @@ TEST_P(ScanSteps, OptionsOfTheFinish) {
 
 // More entries than a device has blocks for: those of a block go a few at a time, one behind the
 // other, and the rows of the next state are copied while one is at work. A test of the text has one
-// block.
+// block, a lane of the host none.
 TEST_P(ScanSteps, EntriesOfABlock) {
   for (const int64_t R : {1, 2, 4, 8}) {
-    Sizes s{lane() == device_text ? 9 : 300, 1, 4, 2, 128, 64, R, 32};
+    Sizes s{place_of(lane()) ? 300 : 9, 1, 4, 2, 128, 64, R, 32};
     s.rank_axis = R > 1;
     EXPECT_EQ(verify_step(lane(), full_case(s, DType::bf16, 11)), "") << "R = " << R;
   }

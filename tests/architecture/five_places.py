@@ -3,7 +3,7 @@
 Why: a field that lives in many lists is forgotten in one of them; five files are the promise.
 Never: changes the tree; the copy is compiled and thrown away.
 
-usage: five_places.py SOURCE_DIR COMPILER
+usage: five_places.py [SOURCE_DIR [COMPILER]]
 """
 
 import ast
@@ -75,7 +75,8 @@ def python_layout(copy: Path) -> tuple[int, int]:
 
 
 def main() -> int:
-    root, compiler = Path(sys.argv[1]), sys.argv[2]
+    root = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).resolve().parents[2]
+    compiler = sys.argv[2] if len(sys.argv) > 2 else "c++"
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder)
         for name in ("include", "src"):

@@ -3,6 +3,7 @@
 // Never: prints a result.
 #include "context.hpp"
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <charconv>
 #include <cmath>

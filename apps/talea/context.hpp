@@ -3,7 +3,6 @@
 // Never: holds a subcommand's own options.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <functional>
 #include <string>
 #include <vector>
@@ -12,6 +11,9 @@
 #include "talea/error.hpp"
 #include "talea/tensor.hpp"
 
+namespace CLI {
+class App;
+}
 namespace talea {
 struct InputFact;
 }

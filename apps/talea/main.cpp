@@ -3,6 +3,7 @@
 // Never: does a subcommand's work.
 #include <sys/resource.h>
 
+#include <CLI/CLI.hpp>
 #include <cctype>
 #include <cerrno>
 #include <chrono>

@@ -3,10 +3,13 @@
 // Never: starts a process; the launcher does.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <memory>
 
 #include "talea/ranks.hpp"
+
+namespace CLI {
+class App;
+}
 
 namespace talea::cli {
 

@@ -3,6 +3,7 @@
 // Never: trusts a receipt: what the schema rejects ends with exit code 5.
 #include "report/report.hpp"
 
+#include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
 #include "context.hpp"

@@ -3,6 +3,7 @@
 // Never: prints a sentinel that its figure did not earn.
 #include "repro/support/repro.hpp"
 
+#include <CLI/CLI.hpp>
 #include <chrono>
 #include <cmath>
 #include <nlohmann/json.hpp>

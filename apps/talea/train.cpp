@@ -1,6 +1,7 @@
 // What: `talea train`: long-horizon training parity on text, the gates and the mutant table.
 // Why: over hundreds of updates a loss shows what one step cannot.
 // Never: reports a run that did not complete as passed.
+#include <CLI/CLI.hpp>
 #include <cerrno>
 #include <cmath>
 #include <cstring>

@@ -3,6 +3,8 @@
 // Never: checks a value that the library checks itself.
 #include "train_options.hpp"
 
+#include <CLI/CLI.hpp>
+
 #include "train/presets.hpp"
 
 namespace talea::cli {

@@ -3,13 +3,16 @@
 // Never: runs anything.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <functional>
 #include <string>
 #include <vector>
 
 #include "linear_cross_entropy/shards.hpp"
 #include "train/gates.hpp"
+
+namespace CLI {
+class App;
+}
 
 namespace talea::cli {
 

@@ -1,6 +1,7 @@
 // What: any lines as the arguments of `talea loss` that name options, outputs and tensors.
 // Why: parsing, conversion and the library's own checks must end in a problem or in an Error.
 // Never: reads a tensor: shapes are fixed, and describe() looks at no data.
+#include <CLI/CLI.hpp>
 #include <cstdlib>
 
 #include "io/read_tensor.hpp"

@@ -4,6 +4,7 @@
 // Never: compares with a number of another run.
 #include <omp.h>
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
 #include <cmath>

@@ -1,6 +1,7 @@
 // What: `talea check`: every lane present against the long-double oracle and eager arithmetic.
 // Why: a user can prove the build on the machine it will run on, by the rule of the contract.
 // Never: has a tolerance of its own; judge() of the yardsticks decides.
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>

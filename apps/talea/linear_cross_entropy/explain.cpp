@@ -1,6 +1,8 @@
 // What: `talea explain`: which lane a problem would take, why the others decline, what it costs.
 // Why: a choice that cannot be asked about is a choice in silence.
 // Never: touches data; the tensors have addresses nobody reads.
+#include <CLI/CLI.hpp>
+
 #include "explain_ranks.hpp"
 #include "io/host_tensor.hpp"
 #include "lane_choices.hpp"

@@ -3,6 +3,7 @@
 // Never: decides anything; lce::predict does.
 #include "explain_ranks.hpp"
 
+#include <CLI/CLI.hpp>
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <vector>

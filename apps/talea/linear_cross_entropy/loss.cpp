@@ -1,6 +1,7 @@
 // What: `talea loss`: the operator on the user's own tensors, to tensors and a receipt.
 // Why: the main job: from files to files, with everything that happened on record.
 // Never: writes anything before the call has succeeded.
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>

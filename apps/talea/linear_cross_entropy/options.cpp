@@ -3,6 +3,7 @@
 // Never: reads a file.
 #include "options.hpp"
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 
 #include "core/fail.hpp"

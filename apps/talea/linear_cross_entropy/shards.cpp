@@ -3,6 +3,8 @@
 // Never: joins MPI; a RankWorld has.
 #include "shards.hpp"
 
+#include <CLI/CLI.hpp>
+
 #include "core/fail.hpp"
 
 namespace talea::cli {

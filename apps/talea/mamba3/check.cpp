@@ -2,6 +2,7 @@
 // fp64.
 // Why: whoever doubts a lane on his machine finds out with one command, and a failure repeats.
 // Never: a tolerance of its own; the rule is that of the tests.
+#include <CLI/CLI.hpp>
 #include <cmath>
 #include <nlohmann/json.hpp>
 

@@ -2,6 +2,8 @@
 // decline.
 // Why: a choice that cannot be asked about is a choice in silence.
 // Never: touches data; the tensors have addresses nobody reads.
+#include <CLI/CLI.hpp>
+
 #include "data.hpp"
 #include "lane_choices.hpp"
 #include "register.hpp"

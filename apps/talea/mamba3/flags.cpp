@@ -3,6 +3,8 @@
 // Never: reads a file.
 #include "flags.hpp"
 
+#include <CLI/CLI.hpp>
+
 #include "core/fail.hpp"
 
 namespace talea::cli::scan {

@@ -1,6 +1,7 @@
 // What: `talea scan`: the Mamba-3 scan on the user's own tensors, to tensors and receipts.
 // Why: the main job: from files to files, with everything that happened on record.
 // Never: writes anything before the calls have succeeded.
+#include <CLI/CLI.hpp>
 #include <cmath>
 #include <nlohmann/json.hpp>
 

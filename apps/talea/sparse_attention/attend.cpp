@@ -1,6 +1,7 @@
 // What: `talea attend`: sparse attention on the user's own tensors, forward and backward.
 // Why: from files to files, with everything that happened on record.
 // Never: writes anything before the call has succeeded.
+#include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
 #include "../memory.hpp"

@@ -2,6 +2,7 @@
 //       oracle and eager arithmetic.
 // Why: a user can prove the build on the machine it will run on, by the rule of the contract.
 // Never: has a tolerance of its own; judge() of the yardsticks decides.
+#include <CLI/CLI.hpp>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>

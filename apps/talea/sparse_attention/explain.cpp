@@ -2,6 +2,8 @@
 // costs.
 // Why: a choice that cannot be asked about is a choice in silence.
 // Never: touches data; the tensors have addresses nobody reads.
+#include <CLI/CLI.hpp>
+
 #include "../lane_choices.hpp"
 #include "../table.hpp"
 #include "io/host_tensor.hpp"

@@ -3,6 +3,8 @@
 // Never: writes.
 #pragma once
 
+#include <CLI/CLI.hpp>
+
 #include "../context.hpp"
 #include "core/receipt.hpp"
 #include "io/host_tensor.hpp"

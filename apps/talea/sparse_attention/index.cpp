@@ -1,6 +1,7 @@
 // What: `talea index`: the selection of keys and the indexer's loss on the user's own tensors.
 // Why: a trained index list is only as good as the rule that made it; both are files and a receipt.
 // Never: writes anything before the call has succeeded.
+#include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
 #include "../memory.hpp"

@@ -3,6 +3,7 @@
 // Never: reads or writes a file.
 #include "shares.hpp"
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
 #include <cstring>

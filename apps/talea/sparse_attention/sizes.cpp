@@ -3,6 +3,8 @@
 // Never: computes.
 #include "sizes.hpp"
 
+#include <CLI/CLI.hpp>
+
 #include "core/fail.hpp"
 #include "files.hpp"
 

@@ -54,8 +54,8 @@ if(TALEA_ONEDNN)
   target_link_libraries(talea_internal PRIVATE DNNL::dnnl)
 endif()
 # Highway's kernels: the same code for every instruction set, chosen at run time. Scalable vectors
-# are left out because a register block has a fixed size, SSE4 because processors without AVX2 are
-# served by SSSE3.
+# are left out because a register block has a fixed size, SSE4 because no test
+# runs it: processors without AVX2 have SSSE3.
 target_compile_definitions(talea_internal PRIVATE
                            "HWY_DISABLED_TARGETS=(HWY_SVE|HWY_SVE2|HWY_RVV|HWY_SSE4)")
 if(TALEA_SANITIZE MATCHES "undefined")
